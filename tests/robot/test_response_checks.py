@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from instep.app.simulated_robot import Perturbation, SensorDriver, simulate_robot
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
-from instep.robot import Clock, Limits, Reading, SafetyOptions
+from instep.robot import Clock, Driver, Limits, Reading, SafetyOptions, WorldDriver, WrappedDriver, scene_limits
 from instep.robot.control_loop import RobotLoop
 from instep.robot.response_checks import wiggle_test
 from instep.robot.wire import Command, Reset
+from instep.scene.folder import Scene
 
 JOINTS = ("base", "shoulder", "elbow", "wrist")
 DT = 1 / 60
@@ -159,3 +163,45 @@ def test_a_served_robot_whose_test_motion_fails_takes_no_command() -> None:
     assert shown[-1].mode == "stop" and "shoulder moves against its commands" in shown[-1].reason
     refusal = loop.offer(Command("c", 2, shown[-1].tick, np.zeros(4)))
     assert refusal is not None and refusal.kind == "stopped"
+
+
+def mirrored(driver: Driver, joint: int) -> Driver:
+    """The driver with one joint that reads against the direction it moves in."""
+    first = driver.read().q.copy()
+
+    class Mirrored(WrappedDriver):
+        def read(self) -> Reading:
+            reading = self._inner.read()
+            q = reading.q.copy()
+            q[joint] = 2 * first[joint] - q[joint]
+            return replace(reading, q=q)
+
+    return Mirrored(driver)
+
+
+@pytest.mark.fault(12)
+@pytest.mark.parametrize("name", ["so101", "pusht"])
+def test_simulated_robots_with_noise_delay_and_sag_pass_the_test_motion_and_a_mirrored_joint_does_not(name) -> None:
+    scene = Scene.load(name)
+    simulated = simulate_robot(scene, Perturbation(engine="rapier", hidden=1, noise=2e-4, late=1))
+    driver, limits = SensorDriver(WorldDriver(simulated.world)), scene_limits(scene)
+    driver.reset(0)
+    wiggle_test(driver, limits, lambda: None)
+    driver.reset(0)
+    joint = scene.robot[1]
+    with pytest.raises(BadInput, match=f"{joint} moves against its commands"):
+        wiggle_test(mirrored(driver, driver.spec.q.labels.index(joint)), limits, lambda: None)
+
+
+def test_a_client_hears_of_a_robot_that_cannot_be_read_after_a_reset() -> None:
+    arm, shown = LaggingArm(), []
+    loop = RobotLoop(arm, "real", SafetyOptions(limits=LIMITS, clock=Clock(source=lambda: arm.now)), shown.append)
+    loop.begin()
+    assert loop.offer(Reset("c", 7, 0)) is None
+
+    def unplugged() -> Reading:
+        raise OSError("no such device")
+
+    arm.read = unplugged
+    loop.tick(arm.now)
+    assert shown[-1].mode == "stop" and shown[-1].echo == ("c", 7) and shown[-1].reason == "Its driver raised OSError."

@@ -117,6 +117,7 @@ class RobotLoop:
         self._halted = False
         self._commanded_at = self._read_at = self._shown_mono = 0
         self._reading: Reading | None = None
+        self._last_reading: Reading | None = None
         self._shown_echo = self._echo
         self._times: OrderedDict[int, int] = OrderedDict()
 
@@ -291,6 +292,8 @@ class RobotLoop:
             self._working = waiting[0] if waiting else None
         if isinstance(self._working, Reset):
             self._restart(self._working)
+            if self._safety.wiggle:  # before the state is shown from which a client may command
+                wiggle_test(self._driver, self.limits, self._pass_period)
         else:
             with self._changed:
                 if self._working is not None and waiting is not None and self._mode != "stop":
@@ -298,8 +301,6 @@ class RobotLoop:
                 self._check_silence(now)
             self._move()
         self._read(self.clock.mono())
-        if isinstance(self._working, Reset) and self._safety.wiggle:
-            wiggle_test(self._driver, self.limits, self._pass_period)
         self._working = None
 
     def _restart(self, request: Reset) -> None:
@@ -446,7 +447,7 @@ class RobotLoop:
         if reading is not None:
             if now != self._read_at and self._mode == "run":
                 return  # nothing new yet
-            self._reading = reading
+            self._reading = self._last_reading = reading
         self._halt()
         if reading is not None or self._mode == "stop":
             self._shown_echo, self._shown_mono = self._echo, now
@@ -479,11 +480,13 @@ class RobotLoop:
     def _publish_state(self, mono: int) -> None:
         """Publish the last reading, which was taken at `mono` [ns]."""
         with self._changed:
-            if self._reading is None:
+            # A client that asked for a reset hears that it failed, although nothing was read since.
+            reading = self._last_reading if self._reading is None and self._mode == "stop" else self._reading
+            if reading is None:
                 return
             self._tick += 1
             self._times[self._tick] = self.clock.mono()
             if len(self._times) > REMEMBERED:
                 self._times.popitem(last=False)
-            where = (self._reading, self._tick, self._episode, self._shown_echo, self._mode, self._reason)
+            where = (reading, self._tick, self._episode, self._shown_echo, self._mode, self._reason)
             self._publish(RobotSnapshot(*where, self._sent, mono, self.clock.wall()))

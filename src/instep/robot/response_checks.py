@@ -27,8 +27,11 @@ LEAST = {"rad": 0.03, "m": 0.01}
 """Commands that moved less than this say nothing [rad or m]."""
 WIGGLE = {"rad": 0.02, "m": 0.005}
 """Amplitude of the motion by which a joint is tested [rad or m]."""
-WIGGLE_S = 0.5
-"""How long the motion of one joint takes [s]."""
+WIGGLE_S, LEAST_WIGGLED = 1.0, 0.4
+"""How long the motion of one joint takes [s], and the share of it that limits must leave."""
+SETTLED, SETTLE_S, STILL_S = 0.1, 3.0, 0.2
+"""Share of a test motion by which joints may still move in `STILL_S` before it begins, and the longest time to wait for
+that [s]: a servo sags under its load."""
 SLACK = {"rad": 0.1, "m": 0.03}
 """What a joint may be off beside its lag: sag under its load, backlash [rad or m]."""
 SLOW_LAG_S, HOLD_LAG_S = 0.15, 0.3
@@ -116,15 +119,19 @@ class ResponseChecks:
         self.lag, self.stuck = (said if rows >= LAG_READINGS else "" for rows in self._behind)
 
 
-def explain_response(joints: DrivenJoints, asked: Array, read: Array, j: int, dt: float) -> str | None:
+def explain_response(
+    joints: DrivenJoints, asked: Array, read: Array, j: int, dt: float, least: float | None = None
+) -> str | None:
     """What a joint's answer to commands, both [rows, joints], shows: nothing wrong (""), a sentence, or None.
 
-    None where the command moved too little, or so fast that a lag cannot be told from another fault.
+    None where the command moved less than `least` (by its unit where that is None), or so fast that a lag cannot be
+    told from another fault.
     """
     name, unit = joints.names[j], joints.units[j]
     span = np.ptp(asked, axis=0)
     fast = max(round(0.1 / dt), 1)
-    if span[j] < LEAST[unit] or np.max(np.abs(asked[fast:, j] - asked[:-fast, j]), initial=0.0) > 0.6 * span[j]:
+    least = LEAST[unit] if least is None else least
+    if span[j] < least or np.max(np.abs(asked[fast:, j] - asked[:-fast, j]), initial=0.0) > 0.6 * span[j]:
         return None
     fits = [_fit(asked[:, j], read[:, i], dt) for i in range(len(joints.names))]
     slope, correlation = fits[j]
@@ -169,20 +176,22 @@ def wiggle_test(driver: Driver, limits: Limits, wait: Callable[[], None]) -> Non
     start = limits.start(driver.read().q, spec)
     if np.any((start < limits.low) | (start > limits.high)):
         raise BadInput("The robot is not served, for it is outside its limits; move it inside them and start it again.")
-    steps = max(round(WIGGLE_S / spec.dt), 24)
+    steps, swings = max(round(WIGGLE_S / spec.dt), 24), np.array([WIGGLE[unit] for unit in joints.units])
     swing = np.sin(np.linspace(0.0, 2 * np.pi, steps + 1))
+    _settle(driver, joints, limits.command(limits.rest(start), start), SETTLED * swings, wait)
     for j, (name, unit) in enumerate(zip(joints.names, joints.units, strict=True)):
         asked, read = list[Array](), list[Array]()
         limited = limits.rest(start)
         for k in range(steps + round(MAX_LAG_S / spec.dt)):
             wanted = start.copy()
-            wanted[joints.actions[j]] += WIGGLE[unit] * (swing[k] if k <= steps else 0.0)
+            wanted[joints.actions[j]] += swings[j] * (swing[k] if k <= steps else 0.0)
             limited = limits.towards(limited, wanted, spec.dt)
             driver.write(limits.command(limited, wanted))
             wait()
             asked.append(limited.q[joints.actions])
             read.append(driver.read().q[joints.q])
-        found = explain_response(joints, np.stack(asked), np.stack(read), j, spec.dt)
+        least = LEAST_WIGGLED * 2 * swings[j]
+        found = explain_response(joints, np.stack(asked), np.stack(read), j, spec.dt, least)
         if found is None:
             amount = f"{np.ptp(np.stack(read)[:, j]):.3g} {unit} of {np.ptp(np.stack(asked)[:, j]):.3g} {unit}"
             found = f"{name} did not follow a small test motion ({amount}); it may be off, blocked or another joint."
@@ -190,3 +199,14 @@ def wiggle_test(driver: Driver, limits: Limits, wait: Callable[[], None]) -> Non
             raise BadInput(
                 f"The robot is not served, for its test motion failed: {found} Mend that, then start it again."
             )
+
+
+def _settle(driver: Driver, joints: DrivenJoints, command: Array, still: Array, wait: Callable[[], None]) -> None:
+    """Hold a command until all joints are still, within `still`, or for `SETTLE_S`."""
+    recent: deque[Array] = deque(maxlen=max(round(STILL_S / driver.spec.dt), 3))
+    for _ in range(round(SETTLE_S / driver.spec.dt)):
+        driver.write(command)
+        wait()
+        recent.append(driver.read().q[joints.q])
+        if len(recent) == recent.maxlen and np.all(np.ptp(np.stack(recent), axis=0) < still):
+            return

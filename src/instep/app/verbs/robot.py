@@ -57,6 +57,8 @@ class RobotArgs:
     """file to write the address and token to once it listens (readable by you alone)."""
     reveal: Path | None = None
     """file to write the hidden parameters to, for judging an identification afterwards."""
+    wiggle: bool = False
+    """test each joint by a small motion after a reset, before any command: order, sign and unit must be right."""
     view: bool = False
     """show the robot in the browser, as it truly is, without the noise and delay of its sensors."""
 
@@ -110,7 +112,8 @@ def robot(
                 rate=args.camera_rate,
             )  # fmt: skip
             driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
-        options = ServerOptions(safety=SafetyOptions(limits=limits, obstacles=ObstacleChecks(loaded)))
+        safety = SafetyOptions(limits=limits, obstacles=ObstacleChecks(loaded), wiggle=args.wiggle)
+        options = ServerOptions(safety=safety)
         token = None if args.token is None else kept_token(args.token)
         serve(SensorDriver(driver), port=args.port, token=token, pace=args.pace, ready=announce, options=options)
     return 0
