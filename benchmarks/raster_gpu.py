@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from instep.splat.image import RenderedImage
 from instep.splat.raster import cuda as gpu
 from instep.splat.raster import gradients
 from instep.splat.raster.fused import FusedRasterizer, PixelTensors
+from instep.splat.raster.fused_kernels import RenderChannels
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
+from pusht_images import image_policy_rows
 from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
@@ -29,6 +32,10 @@ COUNT, TEE = 5_498, 498
 WORKLOADS = ((4096, 64, 48, 5_000, 6.0), (4096, 128, 96, 5_000, 5.0), (512, 320, 240, 20_000, 3.5))
 """Cameras, width, height, Gaussians, and how many times faster than gsplat is wanted."""
 PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
+POSED = ((1024, 84, 84, 5_000, 3.0), (1024, 96, 96, 5_000, 3.0))
+"""Worlds with poses of their own, width, height, Gaussians, and how many times faster than gsplat is wanted."""
+CPU_CAMERAS = 16
+FIT_COUNT, FIT_VIEWS, FIT_STEPS = 100_000, 24, 48
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -36,8 +43,11 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     gaussians = table_arm_and_tee(COUNT, tee=TEE)
     cameras = [camera(f"eye {i}", 480, 270, around=1.3 * i) for i in range(3)]
     repeats = 10 if quick else 100
-    fused = [row for workload in WORKLOADS for row in _many_images(*workload, 3 if quick else 20)]
-    fused += _differentiated(gaussians, cameras, repeats)
+    many = 3 if quick else 20
+    fused = [row for workload in WORKLOADS for row in _many_images(*workload, many)]
+    fused += [row for workload in POSED for row in _posed_worlds(*workload, many)]
+    fused += [*_harmonics(many), *_differentiated(gaussians, cameras, repeats), *_fitting()]
+    fused += image_policy_rows(5 if quick else 30)
     if find_spec("gsplat") is None:
         return fused
     return [*fused, *_agreement(gaussians, cameras), *_times(gaussians, cameras, repeats)]
@@ -48,12 +58,12 @@ def _many_images(count: int, width: int, height: int, n: int, wanted: float, rep
     import torch
 
     gaussians = table_arm_and_tee(n)
-    cameras = [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
+    cameras = _circle(count, width, height)
     fused, what = FusedRasterizer(gaussians), f"{count} x {width}x{height}, {n} Gaussians"
     views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
     shown, memory = _peak(lambda: fused.render_worlds(views, poses).colour[0])
     same = bool((shown == fused.render_worlds(views, poses).colour[0]).all())
-    cpu, chosen = Rasterizer(gaussians), range(0, count, count // 4)
+    cpu, chosen = Rasterizer(gaussians), range(0, count, count // CPU_CAMERAS)
     pairs = [(shown[i].cpu().numpy(), cpu.render(cameras[i], STILL).colour) for i in chosen]
     ours = _device_time(lambda: fused.render_worlds(views, poses), repeats)
     rows = [
@@ -81,8 +91,111 @@ def _many_images(count: int, width: int, height: int, n: int, wanted: float, rep
     ]
 
 
+def _posed_worlds(worlds: int, width: int, height: int, n: int, wanted: float, repeats: int) -> list[Row]:
+    """Bodies with poses of their own in every world, seen by one camera: colour, depth and alpha."""
+    import torch
+
+    gaussians, eye = table_arm_and_tee(n), camera("eye", width, height)
+    fused, what = FusedRasterizer(gaussians), f"{worlds} worlds, {width}x{height}, {n} Gaussians, depth, alpha"
+    views, poses = fused.camera_set([eye]), fused.pose_tensor(_random_poses(worlds))
+    channels = RenderChannels(alpha=True, depth=True)
+    shown, memory = _peak(lambda: fused.render_worlds(views, poses, channels))
+    cpu, placed = Rasterizer(gaussians), poses.cpu().numpy()
+    chosen = range(0, worlds, worlds // CPU_CAMERAS)
+    pairs = [(shown.colour[i, 0].cpu().numpy(), cpu.render(eye, placed[i]).colour) for i in chosen]
+    ours = _device_time(lambda: fused.render_worlds(views, poses, channels), repeats)
+    rows = [
+        row(f"ours, forward, {what}", ours),
+        row(f"ours, largest colour difference to the CPU, {what}", max(_apart(a, b) for a, b in pairs), at_most=1e-2),
+    ]
+    if find_spec("gsplat") is None:
+        return rows
+    render = _posed_gsplat(gaussians, eye, poses)
+    with torch.no_grad():
+        other, theirs_memory = _peak(render)
+        theirs = _device_time(render, repeats)
+    apart = (other[:, 0, ..., :3] - shown.colour[:, 0]).abs()
+    return [
+        *rows,
+        row(f"gsplat, forward, {what}", theirs),
+        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x", at_least=wanted),
+        row(f"memory, ours / gsplat, {what}", memory / theirs_memory, at_most=0.5),
+        row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
+        row(f"PSNR to gsplat, {what}", float(-10 * torch.log10((apart**2).mean())), "dB", at_least=45.0),
+    ]
+
+
+def _random_poses(worlds: int) -> Array:
+    """Poses in which arm and block are shifted by up to 10 cm and turned by up to 0.5 rad about the vertical."""
+    rng = np.random.default_rng(5)
+    poses = np.tile(STILL, (worlds, 1, 1))
+    poses[:, 1:, :2] = rng.uniform(-0.1, 0.1, (worlds, 2, 2))
+    half = 0.5 * rng.uniform(-0.5, 0.5, (worlds, 2))
+    poses[:, 1:, 3], poses[:, 1:, 6] = np.cos(half), np.sin(half)
+    return poses
+
+
+def _posed_gsplat(gaussians: Gaussians, eye: Camera, poses: Any) -> Callable[[], Any]:
+    """The same images by gsplat: bodies are placed by torch, worlds are its batch."""
+    import torch
+    from gsplat import rasterization
+
+    from instep.core.poses import matrix_from_quat
+
+    cuda, worlds = gpu.CudaRasterizer(gaussians), len(poses)
+    parts, body = cuda.parts, torch.tensor(np.asarray(gaussians.body, np.int64), device="cuda")
+    shift, turned = poses[..., :3].float(), poses[..., 3:].float()
+    turn = torch.tensor(matrix_from_quat(poses[..., 3:].cpu().numpy()).astype(np.float32), device="cuda")
+    places = np.linalg.inv(eye.body_from_camera).astype(np.float32)
+    view = torch.tensor(places, device="cuda").expand(worlds, 1, 4, 4).contiguous()
+    lens = torch.tensor(eye.K.astype(np.float32), device="cuda").expand(worlds, 1, 3, 3).contiguous()
+    colours = torch.tensor(np.asarray(gaussians.colours, np.float32), device="cuda")
+
+    def all_worlds(values: Any) -> Any:
+        return values.expand(worlds, *values.shape)
+
+    def render() -> Any:
+        means = (turn[:, body] @ parts["means"][:, :, None])[..., 0] + shift[:, body]
+        quats = gpu.quat_mul(turned[:, body], all_worlds(parts["quats"]))
+        return rasterization(
+            means, quats, all_worlds(parts["scales"]), all_worlds(parts["opacities"]),
+            colours.expand(worlds, 1, *colours.shape), view, lens, eye.width, eye.height, packed=False,
+            render_mode="RGB+ED",
+        )[0]  # fmt: skip
+
+    return render
+
+
+def _harmonics(repeats: int) -> list[Row]:
+    """The first workload with harmonics of degree 3."""
+    import torch
+
+    count, width, height, n, _ = WORKLOADS[0]
+    gaussians, cameras = _with_shine(table_arm_and_tee(n), 3), _circle(count, width, height)
+    fused, what = FusedRasterizer(gaussians), f"degree 3, {count} x {width}x{height}, {n} Gaussians"
+    views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
+    ours = _device_time(lambda: fused.render_worlds(views, poses), repeats)
+    rows = [row(f"ours, forward, {what}", ours)]
+    if find_spec("gsplat") is None:
+        return rows
+    render = _forward_gsplat(gaussians, cameras, degree=3)
+    with torch.no_grad():
+        apart = (render() - fused.render_worlds(views, poses).colour[0]).abs()
+        theirs = _device_time(render, repeats)
+    return [
+        *rows,
+        row(f"gsplat, forward, {what}", theirs),
+        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x"),
+        row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
+    ]
+
+
+def _circle(count: int, width: int, height: int) -> list[Camera]:
+    return [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
+
+
 def _differentiated(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
-    """Three images forward and backward, by poses alone and by everything."""
+    """Three images forward and backward, by poses alone and by everything; thousands by poses, beside gsplat."""
     fused = FusedRasterizer(gaussians)
     views, poses, what = fused.camera_set(cameras), fused.pose_tensor(STILL), f"3 x 480x270, {COUNT} Gaussians"
 
@@ -92,36 +205,126 @@ def _differentiated(gaussians: Gaussians, cameras: list[Camera], repeats: int) -
         )
 
     count, width, height, n, _ = WORKLOADS[0]
-    many = [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
-    small = FusedRasterizer(table_arm_and_tee(n))
+    many, scene = _circle(count, width, height), table_arm_and_tee(n)
+    small, small_what = FusedRasterizer(scene), f"{count} x {width}x{height}, {n} Gaussians"
     small_views, small_poses = small.camera_set(many), small.pose_tensor(STILL)
-    return [
+    ours = _device_time(
+        lambda: small.render_worlds_with_gradients(
+            small_views, small_poses, lambda images: PixelTensors(images.colour)
+        ),
+        max(3, repeats // 10),
+    )
+    rows = [
         row(f"ours, forward, {what}", _device_time(lambda: fused.render_worlds(views, poses), repeats)),
         row(f"ours, forward + backward by poses, {what}", _device_time(both(False), repeats)),
         row(f"ours, forward + backward by poses and Gaussians, {what}", _device_time(both(True), repeats), at_most=1.3),
+        row(f"ours, forward + backward by poses, {small_what}", ours),
+    ]
+    if find_spec("gsplat") is None:
+        return rows
+    render, views_given = _forward_gsplat(scene, many), _views(many)
+    views_given.requires_grad_(True)
+
+    def theirs_both() -> None:
+        image = render(views_given)
+        image.backward(image.detach())
+        views_given.grad = None
+
+    theirs = _device_time(theirs_both, max(3, repeats // 10))
+    return [
+        *rows,
+        row(f"gsplat, forward + backward by poses, {small_what}", theirs),
         row(
-            f"ours, forward + backward by poses, {count} x {width}x{height}, {n} Gaussians",
-            _device_time(
-                lambda: small.render_worlds_with_gradients(
-                    small_views, small_poses, lambda images: PixelTensors(images.colour)
-                ),
-                max(3, repeats // 10),
-            ),
+            f"ours over gsplat, forward + backward by poses, {small_what}", theirs.value / ours.value, "x", at_least=2.0
         ),
     ]
 
 
-def _forward_gsplat(gaussians: Gaussians, cameras: list[Camera]) -> Callable[[], Any]:
+def _fitting() -> list[Row]:
+    """Steps of a fit to views of the same scene, each on one image."""
+    import torch
+
+    from instep.splat.fitting import GaussianFitOptions, fit_gaussians
+    from instep.splat.image import WeightedImage
+
+    truth, what = table_arm_and_tee(FIT_COUNT), f"{FIT_COUNT} Gaussians, {FIT_VIEWS} views of 480x270"
+    cameras, fused = _circle(FIT_VIEWS, 480, 270), FusedRasterizer(truth)
+    images = [fused.render(c, STILL).colour for c in cameras]
+    rng = np.random.default_rng(2)
+    start = replace(truth, sh=truth.sh + 0.3 * rng.normal(size=truth.sh.shape))
+    targets = [
+        WeightedImage(c, image, np.ones(image.shape[:2]), poses=STILL) for c, image in zip(cameras, images, strict=True)
+    ]
+    options = GaussianFitOptions(steps=FIT_STEPS, max_count=FIT_COUNT, degree=0, device="cuda")
+    fit_gaussians(targets, start, replace(options, steps=3))
+    begin = time.perf_counter()
+    fit_gaussians(targets, start, options)
+    ours = 1e3 * (time.perf_counter() - begin) / FIT_STEPS
+    rows = [row(f"ours, a step of fitting, {what}", ours, "ms")]
+    if find_spec("gsplat") is None:
+        return rows
+    step = _gsplat_trainer(start, cameras, images)
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(FIT_STEPS):
+        step()
+    torch.cuda.synchronize()
+    theirs = 1e3 * (time.perf_counter() - begin) / FIT_STEPS
+    return [
+        *rows,
+        row(f"gsplat, a step of fitting, {what}", theirs, "ms"),
+        row(f"fitting, ours over gsplat, {what}", theirs / ours, "x", at_least=0.9),
+    ]
+
+
+def _gsplat_trainer(start: Gaussians, cameras: list[Camera], images: list[Array]) -> Callable[[], None]:
+    """Adam on everything, by gsplat."""
+    import torch
+    from gsplat import rasterization
+
+    parts = {name: value.clone().requires_grad_(True) for name, value in gpu.CudaRasterizer(start).parts.items()}
+    adam = torch.optim.Adam(list(parts.values()), lr=1e-3, fused=True)
+    views, targets = _views(cameras), torch.tensor(np.stack(images), device="cuda")
+    lenses, next_view = (
+        torch.tensor(np.stack([c.K for c in cameras]).astype(np.float32), device="cuda"),
+        iter(range(10**9)),
+    )
+
+    def step() -> None:
+        i = next(next_view) % len(cameras)
+        colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
+        shown = rasterization(
+            parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, views[i : i + 1],
+            lenses[i : i + 1], cameras[0].width, cameras[0].height, packed=False,
+        )[0]  # fmt: skip
+        ((shown[0] - targets[i]) ** 2).mean().backward()
+        adam.step()
+        adam.zero_grad()
+
+    return step
+
+
+def _forward_gsplat(gaussians: Gaussians, cameras: list[Camera], degree: int | None = None) -> Callable[..., Any]:
     import torch
     from gsplat import rasterization
 
     def tensor(values: Array) -> Any:
         return torch.tensor(np.asarray(values, np.float32), device="cuda")
 
-    parts = [tensor(getattr(gaussians, name)) for name in ("means", "quats", "scales", "opacities", "colours")]
-    views = tensor(np.stack([np.linalg.inv(c.body_from_camera) for c in cameras]))
+    names = ("means", "quats", "scales", "opacities", "colours" if degree is None else "sh")
+    parts, places = [tensor(getattr(gaussians, name)) for name in names], _views(cameras)
     lenses, size = tensor(np.stack([c.K for c in cameras])), (cameras[0].width, cameras[0].height)
-    return lambda: rasterization(*parts, views, lenses, *size, packed=False)[0]
+    return lambda views=places: rasterization(*parts, views, lenses, *size, packed=False, sh_degree=degree)[0]
+
+
+def _views(cameras: list[Camera]) -> Any:
+    """camera_from_world [cameras, 4, 4] on the device."""
+    import torch
+
+    places = np.stack([np.linalg.inv(c.body_from_camera) for c in cameras])
+    return torch.tensor(places.astype(np.float32), device="cuda")
 
 
 def _peak(job: Callable[[], Any]) -> tuple[Any, float]:
@@ -191,8 +394,6 @@ def _slopes(cpu: Rasterizer, cuda: gpu.CudaRasterizer, eye: Camera) -> tuple[gra
 
 
 def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
-    from dataclasses import replace
-
     shaded = gaussians.with_degree(degree)
     tint = 0.05 * np.random.default_rng(3).normal(size=shaded.sh.shape)
     tint[:, 0] = 0.0

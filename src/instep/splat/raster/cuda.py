@@ -107,12 +107,12 @@ class CudaRasterizer:
         bodies, turned, places, lenses = self._placed(cameras, poses)
         turn, shift = bodies[self._body, :3, :3], bodies[self._body, :3, 3]
         arm = (turn @ self.parts["means"][:, :, None])[:, :, 0]
-        means, quats, spin = arm + shift, _quat_mul(turned[self._body], self.parts["quats"]), None
+        means, quats, spin = arm + shift, quat_mul(turned[self._body], self.parts["quats"]), None
         if motions is not None:
             by_body = motions[0][self._body]
             spin = by_body[:, 3:]
             means = means + by_body[:, :3] + torch.linalg.cross(spin, arm)
-            quats = quats + 0.5 * _quat_mul(torch.nn.functional.pad(spin, (1, 0)), quats)
+            quats = quats + 0.5 * quat_mul(torch.nn.functional.pad(spin, (1, 0)), quats)
         eyes, views = _views(places, None if motions is None else motions[1])
         colours = self._colours(means, turn, spin, eyes)
         rendered, alpha, _ = _rasterization()(
@@ -167,7 +167,7 @@ def _views(places: Any, motions: Any) -> tuple[Any, Any]:
     return eyes, torch.cat([top, places[:, 3:]], dim=1)
 
 
-def _quat_mul(a: Any, b: Any) -> Any:
+def quat_mul(a: Any, b: Any) -> Any:
     """Products of quaternions wxyz [..., 4]."""
     torch = _library()
     real = a[..., :1] * b[..., :1] - (a[..., 1:] * b[..., 1:]).sum(-1, keepdim=True)
