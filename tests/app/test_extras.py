@@ -14,7 +14,10 @@ from instep.app.verbs.doctor import UNLISTED_EXTRAS, extras
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "instep"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORTED_AS = {"usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2", "rerun-sdk": "rerun"}
+IMPORTED_AS = {
+    "usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2", "rerun-sdk": "rerun",
+    "opencv-python-headless": "cv2",
+}  # fmt: skip
 BROUGHT_BY = {"llvmlite": "numba", "contourpy": "matplotlib", "PIL": "matplotlib"}
 """Libraries that another one brings, in the version it needs."""
 LOADERS = ("import_module", "library", "optional_library")

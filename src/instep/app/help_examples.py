@@ -26,6 +26,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "build": (
         "instep build recordings/pusht built --prompt tee=click:220422302296:230,100 tee=click:234222302164:200,105",
     ),
+    "build pose": (
+        "instep build pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker 0.018256 "
+        "--dictionary DICT_6X6_250",
+    ),
     "build check": ("instep build check pusht --out checked_pusht",),
     "robot": ("instep robot pusht --pace step --port 8765 --token token.txt",),
     "record": (
