@@ -23,6 +23,7 @@ from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import container, encode
 from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
+from instep.app.viewer.robot_content import RobotContent
 from instep.app.viewer.shapes import coarser
 from instep.app.viewer.shared_row import RowLayout, SharedRow
 from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, TeleopContent
@@ -33,6 +34,7 @@ from instep.core.errors import BadInput
 from instep.core.poses import quat_from_matrix
 from instep.core.world import vector
 from instep.gap.gap_result import RunPair
+from instep.robot import RobotServer, WorldDriver
 from instep.scene import Scene, body_poses
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
@@ -371,3 +373,55 @@ def test_only_scenes_with_an_end_effector_can_be_teleoperated(tmp_path, capsys):
         TeleopContent(Scene.load("cartpole"))
     assert main(["view", str(tmp_path), "--teleop", "--seconds", "0"]) == 2
     assert "--teleop simulates a scene" in capsys.readouterr().err
+
+
+@needs_viewer
+def test_a_robot_behind_a_link_is_watched_and_its_end_is_said(arm):
+    world = MujocoWorld(arm)
+    with RobotServer(WorldDriver(world), pace="step") as robot:
+        content = RobotContent(robot.address, robot.token, arm)
+        server = ViewServer(content)
+        server.start()
+        with content.running(server), connect(socket_address(server)) as link:
+            assert read_opening(link) == ["scene", "info", "track", "opened"]
+            header, buffers = decoded(link.recv(timeout=20))
+            assert header["kind"] == "live"
+            np.testing.assert_allclose(buffers["values"][: len(arm.spec.q.labels)], world.reset(0).q, atol=1e-3)
+            header, _ = decoded(link.recv(timeout=20))
+            assert header["kind"] == "status" and header["text"].startswith("idle")
+            robot._over.set()
+            header, _ = decoded(link.recv(timeout=20))
+            assert header["kind"] == "status" and header["level"] == "bad" and "did not connect" in header["text"]
+        server.close()
+
+
+def test_a_robot_without_a_scene_and_a_twin_are_refused_in_one_sentence(capsys):
+    assert main(["view", "robot:ws://127.0.0.1:9"]) == 2
+    assert "give the one of this robot with --scene" in capsys.readouterr().err
+    assert main(["view", "twin:pusht"]) == 2
+    assert "instep run POLICY twin:pusht --real robot:ADDRESS --view" in capsys.readouterr().err.replace("\n", " ")
+
+
+@needs_viewer
+def test_a_thousand_connections_with_the_token_fill_the_seats_and_no_more(server):
+    """Each asks for a socket with the right token; 32 get one, the others are told, and the page is still served."""
+    parts = urlsplit(server.origin)
+    request = (
+        f"GET /socket?token={server.token} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+    kept, refused = [], 0
+    try:
+        for _ in range(1000):
+            one = socket.create_connection(("127.0.0.1", parts.port), timeout=20)
+            one.sendall(request)
+            if one.recv(12) == b"HTTP/1.1 101":
+                kept.append(one)
+            else:
+                refused += 1
+                one.close()
+        assert len(kept) + refused == 1000 and 16 <= len(kept) <= 32
+        assert get(server, "/").status == 200
+    finally:
+        for one in kept:
+            one.close()

@@ -5,23 +5,26 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, Positional
+from instep.app.arguments import Options, Positional, TokenFile, link_token
 from instep.app.verbs.runs import has_display
 from instep.app.viewer.headless import view_images, view_page
 from instep.app.viewer.opening import ViewRequest, is_scene, open_content
-from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
 from instep.scene.folder import Scene
+
+if TYPE_CHECKING:
+    from instep.app.viewer.robot_content import RobotContent
+    from instep.app.viewer.teleoperation import TeleopContent
 
 SIZE = 1200, 760
 """Size of images [pixels]."""
@@ -55,6 +58,7 @@ class ViewArgs:
     """write an MP4 of the recording in 3D and end, likewise."""
     teleop: bool = False
     """simulate the scene in real time; its end effectors follow a drag of the mouse, or a controller in VR."""
+    token: TokenFile = None
     at: float = 0.0
     """time that --image shows [s]."""
 
@@ -70,39 +74,54 @@ def view(
 
     Args:
         thing: a scene (shipped name, folder, robot file), a dataset or other recordings, the folder of a run,
-            or Gaussians (.ply, .spz, .splat, .glb, a folder with one file per body; --scene has the bodies).
+            robot:ADDRESS with --scene, or Gaussians (.ply, .spz, .splat, .glb, a folder with one file per body; --scene
+            has the bodies).
 
     """
     request = ViewRequest(
         thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
     )
-    content = _simulated(thing) if args.teleop else open_content(request)
-    server = ViewServer(content, port=args.port)
+    live = _live(thing, args)
+    server = ViewServer(live or open_content(request), port=args.port)
     url = server.start()
-    if args.image is not None or args.film is not None:
-        try:
-            return _captured(url, args)
-        finally:
-            server.close()
+    try:
+        with live.running(server) if live is not None else nullcontext():
+            return _captured(url, args) if args.image is not None or args.film is not None else _shown(url, args)
+    finally:
+        server.close()
+
+
+def _shown(url: str, args: ViewArgs) -> int:
+    """Print the address, open it where there is a display, and wait."""
     Console(stderr=True, highlight=False).print("[dim]Stop it with Ctrl-C.[/]")
     print(url, flush=True)
     if not args.no_browser and sys.stdout.isatty() and has_display():
         webbrowser.open(url)
-    try:
-        with content.running(server) if isinstance(content, TeleopContent) else nullcontext():
-            time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        server.close()
+    with suppress(KeyboardInterrupt):
+        time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
     return 0
 
 
-def _simulated(thing: str) -> TeleopContent:
+def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
+    """What moves by itself: a robot behind a link, or a simulated one; None where nothing does."""
+    kind, _, address = thing.partition(":")
+    if kind == "twin":
+        command = f"instep run POLICY {thing} --real robot:ADDRESS --view"
+        raise BadInput(f"A twin is shown while it runs; start it with: {command}")
+    if kind == "robot":
+        if not args.scene:
+            raise BadInput("A robot is shown in a scene; give the one of this robot with --scene.")
+        from instep.app.viewer.robot_content import RobotContent
+
+        return RobotContent(address, link_token(args.token), Scene.load(args.scene))
+    if not args.teleop:
+        return None
     if not is_scene(thing):
         raise BadInput(
             f"--teleop simulates a scene, and {thing!r} is none; give a shipped name, a folder or a robot file."
         )
+    from instep.app.viewer.teleoperation import TeleopContent
+
     return TeleopContent(Scene.load(thing))
 
 

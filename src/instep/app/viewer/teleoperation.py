@@ -28,7 +28,7 @@ from instep.scene.model import body_poses
 from .messages import encode
 from .shapes import scene_message
 from .tracks import channel_names
-from .view_server import LiveRow, ViewServer
+from .view_server import LiveRow, ViewServer, running_beside
 
 TRACK = "robot"
 GRAB_TIMEOUT_S = 0.3
@@ -90,14 +90,8 @@ class TeleopContent:
     @contextmanager
     def running(self, server: ViewServer) -> Generator[None]:
         """Simulate in real time and show it, in a thread, until the context ends."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._run, args=(server, over), name="instep-teleoperation", daemon=True)
-        thread.start()
-        try:
+        with running_beside(lambda over: self._run(server, over)):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def _run(self, server: ViewServer, over: threading.Event) -> None:
         state = self._world.reset(0)

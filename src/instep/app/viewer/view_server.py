@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -93,7 +95,7 @@ class ViewServer:
             **{f"/{name}": (bundle(name), "text/javascript; charset=utf-8") for name in (SMALL, WITH_GAUSSIANS)},
         }
         self._rows: dict[str, LiveRow] = {}
-        self._images: dict[str, bytes] = {}
+        self._messages: dict[str, bytes] = {}
         self._count = 0
         self._changed = asyncio.Event()
         self._server = WebsocketServer(self._converse, self._admit, ListenOptions(port=port), MAX_REQUEST_BYTES)
@@ -118,13 +120,13 @@ class ViewServer:
         """End the server."""
         self._server.close()
 
-    def publish(self, rows: Mapping[str, LiveRow], images: Mapping[str, bytes] | None = None) -> None:
-        """Show the newest rows by track, and images by camera; from any thread, without waiting."""
-        self._server.call(self._take, dict(rows), dict(images or {}))
+    def publish(self, rows: Mapping[str, LiveRow], messages: Mapping[str, bytes] | None = None) -> None:
+        """Show the newest rows by track, and messages by name, such as images; from any thread, without waiting."""
+        self._server.call(self._take, dict(rows), dict(messages or {}))
 
-    def _take(self, rows: dict[str, LiveRow], images: dict[str, bytes]) -> None:
+    def _take(self, rows: dict[str, LiveRow], messages: dict[str, bytes]) -> None:
         self._rows |= rows
-        self._images |= images
+        self._messages |= messages
         self._count += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -182,11 +184,24 @@ class ViewServer:
                 if row is not sent.get(name):
                     await socket.send(row_message(name, row, sent.get(name)))
                     sent[name] = row
-            for camera, message in list(self._images.items()):
-                if message is not shown.get(camera):
+            for name, message in list(self._messages.items()):
+                if message is not shown.get(name):
                     await socket.send(message)
-                    shown[camera] = message
+                    shown[name] = message
             await changed.wait()
+
+
+@contextmanager
+def running_beside(run: Callable[[threading.Event], None]) -> Generator[None]:
+    """Run a function in a thread until the context ends; it ends itself once its event is set."""
+    over = threading.Event()
+    thread = threading.Thread(target=run, args=(over,), name="instep-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def row_message(track: str, row: LiveRow, before: LiveRow | None) -> bytes:
