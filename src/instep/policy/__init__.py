@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from .gait import Gait, GaitBody, GaitFile, read_gait, shipped_gait
     from .groot import GrootClient, default_groot_map, groot_policy
     from .groot_server import GrootServer
+    from .image_adaptation import (
+        AdaptedPolicy,
+        ImageAdapter,
+        adaptation_sheet,
+        align_features,
+        feature_distance,
+        fit_adapter,
+    )
     from .map_file import checked_map, read_map
     from .model_files import onnx_policy, torchscript_policy
     from .observation_encoding import BodyFrame, PolicyInputs
@@ -26,11 +34,12 @@ if TYPE_CHECKING:
     from .training import TrainOptions, TrainProgress, train
 
 __all__ = [
-    "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions", "BodyFrame", "ChunkPolicy",
-    "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile", "GrootClient",
-    "GrootServer", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription",
-    "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress",
-    "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of", "groot_policy",
+    "AdaptedPolicy", "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions", "BodyFrame",
+    "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile",
+    "GrootClient", "GrootServer", "ImageAdapter", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy",
+    "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy",
+    "TrainOptions", "TrainProgress", "adaptation_sheet", "align_features", "as_policy", "checked_map",
+    "default_groot_map", "default_map", "expert_of", "feature_distance", "fit_adapter", "groot_policy",
     "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy", "openpi_policy",
     "read_gait", "read_map", "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy",
     "torchscript_policy", "train", "wheel_velocity", "zero_residual",
@@ -50,6 +59,7 @@ __getattr__ = lazy_names(
         "groot_server": "GrootServer",
         "observation_encoding": "BodyFrame PolicyInputs",
         "openpi": "OpenpiClient PolicyServer openpi_policy",
+        "image_adaptation": "AdaptedPolicy ImageAdapter adaptation_sheet align_features feature_distance fit_adapter",
         "map_file": "checked_map read_map",
         "model_files": "onnx_policy torchscript_policy",
         "policy_map": "MappedPolicy PolicyMap default_map",

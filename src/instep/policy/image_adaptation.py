@@ -83,13 +83,21 @@ def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -
     return _learned(a, b, np.random.default_rng((seed, 0x1A6E)))
 
 
-def alignment(given: Array, wanted: Array, ridge: float = 1e-4) -> Array:
+def alignment(given: Array, wanted: Array) -> Array:
     """The matrix that gives centred rows [n, k] the covariance of others: CORAL, for colours or for features.
 
-    With C the covariances, (C_given + r)^-1/2 (C_wanted + r)^1/2.
+    C_given^-1/2 C_wanted^1/2 with the covariances C. With fewer rows than features these have no inverse that holds for
+    other rows, so they are shrunk towards their diagonals by k / n, and each feature is scaled by itself where n < k.
     """
-    whiten, colour = (np.atleast_2d(np.cov(rows.T)) + ridge * np.eye(rows.shape[1]) for rows in (given, wanted))
+    shrink = min(1.0, given.shape[1] / min(len(given), len(wanted)))
+    whiten, colour = (_covariance(rows, shrink) for rows in (given, wanted))
     return np.asarray(_power(whiten, -0.5) @ _power(colour, 0.5))
+
+
+def _covariance(rows: Array, shrink: float) -> Array:
+    full = np.atleast_2d(np.cov(rows.T))
+    diagonal = np.diag(np.diag(full))
+    return (1 - shrink) * full + shrink * diagonal + 1e-4 * float(np.trace(full)) / len(full) * np.eye(len(full))
 
 
 def align_features(features: Array, given: Array, wanted: Array) -> Array:
@@ -102,6 +110,13 @@ def feature_distance(first: Array, second: Array) -> float:
     means = (first.mean(axis=0) - second.mean(axis=0)) ** 2
     spreads = (first.std(axis=0) - second.std(axis=0)) ** 2
     return float((means + spreads).mean())
+
+
+def adaptation_sheet(given: Array, wanted: Array, *, count: int = 4) -> Array:
+    """A sheet of images: some of `given`, the same after each adaptation in the order of METHODS, some of `wanted`."""
+    adapted = [fit_adapter(method, given, wanted)(given[:count]) for method in METHODS]
+    rows = [given[:count], *adapted, wanted[:count]]
+    return np.concatenate([np.concatenate(list(images), axis=1) for images in rows])
 
 
 class AdaptedPolicy:
@@ -125,7 +140,7 @@ class AdaptedPolicy:
 
 def _power(matrix: Array, exponent: float) -> Array:
     values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.maximum(values, 1e-9) ** exponent) @ vectors.T
+    return (vectors * np.maximum(values, 1e-12) ** exponent) @ vectors.T
 
 
 def _with_amplitude(values: Array, amplitude: Array) -> Array:

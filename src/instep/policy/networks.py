@@ -157,6 +157,23 @@ class ImageEncoder:
             return self._net(_images(observation, self._cameras, n, self._size)).numpy()
 
 
+def encoder_features(images: Array, encoder: EncoderNet | None = None) -> Array:
+    """Features of images uint8 [n, size, size, 3] for a distance between kinds of images [n, features].
+
+    Mean and spread of the last channels and the embedding of the first camera's encoder: of a policy, or one with the
+    random weights of seed 0, the same for everyone who compares.
+    """
+    if encoder is None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            encoder = EncoderNet(1)
+    net = cast(_ImageNet, encoder.eval().nets[0])
+    with torch.inference_mode():
+        x = _normalized(torch.from_numpy(np.ascontiguousarray(images)))
+        last = net.conv(x)
+        return torch.cat([last.mean(dim=(2, 3)), last.std(dim=(2, 3)), net(x)], dim=1).numpy()
+
+
 class PoseEstimator:
     """The pose estimator of a trained policy that does not observe the pose of a body."""
 
