@@ -165,8 +165,8 @@ class Seen(Wrapper[W]):
                 f"The poses of the rendered bodies have the shape {poses.shape}; {expected}, one xyz + wxyz for each "
                 f"of {', '.join(self.layers.gaussians.names)}, was expected."
             )
-        sensors = [self._sensor(world) for world in np.ndindex(*state.batch)]
-        if self.shutter == Shutter() and all(sensor == Sensor() for sensor in sensors):
+        sensors = self._sensors(state.batch)
+        if self.shutter == Shutter() and all(sensor == Sensor() for sensor in set(sensors)):
             return self.layers.render_batch(camera, poses)
         out = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
         keys = np.asarray(state.hidden[self.key])
@@ -176,6 +176,12 @@ class Seen(Wrapper[W]):
             seed = int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
             out[world] = apply_sensor(colour, sensor, seed)
         return out
+
+    def _sensors(self, batch: tuple[int, ...]) -> list[Sensor]:
+        """The sensor of every world; made once where all are alike."""
+        if any(np.ndim(getattr(self, name)) for name in self.params.values()):
+            return [self._sensor(world) for world in np.ndindex(*batch)]
+        return [self._sensor(())] * int(np.prod(batch, dtype=int))
 
     def _sensor(self, world: tuple[int, ...]) -> Sensor:
         amounts = {address: getattr(self, name) for address, name in self.params.items()}

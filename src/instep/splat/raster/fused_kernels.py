@@ -337,7 +337,7 @@ def _queue_arguments(arguments: Arguments, pool: int, lists: int) -> Arguments:
 def _list_entries(arguments: Arguments) -> int:
     """Entries of the lists of an image that there is room for; regions for which there is none wait in a queue."""
     pixels = arguments.width * arguments.height
-    return int(arguments.n * min(16.0, 2.5 + pixels**0.5 / 26.0)) // 16 * 16 + 256 * arguments.regions
+    return int(arguments.n * min(16.0, 2.0 + pixels**0.5 / 26.0)) // 16 * 16 + 256 * arguments.regions
 
 
 def _placing_memory(arguments: Arguments) -> int:
