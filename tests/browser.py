@@ -177,7 +177,7 @@ def browser_page(folder: Path, *, webgl: bool = False) -> Generator[Page]:
     try:
         assert child.stderr is not None
         line = next(line for line in child.stderr if "DevTools listening on" in line)
-        with connect(line.split(" on ")[1].strip(), max_size=None, open_timeout=60) as link:
+        with connect(line.split(" on ")[1].strip(), max_size=None, open_timeout=60, ping_interval=None) as link:
             yield Page(link)
     finally:
         child.terminate()

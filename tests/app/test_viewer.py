@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
 from instep.app.viewer.contents import RecordingContent, SceneContent
+from instep.app.viewer.event_marks import error_marks, event_message, recorded_marks
 from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
@@ -27,7 +28,7 @@ from instep.app.viewer.robot_content import RobotContent
 from instep.app.viewer.shapes import coarser
 from instep.app.viewer.shared_row import RowLayout, SharedRow
 from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, TeleopContent
-from instep.app.viewer.tracks import TrackOptions, track_message
+from instep.app.viewer.tracks import ChannelTable, TrackOptions, track_message
 from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -425,3 +426,20 @@ def test_a_thousand_connections_with_the_token_fill_the_seats_and_no_more(server
     finally:
         for one in kept:
             one.close()
+
+
+def test_marks_of_a_timeline_say_what_happened_and_where_a_replay_is_worst(arm, episode):
+    late = episode.t.copy()
+    late[20:] += 0.5
+    paused = Episode(episode.spec, {**episode.columns, "timestamp": late}, episode.meta)
+    marks = recorded_marks(paused)
+    [pause] = [mark for mark in marks if mark["label"].startswith("pause")]
+    assert pause == {"t": round(float(late[19] - late[0]), 4), "label": "pause of 0.52 s", "level": "warn"}
+    assert not [mark for mark in recorded_marks(episode) if mark["label"].startswith("pause")]
+    values = np.zeros((40, 2))
+    values[7, 1] = 0.25
+    table = ChannelTable([{"name": f"error.{n}", "unit": "rad", "group": "error"} for n in "ab"], values)
+    first = error_marks(episode.t, table)[0]
+    assert first["label"] == "largest error of b, 0.25 rad" and first["t"] == round(7 * arm.dt, 4)
+    header, _ = decoded(event_message([first, pause]))
+    assert [event["t"] for event in header["events"]] == sorted([first["t"], pause["t"]])

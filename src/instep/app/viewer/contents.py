@@ -12,6 +12,7 @@ from instep.core.errors import BadInput
 from instep.core.type_guards import is_mapping
 from instep.scene.folder import Scene
 
+from .event_marks import event_message, recorded_marks
 from .images import image_message
 from .messages import encode
 from .shapes import scene_message
@@ -78,7 +79,7 @@ class RecordingContent:
         info = {"title": self._title, "subtitle": words, "images": self._cameras(episode)}
         if number not in self._tracks:
             self._tracks = {number: track_message(self._scene, episode, TrackOptions())}  # one is kept: they are large
-        return [encode("info", info), self._tracks[number]]
+        return [encode("info", info), self._tracks[number], event_message(recorded_marks(episode))]
 
     def _cameras(self, episode: Episode) -> list[str]:
         names = [name for name in episode.columns if name.startswith(IMAGES) and not name.endswith(".stamp")]

@@ -16,6 +16,7 @@ from instep.core.type_guards import is_mapping
 from instep.core.world import Array
 from instep.scene.folder import Scene, SceneSimulator
 
+from .event_marks import error_marks, event_message, recorded_marks
 from .messages import encode
 from .shapes import scene_message
 from .tracks import MAX_ROWS, ChannelTable, TrackOptions, channel_table, track_message
@@ -125,7 +126,9 @@ class GapContent:
         horizon = HORIZONS[self._horizon]
         replays = {label: replay(sim, episode, anchor=horizon.rows(sim.spec.dt)) for label, sim in sims}
         info = {"title": self._title, "subtitle": error_words(replays, episode), "images": list[str]()}
-        return [*replay_tracks(self._scene, replays, episode), encode("info", info)]
+        last = list(replays.values())[-1]
+        marks = [*recorded_marks(episode), *error_marks(episode.t, error_table(last, episode))]
+        return [*replay_tracks(self._scene, replays, episode), event_message(marks), encode("info", info)]
 
 
 def replay_tracks(

@@ -96,7 +96,7 @@ def view_page() -> Generator[ViewPage]:
         try:
             assert child.stderr is not None  # noqa: S101 - it is a pipe
             line = next(line for line in child.stderr if "DevTools listening on" in line)
-            with connect(line.split(" on ")[1].strip(), max_size=None, open_timeout=60) as link:
+            with connect(line.split(" on ")[1].strip(), max_size=None, open_timeout=60, ping_interval=None) as link:
                 yield ViewPage(link)
         finally:
             child.terminate()

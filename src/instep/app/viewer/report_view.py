@@ -12,8 +12,9 @@ from instep.gap.gap_result import RunPair
 from instep.report.page import ReportViewer
 from instep.scene.folder import Scene
 
+from .event_marks import error_marks, event_message, recorded_marks
 from .front_end import absence, bundle
-from .gap_content import error_words, replay_tracks
+from .gap_content import error_table, error_words, replay_tracks
 from .messages import container, encode
 from .shapes import scene_message
 from .tracks import TrackOptions, track_message
@@ -40,6 +41,7 @@ def report_viewer(scene: Scene | None, episode: Episode, title: str) -> ReportVi
     if followed is not None:
         ghost = TrackOptions(id="robot", label="robot", role="ghost", contacts=False, max_rows=MAX_ROWS)
         tracks.append(track_message(scene, followed, ghost))
+    tracks.append(event_message(recorded_marks(episode)))
     shown = "In 3D" if followed is None else "The twin in 3D, the robot as a ghost"
     return _viewer(scene, tracks, (title, f"{episode.t[-1] - episode.t[0]:.1f} s"), shown)
 
@@ -50,7 +52,8 @@ def replay_viewer(
     """A recording as a ghost over its replays, earlier ones first; None where the viewer was not built."""
     if not _can_show(scene, recorded):
         return None
-    tracks = replay_tracks(scene, replays, recorded, MAX_ROWS)
+    marks = error_marks(recorded.t, error_table(list(replays.values())[-1], recorded))
+    tracks = [*replay_tracks(scene, replays, recorded, MAX_ROWS), event_message(marks)]
     return _viewer(scene, tracks, (title, error_words(replays, recorded)), caption)
 
 
