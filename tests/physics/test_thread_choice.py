@@ -55,3 +55,10 @@ def test_a_world_that_chooses_threads_steps_as_one_thread_does():
     for _ in range(6):
         a, b = chosen.step(a, action), one.step(b, action)
     assert np.array_equal(a.hidden["mujoco"], b.hidden["mujoco"])
+
+
+def test_only_neighbours_of_the_fastest_are_tried_again():
+    choice = ThreadChoice(16)
+    seconds = {16: 1.0, 8: 2.0, 4: 4.0, 2: 8.0, 1: 16.0}
+    chosen = _played(choice, seconds, 400)
+    assert set(chosen[5:]) == {16, 8}

@@ -13,7 +13,7 @@ STEPS_PER_THREAD = 32
 """Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
 _MEMORY = 0.7
 """Weight of what was known before in the mean time of a number of threads."""
-_TRIAL_SHARE = 0.04
+_TRIAL_SHARE = 0.02
 """Largest share of the time that goes into trying again what was slower."""
 
 
@@ -38,11 +38,17 @@ class ThreadChoice:
             untried = [count for count, taken in self._times.items() if taken is None]
             if untried:
                 return max(untried)
-            others = [count for count in self._times if count != self.best]
+            others = self._neighbours()
             if not others or self._tried > _TRIAL_SHARE * self._total:
                 return self.best
             self._turn += 1
             return others[self._turn % len(others)]
+
+    def _neighbours(self) -> list[int]:
+        """The next larger and the next smaller number: far from the best a trial may cost ten times its time."""
+        counts = list(self._times)
+        at = counts.index(self.best)
+        return counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]
 
     def note(self, threads: int, seconds: float, work: float = 1.0) -> None:
         """A call took so long; `work` is its size, where calls differ."""
