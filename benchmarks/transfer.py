@@ -141,7 +141,7 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     rates = []
     for world in (setup.world, real):
         policy = ResidualPolicy(setup.base, residual, world.spec)
-        found = episode_returns(world, policy, start_states(world, range(trials)), steps=round(1.6 / world.spec.dt))
+        found = episode_returns(world, policy, start_states(world, range(trials)), steps=round(3.0 / world.spec.dt))
         rates.append(float(found.success.mean()))
     return rates[0], rates[1]
 

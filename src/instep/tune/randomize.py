@@ -51,6 +51,15 @@ APPEARANCE = (
 )
 """Parameters of camera images, with the ranges by which images of one place differ over a day."""
 
+VIEWS = (
+    Param("view.shift", 0.0, 0.02, False, "m"),
+    Param("view.turn", 0.0, 0.05, False, "rad"),
+    Param("view.zoom", 0.93, 1.07, True, "1"),
+    Param("view.lens", -0.08, 0.08, False, "1"),
+    Param("view.texture", 0.0, 0.25, False, "1"),
+)
+"""Amounts by which cameras and surfaces differ between a scene and a room; for training on rendered images."""
+
 
 def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
     """The simulator wrapped in the imperfect motors and sensors that some parameters belong to, without effect yet."""
@@ -62,7 +71,7 @@ def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
 
 def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
     """The belief of `--randomize`: files that hold beliefs or ranges ({"geom.*.friction": [0.2, 0.6]}), ranges such as
-    'geom.*.friction=0.2..0.6', 'appearance'."""
+    'geom.*.friction=0.2..0.6', 'appearance', 'views'."""
     parts: list[Belief] = []
     ranged: list[Param] = []
     for word in words:
@@ -72,6 +81,8 @@ def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
             parts += [] if ranges is not None else [load_belief(Path(word))]
         elif word == "appearance":
             ranged += APPEARANCE
+        elif word == "views":
+            ranged += VIEWS
         else:
             ranged += _ranged(word, scene)
     if ranged:
@@ -117,7 +128,7 @@ def _ranged(word: str, scene: Scene) -> list[Param]:
         raise BadInput(
             f"Ranges read 'geom.*.friction=0.2..0.6', and beliefs are files that exist, not {word!r}."
         ) from None
-    own = {**{param.address: param.unit for param in APPEARANCE}, **UNITS}
+    own = {**{param.address: param.unit for param in (*APPEARANCE, *VIEWS)}, **UNITS}
     if name in own:
         return [Param(name, *bounds, unit=own[name])]
     try:

@@ -54,7 +54,7 @@ class TrainArgs:
     """in simulation: what is sampled for each world, a belief that instep tune saved (its folder, or belief.json), a
     file of ranges ({"joint.*.damping": [0.3, 1.2]}) or ranges such as action.delay=0..0.08. From data: the appearance
     of the images of --virtual, sampled for each episode, 'appearance' for the usual ranges of light, colour and sensor
-    noise, or ranges such as appearance.brightness=0.6..1.4."""
+    noise, 'views' for place, direction, lens of cameras and texture, or ranges (appearance.brightness=0.6..1.4)."""
     adr: tuple[str, ...] = ()
     """in simulation: automatic domain randomization, ranges that begin at the scene's value and grow between the given
     bounds while the policy keeps its return at their ends (action.delay=0..0.1)."""
@@ -156,6 +156,7 @@ def _rendered(
     """The episodes with rendered images, each in a sampled appearance."""
     import numpy as np
 
+    from instep.splat.randomized_views import randomized_views
     from instep.splat.rendered_world import Sensor
     from instep.tune.beliefs import belief_addresses
     from instep.tune.randomize import parse_belief
@@ -163,12 +164,19 @@ def _rendered(
     belief = parse_belief(randomize, cameras.scene)
     if belief is None:
         return [cameras.add_images(episode) for episode in episodes]
-    for name in belief_addresses(belief):
-        if not name.startswith("appearance."):
-            raise BadInput(f"Training randomizes the appearance of images only, not {name!r}.")
+    names = belief_addresses(belief)
+    for name in names:
+        if not name.startswith(("appearance.", "view.")):
+            raise BadInput(f"Training from data randomizes the appearance of images and views only, not {name!r}.")
     rng = np.random.default_rng((seed, 0xA99))
-    sensors = [Sensor().adjusted(belief.sample(1, rng)) for _ in episodes]
-    return [cameras.add_images(e, sensor, i) for i, (e, sensor) in enumerate(zip(episodes, sensors, strict=True))]
+    sampled = [belief.sample(1, rng) for _ in episodes]
+    views = any(name.startswith("view.") for name in names)
+    return [
+        (randomized_views(cameras, amounts, seed + i) if views else cameras).add_images(
+            episode, Sensor().adjusted(amounts), i
+        )
+        for i, (episode, amounts) in enumerate(zip(episodes, sampled, strict=True))
+    ]
 
 
 def _success(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
