@@ -53,10 +53,10 @@ class ThreadChoice:
     def note(self, threads: int, seconds: float, work: float = 1.0) -> None:
         """A call took so long; `work` is its size, where calls differ."""
         with self._lock:
-            if threads != self.best:
-                self._tried += seconds
-            self._total += seconds
             before, now = self._times.get(threads), seconds / work
+            if before is not None:
+                self._tried += seconds if threads != self.best else 0.0
+                self._total += seconds
             self._times[threads] = now if before is None else _MEMORY * before + (1 - _MEMORY) * now
 
 
