@@ -14,6 +14,7 @@ from instep.policy import Adaptive, AdaptiveOptions
 from instep.policy.adaptive_kernels import filter_columns, update_estimate
 from instep.policy.adaptive_model import ReferenceArm
 from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
+from instep.policy.adaptive_supervision import bounded, paused, start_watch, watched
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene
 
@@ -236,3 +237,23 @@ def test_what_cannot_be_adapted_is_refused(model, scene, tmp_path):
     world = adapted(model, model)
     with pytest.raises(BadInput, match="one robot at a time"):
         world.begin(stack([model.reset(0), model.reset(1)]), 0, None)
+
+
+@pytest.mark.parametrize(("error", "moved", "given_up"), [(0.02, 0.01, True), (0.002, -0.01, False)])
+def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_is_not(model, error, moved, given_up):
+    arm = ReferenceArm.of(model)
+    watch, past = start_watch(arm), {"inertia": np.diag(arm.inertia), "applied": arm.kp * moved}
+    seen = []
+    for _ in range(round(1.5 / arm.dt)):
+        watch = watched(arm, watch, np.full(arm.n, error), past)
+        seen.append(paused(watch))
+    np.testing.assert_allclose(watch["x"], moved, rtol=0.02)
+    assert any(seen) == given_up
+
+
+def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model):
+    arm = ReferenceArm.of(model)
+    still = {"inertia": np.diag(arm.inertia), "applied": np.zeros(arm.n)}
+    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), still)
+    np.testing.assert_allclose(bounded(watch, np.full(arm.n, 1.0)), 0.023)
+    np.testing.assert_allclose(bounded(watch, np.full(arm.n, -0.01)), -0.01)

@@ -21,6 +21,7 @@ from instep.scene.folder import SceneSimulator
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
+from .adaptive_supervision import QUICK_FADE_S, Watch, bounded, paused, start_watch, watched
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied."""
@@ -130,7 +131,7 @@ class Adaptive(Wrapper[W]):
             rows.append(self._row(motion, np.zeros(arm.n)))
         memory: dict[str, Any] = {
             "model": model, "law": self.law.start(), "rows": tuple(rows), "speeds": motion.speeds, "command": command,
-            "delta": np.zeros(arm.n), "error": np.zeros(arm.n), "share": np.ones(1),
+            "delta": np.zeros(arm.n), "error": np.zeros(arm.n), "share": np.ones(1), "watch": start_watch(arm),
         }  # fmt: skip
         return state.with_hidden(self.key, memory)
 
@@ -145,22 +146,23 @@ class Adaptive(Wrapper[W]):
         read = np.isfinite(error) & (age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
         near = read & (np.abs(np.where(read, error, 0.0)) <= self.options.max_error)
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
-        share = self._faded(memory["share"], bool(near.all()) and trusted)
         error = np.where(read, error, memory["error"])
+        watch = watched(arm, memory["watch"], error, past)
+        share = self._faded(memory["share"], bool(near.all()) and trusted, watch)
         model = self._followed(memory, action, q, share, bool(read.all()))
         motion = arm.motion(model.q, model.v, memory["speeds"], action)
         row = self._row(motion, np.zeros(arm.n))
         active = near & (np.abs(past["effort"]) < SATURATED * arm.limit) & trusted & (share[0] > 0)
         seen = LawInput(error, active, past, row["regressors"])
         law, torque = self.law.update(memory["law"], seen)
-        delta = share[0] * self._clipped(torque)
+        delta = bounded(watch, share[0] * self._clipped(torque))
         row["applied"] = arm.kp * delta
         sent = action.copy()
         sent[arm.actions] += delta
         kept = 2 + int(np.ceil((arm.delay + self.options.age) / arm.dt + MAX_AGE_PERIODS))
         after: dict[str, Any] = {
             "model": model, "law": law, "rows": (*memory["rows"], row)[-kept:], "speeds": motion.speeds,
-            "command": action, "delta": delta, "error": error, "share": share,
+            "command": action, "delta": delta, "error": error, "share": share, "watch": watch,
         }  # fmt: skip
         return self.step_inside(state, sent, lambda _: after)
 
@@ -197,7 +199,9 @@ class Adaptive(Wrapper[W]):
         last = {**memory["rows"][-1], "applied": self.arm.kp * passed}
         return {**memory, "rows": (*memory["rows"][:-1], last)}
 
-    def _faded(self, share: Array, good: bool) -> Array:
+    def _faded(self, share: Array, good: bool, watch: Watch) -> Array:
+        if paused(watch):
+            return np.maximum(share - self.arm.dt / QUICK_FADE_S, 0.0)
         step = self.arm.dt / self.options.fade
         return np.clip(share + (step if good else -step), 0.0, 1.0)
 
