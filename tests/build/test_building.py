@@ -18,6 +18,14 @@ from instep.build.table_masks import masks_on_table
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 
+LIFTER = """
+<mujoco><default><geom contype="0" conaffinity="0"/></default>
+<worldbody><geom name="table" type="box" size=".1 .1 .01" pos=".6 0 -.01"/><camera name="own" pos="0 0 1"/>
+<body name="arm" pos=".6 0 .1"><joint name="hinge" axis="0 1 0"/><geom type="capsule" size=".01 .05"/></body>
+</worldbody>
+<actuator><position name="hinge" joint="hinge" kp="5" kv="0.5"/></actuator>
+<keyframe><key name="home" qpos="0.3" ctrl="0.3"/></keyframe></mujoco>
+"""
 CAMERAS = ring(3)
 CLICKS = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
 
@@ -123,3 +131,37 @@ def test_what_stands_on_a_table_is_found_without_a_prompt():
     assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
     with pytest.raises(BadInput, match="at least 6 views"):
         masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))
+
+
+def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):
+    from instep.physics.engines import open_world, rest_action
+
+    lifter = tmp_path / "lifter"
+    lifter.mkdir()
+    (lifter / "scene.xml").write_text(LIFTER)
+    (lifter / "scene.toml").write_text(
+        'model = "scene.xml"\n[robot]\njoints = ["hinge"]\n[start]\nkeyframe = "home"\n'
+        '[settings]\n"action.delay" = 0.01\n'
+    )
+    images, out = built / "images", tmp_path / "cell"
+    words = ["build", str(images), str(out), "--prompt", *CLICKS, "--steps", "0", "--gaussians", "200"]
+    assert main([*words, "--robot", str(lifter)]) == 0
+    scene, robot, alone = Scene.load(out), Scene.load(lifter), Scene.load(built / "scene")
+    assert scene.robot == robot.robot and scene.objects == (*robot.objects, "tee")
+    assert set(scene.cameras) == {*robot.cameras, *alone.cameras}
+    assert scene.settings == robot.settings and scene.model.geom("built_table").pos[2] == pytest.approx(0.0)
+    sim = open_world(scene)
+    state = sim.reset(0)
+    assert state.q[0] == pytest.approx(0.3)
+    at = scene.spec.q.labels.index("tee.x")
+    assert state.q[at : at + 3] == pytest.approx(alone.start(0)[0][:3], abs=1e-6)
+    for _ in range(20):
+        state = sim.step(state, rest_action(sim))
+    assert state.q[at : at + 3] == pytest.approx(alone.start(0)[0][:3], abs=0.003)
+
+
+def test_a_name_that_the_robot_has_is_refused(built, tmp_path, capsys):
+    words = ["build", str(built / "images"), str(tmp_path / "out"), "--steps", "0", "--robot", "pusht"]
+    assert main([*words, "--prompt", *CLICKS]) == 2
+    assert "already; name the object otherwise" in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []

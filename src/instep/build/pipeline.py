@@ -20,6 +20,7 @@ from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.scene.calibration import Calibration
 from instep.scene.camera import Camera
+from instep.scene.folder import Scene
 from instep.splat.capture import Capture
 from instep.splat.fitting import GaussianFitOptions, focus_point
 from instep.splat.image import WeightedImage, to_bytes
@@ -71,6 +72,8 @@ class BuildOptions:
     steps: int = 300
     """Steps that they are fitted for; 0 leaves them as they start."""
     seed: int = 0
+    robot: Scene | None = None
+    """A scene whose robot is put beside the objects; its world frame is that of the camera poses."""
     redo: Stage = "capture"
     """The first stage that is computed; those before are read from the folder."""
 
@@ -144,7 +147,7 @@ def _build(
     parts = store.run("parts", lambda report: _parts(meshes, options, report))
     looks = store.run("appearance", lambda report: _appearance(meshes, seen, options, work, report))
     objects = [_object(name, meshes[name], parts, looks, options) for name in seen]
-    store.run("scene", lambda _: _scene(objects, plane, taken, cameras, work))
+    store.run("scene", lambda _: _scene(objects, BuiltViews(plane, taken.arrays["bounds"], cameras), work, options))
     return tuple(objects)
 
 
@@ -352,15 +355,23 @@ def _object(
     return BuiltObject(name, mesh, found, texture, looks.arrays[f"colour:{name}"], mass, friction)
 
 
-def _scene(
-    objects: Sequence[BuiltObject], plane: Array, taken: StageOutput, cameras: Sequence[Camera], work: Path
-) -> StageOutput:
-    low, high = taken.arrays["bounds"]
+@array_dataclass
+class BuiltViews:
+    """The table and the cameras of a build."""
+
+    plane: Array
+    bounds: Array
+    """Smallest and largest x and y of the table [2, 2] [m]."""
+    cameras: Sequence[Camera]
+
+
+def _scene(objects: Sequence[BuiltObject], views: BuiltViews, work: Path, options: BuildOptions) -> StageOutput:
+    (low, high), plane, cameras = views.bounds, views.plane, views.cameras
     middle = (low + high) / 2
     centre = np.append(middle, -(plane[3] + plane[:2] @ middle) / plane[2])
     half = (float(high[0] - low[0]) / 2, float(high[1] - low[1]) / 2)
     about = f"{', '.join(built.name for built in objects)} on a table, built from {len(cameras)} views."
-    write_scene(work, objects, BuiltTable(plane, centre, half), cameras, about)
+    write_scene(work, objects, BuiltTable(plane, centre, half), cameras, about, options.robot)
     Calibration({camera.name: camera for camera in cameras}, about="of instep build").save(work / "cameras.json")
     shutil.copytree(work / FOLDER / "splats", work / "splats")
     return StageOutput({}, {"objects": {built.name: physical_words(built) for built in objects}})
@@ -372,6 +383,7 @@ def _record(
     plain = {
         "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,
         "gaussians": options.gaussians, "steps": options.steps, "seed": options.seed, "redo": options.redo,
+        "robot": None if options.robot is None else options.robot.name,
     }  # fmt: skip
     return {
         "version": __version__,

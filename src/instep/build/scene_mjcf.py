@@ -18,7 +18,14 @@ _FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "f
 
 def save_scene_mjcf(path: Path, scene: Scene) -> None:
     """Write the model without includes: meshes as meshes/NAME.obj in metres, other files under assets/."""
-    source, folder = scene.source, path.parent
+    tree = mjcf_tree(path.parent, scene)
+    ET.indent(tree)
+    path.write_text(ET.tostring(tree, encoding="unicode") + "\n", encoding="utf-8")
+
+
+def mjcf_tree(folder: Path, scene: Scene) -> ET.Element:
+    """The model of a scene as MJCF, after its meshes and other files were written into a folder."""
+    source = scene.source
     xml = source.xml
     if source.urdf:
         xml = mujoco.MjSpec.from_string(xml, assets=dict(source.files)).to_xml()
@@ -36,8 +43,7 @@ def save_scene_mjcf(path: Path, scene: Scene) -> None:
                 (folder / "assets").mkdir(parents=True, exist_ok=True)
                 (folder / "assets" / name).write_bytes(source.files[name])
                 element.set(attribute, f"assets/{name}")
-    ET.indent(tree)
-    path.write_text(ET.tostring(tree, encoding="unicode") + "\n", encoding="utf-8")
+    return tree
 
 
 def _write_mesh(folder: Path, scene: Scene, element: ET.Element) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +15,17 @@ from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.scene.camera import Camera
 from instep.scene.camera_edit import camera_element
+from instep.scene.folder import SCENE_FILE, Scene
 
 from .mesh_texture import MeshTexture
 from .physical_values import PhysicalValue
+from .robot_merge import copy_settings, table_with_robot, toml_text, with_robot
 from .triangle_mesh import TriangleMesh
 
 RATE_HZ = 60.0
 _TIMESTEP_S = 1 / 480
+_TOUCHING = {"contype": "1", "conaffinity": "1", "condim": "4"}
+"""Stated, since a robot's model may have other defaults."""
 _TABLE_RGBA = "0.45 0.42 0.42 1"
 
 
@@ -60,12 +65,28 @@ class BuiltTable:
 
 
 def write_scene(
-    folder: Path, objects: Sequence[BuiltObject], table: BuiltTable, cameras: Sequence[Camera], about: str
+    folder: Path,
+    objects: Sequence[BuiltObject],
+    table: BuiltTable,
+    cameras: Sequence[Camera],
+    about: str,
+    robot: Scene | None = None,
 ) -> None:
-    """Write scene.xml, scene.toml and the meshes of some objects into a folder."""
+    """Write scene.xml, scene.toml and the meshes of some objects into a folder, with the robot of another scene."""
+    root, facts = _tree(folder, objects, table, cameras), _table(objects, cameras, about)
+    if robot is not None:
+        root, facts = with_robot(folder, root, robot), table_with_robot(facts, robot)
+        copy_settings(robot, folder)
+    ET.indent(root)
+    (folder / "scene.xml").write_text(ET.tostring(root, encoding="unicode") + "\n", encoding="utf-8")
+    (folder / SCENE_FILE).write_text(toml_text(facts), encoding="utf-8")
+
+
+def _tree(folder: Path, objects: Sequence[BuiltObject], table: BuiltTable, cameras: Sequence[Camera]) -> ET.Element:
+    """The model, after the meshes of its objects were written."""
     (folder / "meshes").mkdir(exist_ok=True)
     root = ET.Element("mujoco", {"model": folder.name})
-    ET.SubElement(root, "compiler", {"angle": "radian", "meshdir": "meshes", "texturedir": "meshes"})
+    ET.SubElement(root, "compiler", {"angle": "radian"})
     ET.SubElement(root, "option", {"timestep": f"{_TIMESTEP_S:.17g}", "integrator": "implicitfast", "cone": "elliptic"})
     visual = ET.SubElement(root, "visual")
     ET.SubElement(visual, "headlight", {"ambient": "0.5 0.5 0.5", "diffuse": "0.4 0.4 0.4", "specular": "0 0 0"})
@@ -80,9 +101,7 @@ def write_scene(
         _write_meshes(folder / "meshes", built)
         _add_assets(assets, built)
         world.append(_body_element(built))
-    ET.indent(root)
-    (folder / "scene.xml").write_text(ET.tostring(root, encoding="unicode") + "\n", encoding="utf-8")
-    _write_table(folder, objects, cameras, about)
+    return root
 
 
 def _table_element(table: BuiltTable) -> ET.Element:
@@ -93,7 +112,7 @@ def _table_element(table: BuiltTable) -> ET.Element:
     turn = np.eye(4)
     turn[:3, :3] = np.stack([x, np.cross(normal, x), normal], axis=1)
     given = {"name": "table", "type": "plane", "pos": _words(table.centre), "quat": _words(pose_from_matrix(turn)[3:])}
-    return ET.Element("geom", {**given, "size": _words([*table.half, 0.05]), "rgba": _TABLE_RGBA, "condim": "4"})
+    return ET.Element("geom", {**given, "size": _words([*table.half, 0.05]), "rgba": _TABLE_RGBA, **_TOUCHING})
 
 
 def _write_meshes(folder: Path, built: BuiltObject) -> None:
@@ -106,11 +125,13 @@ def _write_meshes(folder: Path, built: BuiltObject) -> None:
 
 def _add_assets(assets: ET.Element, built: BuiltObject) -> None:
     name = built.name
-    ET.SubElement(assets, "texture", {"name": name, "type": "2d", "file": f"{name}.png"})
+    ET.SubElement(assets, "texture", {"name": name, "type": "2d", "file": f"meshes/{name}.png"})
     ET.SubElement(assets, "material", {"name": name, "texture": name, "specular": "0"})
-    ET.SubElement(assets, "mesh", {"name": name, "file": f"{name}.obj", "inertia": "shell"})
+    ET.SubElement(assets, "mesh", {"name": name, "file": f"meshes/{name}.obj", "inertia": "shell", "scale": "1 1 1"})
     for k in range(len(built.parts)):
-        ET.SubElement(assets, "mesh", {"name": f"{name}_part{k}", "file": f"{name}_part{k}.obj"})
+        ET.SubElement(
+            assets, "mesh", {"name": f"{name}_part{k}", "file": f"meshes/{name}_part{k}.obj", "scale": "1 1 1"}
+        )
 
 
 def _body_element(built: BuiltObject) -> ET.Element:
@@ -123,7 +144,7 @@ def _body_element(built: BuiltObject) -> ET.Element:
     ET.SubElement(body, "inertial", given)
     seen = {"type": "mesh", "mesh": name, "material": name, "contype": "0", "conaffinity": "0", "group": "2"}
     ET.SubElement(body, "geom", {"name": f"{name}_surface", **seen})
-    touched = {"type": "mesh", "rgba": colour, "group": "3", "condim": "4"}
+    touched = {"type": "mesh", "rgba": colour, "group": "3", **_TOUCHING}
     friction = f"{built.friction.value:.4g} 0.005 0.0001"
     for k in range(len(built.parts)):
         part = f"{name}_part{k}"
@@ -131,23 +152,17 @@ def _body_element(built: BuiltObject) -> ET.Element:
     return body
 
 
-def _write_table(folder: Path, objects: Sequence[BuiltObject], cameras: Sequence[Camera], about: str) -> None:
-    import tomlkit
-
-    table = tomlkit.document()
-    table.add("about", about)
-    table.add("model", "scene.xml")
-    table.add("rate", RATE_HZ)
-    table.add("objects", tomlkit.item({"bodies": [built.name for built in objects]}))
+def _table(objects: Sequence[BuiltObject], cameras: Sequence[Camera], about: str) -> dict[str, Any]:
+    """The content of scene.toml."""
     ranges: dict[str, list[float]] = {}
     for built in objects:
         ranges[f"body.{built.name}.mass"] = [built.mass.low, built.mass.high]
         ranges[f"geom.{built.name}_part*.friction"] = [built.friction.low, built.friction.high]
-    table.add("params", tomlkit.item(ranges))
     lenses = {c.name: {"distortion": list(c.distortion)} if any(c.distortion) else {} for c in cameras}
-    if lenses:
-        table.add("cameras", tomlkit.item(lenses))
-    (folder / "scene.toml").write_text(tomlkit.dumps(table), encoding="utf-8")
+    return {
+        "about": about, "model": "scene.xml", "rate": RATE_HZ, "objects": {"bodies": [one.name for one in objects]},
+        "params": ranges, "cameras": lenses,
+    }  # fmt: skip
 
 
 def physical_words(built: BuiltObject) -> Mapping[str, object]:

@@ -52,6 +52,8 @@ class BuildArgs:
     """steps of the fit of the Gaussians; 0 leaves them on the surface as they start."""
     redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
     """the first stage to compute; those before it are read from OUT."""
+    robot: str | None = None
+    """a scene whose robot is put beside the objects; the poses of the cameras must be in its world frame."""
     seed: int = 0
     """seed of everything random."""
 
@@ -93,6 +95,7 @@ def build(
 def _options(args: BuildArgs) -> BuildOptions:
     from instep.build.physical_values import given_materials, given_numbers
     from instep.build.pipeline import BuildOptions
+    from instep.scene.folder import Scene
 
     if args.gaussians < 100 or args.steps < 0:
         raise BadInput("--gaussians must be at least 100 and --steps at least 0.")
@@ -102,7 +105,7 @@ def _options(args: BuildArgs) -> BuildOptions:
         time=args.time, table=_level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
-        redo=args.redo,
+        redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip
 
 
