@@ -15,6 +15,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,11 @@ import numpy as np
 from PIL import Image
 
 import instep
+from instep.app.viewer.headless import view_page
+from instep.app.viewer.teleoperation import TeleopContent
+from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
+from instep.scene.folder import Scene
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -365,13 +370,37 @@ def view_gap(folder: Path) -> Path:
     return folder / "view.png"
 
 
+GRAB = """
+(() => {
+  const { grabbing, stage } = window.instepViewers[0];
+  const at = grabbing.handles[0].getWorldPosition(stage.camera.position.clone());
+  const hand = (x, y, z) => stage.camera.matrixWorld.clone().makeTranslation(at.x + x, at.y + y, at.z + z);
+  grabbing.take(hand(0, 0, 0), 1, false);
+  [0.25, 0.5, 0.75, 1].forEach((s, i) => setTimeout(() => grabbing.move(hand(-0.05 * s, 0.22 * s, 0.2 * s)), 700 * i));
+})()
+"""
+
+
+def view_teleop(folder: Path) -> Path:
+    """An arm that is led by its end effector."""
+    content = TeleopContent(Scene.load("arm7"))
+    server = ViewServer(content)
+    with content.running(server), view_page() as page:
+        page.open(f"{server.start()}&theme=light", (1200, 760))
+        page.evaluate(GRAB)
+        time.sleep(4)
+        path = page.screenshot(folder / "view.png")
+    server.close()
+    return path
+
+
 MAKERS: dict[str, Make] = {
     "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
-    "view_recording": view_recording, "view_gap": view_gap,
+    "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop,
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ export class Grabbing {
     this.line.frustumCulled = false;
     stage.scene.add(this.target, this.line);
     this.pointer();
+    stage.onFrame(() => (this.stretch(), false));
   }
 
   /** Hang a ring onto each end effector of a model. */
@@ -91,8 +92,14 @@ export class Grabbing {
     this.wanted = { tip, place: place.toArray(), ...(turns ? { turn: [own.w, own.x, own.y, own.z] } : {}) };
     this.target.position.copy(place);
     this.target.visible = this.line.visible = true;
-    this.line.geometry.setFromPoints([this.handles[tip]!.getWorldPosition(unit), place]);
     this.stage.invalidate();
+  }
+
+  /** The line from the end effector to where it shall be. */
+  private stretch(): void {
+    if (!this.held) return;
+    const from = this.handles[this.held.tip]!.getWorldPosition(new THREE.Vector3());
+    this.line.geometry.setFromPoints([from, this.target.position]);
   }
 
   release(): void {
