@@ -132,7 +132,8 @@ def _written(folder: Path, scans: Path | None, picked: list[str], views: int, rn
             assets += f'<material name="b{i}" texture="b{i}" specular="0.1"/>'
             geom = f'<geom type="mesh" mesh="b{i}" material="b{i}"/>'
         angle = 2 * np.pi * i / len(picked) + float(rng.uniform(0, 1))
-        x, y = (0.11 if len(picked) > 1 else 0.0) * np.cos(angle), 0.11 * np.sin(angle)
+        out = (0.0, 0.1, 0.13, 0.14)[len(picked) - 1]
+        x, y = out * np.cos(angle), out * np.sin(angle)
         place = f'pos="{x:.4f} {y:.4f} 0" euler="0 0 {rng.uniform(0, 360):.1f}"'
         bodies += f'<body name="b{i}" {place}><freejoint name="b{i}"/>{geom}</body>'
     (folder / "table.png").write_bytes(encode_png(_clutter(rng)))
@@ -188,7 +189,9 @@ def _moved(scene: Scene, rows: int, rng: np.random.Generator) -> Episode:
         begin, end = float(rng.uniform(0.2, 0.8)), float(rng.uniform(1.2, 1.9))
         share = np.clip((t - begin) / (end - begin), 0, 1)
         share = share * share * (3 - 2 * share)
-        angle = float(rng.uniform(0, 2 * np.pi))
+        # Away from the others: a real body does not pass through another one.
+        outwards = float(np.arctan2(q0[at + 1], q0[at])) if len(scene.objects) > 1 else float(rng.uniform(0, 2 * np.pi))
+        angle = outwards + float(rng.uniform(-0.6, 0.6))
         away = float(rng.uniform(0.03, 0.08)) * np.array([np.cos(angle), np.sin(angle)])
         turn = float(rng.uniform(-0.8, 0.8))
         q[:, at : at + 2] += share[:, None] * away

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 
 from instep.core.world import Array
 from instep.scene.folder import Scene
-from instep.twin.projection import outline_of
-from instep.twin.surface_mesh import MAX_TRIANGLES, body_faces, clustered, mesh_surface
+from instep.twin.camera_rig import MaskCrop
+from instep.twin.pose_solver import motion_between, moved, planar_basis, solve_pose
+from instep.twin.projection import Outline, outline_of, project_outline
+from instep.twin.surface_mesh import MAX_TRIANGLES, body_faces, clustered, fitted_outline, hull_faces, mesh_surface
+
+from .conftest import looking_down
 
 
 def _bowl(rings: int = 60, turns: int = 120) -> tuple[Array, Array]:
@@ -62,3 +67,28 @@ def test_the_inside_of_a_bowl_is_part_of_its_surface_and_boxes_are_hulls(bowl: S
     assert np.allclose(doubled.vertices, 2 * surface.vertices)
     assert mesh_surface(bowl.model, "block") is None
     assert len(body_faces(outline_of(bowl.model, "block"), bowl).triangles) == 12
+
+
+def test_the_silhouette_of_a_mesh_that_is_not_convex_finds_a_pose_again(tee: Outline) -> None:
+    faces, camera, true = hull_faces(tee), looking_down(), np.eye(4)
+    true[:3, 3] = 0.01, 0.02, 0.02
+    drawn = replace(tee, surface=(faces.vertices, faces.triangles))
+    region = (0, 0, camera.width, camera.height)
+    mask = project_outline(tee, camera, true, true[:3, 3]).coverage(region, 0.3).astype(np.float32)
+    for off in ([0.004, -0.003, 0, 0, 0, 0.05], [-0.006, 0.002, 0, 0, 0, -0.08]):
+        begun = moved(true, np.array(off))
+        crop = MaskCrop(camera, mask, np.ones_like(mask), region, begun)
+        prior, basis = np.diag([0.02**2] * 3 + [0.2**2] * 3), planar_basis(np.array([0.0, 0.0, 1.0]))
+        found = solve_pose(drawn, [crop], prior, basis, 6)
+        left = motion_between(true, moved(begun, found.xi))
+        assert np.linalg.norm(left[:3]) < 1e-3  # a third of a pixel
+        assert np.linalg.norm(left[3:]) < np.radians(0.4)
+        assert found.fits[0].overlap > 0.95
+        plain = solve_pose(tee, [crop], prior, basis, 6)
+        ratio = np.diag(found.information) / np.diag(plain.information)
+        assert np.all((ratio > 0.5) & (ratio < 2.0))
+
+
+def test_only_a_mesh_that_is_far_from_its_hull_is_drawn(bowl: Scene) -> None:
+    assert fitted_outline(outline_of(bowl.model, "bowl"), bowl).surface is not None
+    assert fitted_outline(outline_of(bowl.model, "block"), bowl).surface is None

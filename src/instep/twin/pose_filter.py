@@ -37,7 +37,7 @@ from .projection import FreeBody, Outline, free_body, model_of, outline_of, silh
 from .region import RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
-from .surface_mesh import BodyFaces, body_faces
+from .surface_mesh import BodyFaces, body_faces, fitted_outline
 from .texture import BodyTexture, mask_bodies_in_front
 from .twin import CorrectedState
 
@@ -82,7 +82,7 @@ class PoseFilter:
         model, given = model_of(scene), outlines or {}
         self._bodies: tuple[FreeBody, ...] = tuple(free_body(scene.spec, name) for name in scene.objects)
         self._solids: tuple[Outline, ...] = tuple(outline_of(model, n) for n in scene.objects)
-        self._outlines = tuple(given.get(o.name) or o for o in self._solids)
+        self._outlines = tuple(fitted_outline(given.get(o.name) or o, scene) for o in self._solids)
         self._support: SupportPlane | None = support_plane(model)
         self._occlusion = RobotOcclusion(scene)
         self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)

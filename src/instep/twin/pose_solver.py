@@ -10,6 +10,7 @@ The prior term P^-1 xi stays in after the first iteration, or the prior would be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -25,6 +26,7 @@ from .projection import MARGIN_PX, Outline, calibrated, silhouette
 from .silhouette_kernels import BodyMotion, EdgeModel
 
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
+mesh_silhouette: Any = import_module("instep.twin.mesh_silhouette")
 
 MAX_POINT_ERROR = 6.0
 """Points of the texture this far from where they should be pull no more [standard deviations]."""
@@ -128,9 +130,7 @@ def compare_silhouette(
     margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
     motion: BodyMotion = (crop.world_from_body, np.zeros(6) if xi is None else xi, basis)
     edge: EdgeModel = (soft, noise.robust)
-    H, g, tally = silhouette.pose_equations(
-        outline.convex_parts, motion, calibrated(crop.camera), crop.pixels, edge, margin
-    )
+    H, g, tally = _silhouette_equations(outline, crop, motion, edge, margin)
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
     information, gradient = H * noise.scale, g * noise.scale
@@ -150,6 +150,18 @@ def compare_silhouette(
         free / max(area, covered, 1e-9),
         shows / max(free, 1e-9) if free > 1 else 0.0,
     )
+
+
+def _silhouette_equations(
+    outline: Outline, crop: MaskCrop, motion: BodyMotion, edge: EdgeModel, margin: int
+) -> tuple[Array, Array, Array]:
+    """Normal equations and tally by the convex parts of a body, or by its surface."""
+    camera = calibrated(crop.camera)
+    if outline.surface is None:
+        return silhouette.pose_equations(outline.convex_parts, motion, camera, crop.pixels, edge, margin)
+    here = moved(motion[0], motion[1])
+    drawn = mesh_silhouette.mesh_contour(outline.surface, here, camera, crop.region, math.ceil(6 * edge[0]))
+    return mesh_silhouette.mesh_equations(drawn, (here, motion[2]), camera, crop.pixels, edge)
 
 
 def moved(world_from_body: Array, xi: Array) -> Array:

@@ -56,6 +56,8 @@ class Outline:
     """Where each part begins in `corners`, and where the last one ends [parts + 1]."""
     reach: float
     """Greatest distance of a corner from the body's origin [m]."""
+    surface: tuple[Array, Array] | None = None
+    """Vertices [n, 3] [m] and triangles [m, 3] of a body whose silhouette its convex parts do not show."""
 
     @property
     def convex_parts(self) -> ConvexParts:

@@ -19,9 +19,14 @@ from instep.splat.image import Region
 
 from .camera_rig import CameraFrame, MaskCrop
 from .projection import Outline, calibrated, project_outline, silhouette
+from .silhouette_kernels import ProjectedOutline
 
 region_kernels: Any = import_module("instep.twin.region_kernels")
 
+mesh_silhouette: Any = import_module("instep.twin.mesh_silhouette")
+
+NOT_DRAWN = np.zeros((0, 0), np.float32)
+"""Distances of a body whose convex parts are its shape."""
 BINS = 32**3
 """Bins of a histogram of colours."""
 
@@ -85,8 +90,20 @@ class RegionColours:
             return None
         mask, weight = self.segment(frame.pixels, c, region, memory)
         projected = project_outline(outline, camera, world_from_body, world_from_body[:3, 3])
-        region_kernels.hide_interior(mask, weight, (projected.edges, region), self.options.interior)
+        shape = self._shape(outline, projected, camera, world_from_body, region)
+        region_kernels.hide_interior(mask, weight, (shape, region), self.options.interior)
         return MaskCrop(camera, mask, weight, region, world_from_body)
+
+    def _shape(
+        self, outline: Outline, projected: ProjectedOutline, camera: Camera, world_from_body: Array, region: Region
+    ) -> tuple[Array, Array]:
+        """Edges of the convex parts, and the distances of every pixel of a region to the silhouette of a mesh."""
+        if outline.surface is None:
+            return projected.edges, NOT_DRAWN
+        reach = round(self.options.bands[2]) + 1
+        return projected.edges, mesh_silhouette.mesh_contour(
+            outline.surface, world_from_body, calibrated(camera), region, reach
+        )[0]
 
     def segment(self, pixels: Array, c: int, region: Region, memory: dict[str, Any]) -> tuple[Array, Array]:
         """Mask and weight of a region of an image."""
@@ -115,8 +132,9 @@ class RegionColours:
         blank = np.full(pixels.shape[:2], region_kernels.LEAST_WEIGHT, np.float32)
         mask, weight = (blank, blank) if crop is None or fresh else (crop.mask, crop.weight)
         counts = np.zeros((2, BINS), np.float32)
+        outline_here = (self._shape(outline, projected, frame.camera, world_from_body, region), region)
         for k in range(4) if fresh else (phase,):
-            region_kernels.learn_pixels(pixels, (mask, weight), (projected.edges, region), k, options.bands, counts)
+            region_kernels.learn_pixels(pixels, (mask, weight), outline_here, k, options.bands, counts)
         kept = memory[f"{self.name}.regions"]
         for side, rate in enumerate((options.body_rate, options.around_rate)):
             if counts[side].sum() >= options.min_amount:
@@ -124,5 +142,4 @@ class RegionColours:
                 kept[c, side] += share * (region_kernels.blurred(counts[side]) - kept[c, side])
         if not fresh:
             limits = (options.away, options.tolerance, *options.shading)
-            outline_here = (projected.edges, region)
             region_kernels.learn_background(pixels, mask, memory[f"background.{c}"], outline_here, phase, limits)

@@ -40,21 +40,31 @@ KNOWN_COUNT = 3
 """Frames after which the background of a pixel is used."""
 
 
+@njit(**INLINE)
+def _distance(shape, x, y, left, top):  # pragma: no cover - compiled
+    """Signed distance of a pixel to a body's silhouette, (edges of its parts, distances of a drawn mesh or none)."""
+    edges, drawn = shape
+    if drawn.size:
+        return float(drawn[y - top, x - left])
+    d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+    return d
+
+
 @njit(**OPTIONS)
 def learn_pixels(pixels, shown, outline, phase, bands, counts):  # pragma: no cover - compiled
     """Add the colours of some pixels to `counts` [2, BINS^3]: those inside of an outline, and those around it.
 
     `shown` is mask and weight of the pixels so far: those that look like the other side count less, and those inside
-    that look like neither count little. `outline` is its edges and the region of the pixels; `phase` chooses the
+    that look like neither count little. `outline` is its shape and the region of the pixels; `phase` chooses the
     pixels; `bands` are the least depth inside, and the least and largest distance outside [pixels].
     """
-    (mask, weight), (edges, (left, top, right, bottom)) = shown, outline
+    (mask, weight), (shape, (left, top, right, bottom)) = shown, outline
     for y in range(top + phase // STRIDE % STRIDE, bottom, STRIDE):
         for x in range(left + phase % STRIDE, right, STRIDE):
             i, j = y - top, x - left
             if weight[i, j] <= 0:
                 continue  # a known occluder
-            d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+            d = _distance(shape, x, y, left, top)
             m, odd = float(mask[i, j]), UNKNOWN_SHARE * (1.0 - weight[i, j])
             if d < -bands[0]:
                 _splat(counts[0], pixels[i, j], weight[i, j] * m + odd)
@@ -102,11 +112,11 @@ def learn_background(pixels, mask, background, outline, phase, limits):  # pragm
     A pixel that shows something else than its background for as long as that was seen takes the new colour.
     `limits` holds the distance from which a pixel is outside [pixels], the tolerance and the range of shading.
     """
-    edges, (left, top, right, bottom) = outline
+    shape, (left, top, right, bottom) = outline
     away, tolerance, low, high = limits
     for y in range(top + phase // STRIDE % STRIDE, bottom, STRIDE):
         for x in range(left + phase % STRIDE, right, STRIDE):
-            d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+            d = _distance(shape, x, y, left, top)
             if d < away or mask[y - top, x - left] > 0.5:
                 continue
             c, kept = pixels[y - top, x - left], background[y, x]
@@ -165,11 +175,11 @@ def segment_region(pixels, histograms, background, region, limits):  # pragma: n
 @njit(**OPTIONS)
 def hide_interior(mask, weight, outline, depth):  # pragma: no cover - compiled
     """Pixels this deep inside of the predicted outline [pixels] that do not show the body show an occluder."""
-    edges, (left, top, right, bottom) = outline
+    shape, (left, top, right, bottom) = outline
     for y in range(top, bottom):
         for x in range(left, right):
             if mask[y - top, x - left] < 0.5 and weight[y - top, x - left] > LEAST_WEIGHT:
-                d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+                d = _distance(shape, x, y, left, top)
                 if d < -depth:
                     weight[y - top, x - left] = LEAST_WEIGHT
 

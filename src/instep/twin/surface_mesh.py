@@ -1,6 +1,6 @@
 """The surface of a body as cameras see it: triangles of its meshes, fewer of them where they are many.
 
-Silhouettes are those of convex parts. Where the texture of a body is, and what it occludes, is told by its surface:
+Convex parts show the silhouettes of many bodies, and not of all. Texture and what a body occludes are on its surface:
 the inside of a bowl and the handle of a mug are not on a convex hull.
 """
 
@@ -21,6 +21,8 @@ MAX_TRIANGLES = 4000
 """Triangles of a surface: more take longer to draw than a frame has time."""
 COARSEST, FINEST = 12, 96
 """Cells along the longest side of a body, in which the vertices of a mesh are joined."""
+CONVEX_SHARE = 0.9
+"""Volume over that of the convex hull from which a mesh counts as convex."""
 PULL = 1e-3
 """Weight of the middle of a cell's vertices against the planes through them."""
 
@@ -48,6 +50,21 @@ def body_faces(outline: Outline, scene: Any) -> BodyFaces:
         return hull_faces(outline)
     size = np.ptp(outline.corners, axis=0) / np.ptp(outline_of(model, outline.name).corners, axis=0)
     return replace(surface, vertices=surface.vertices * size)
+
+
+def fitted_outline(outline: Outline, scene: Any) -> Outline:
+    """The outline of a body, with its surface where that is much less than the convex hull of its meshes."""
+    from scipy.spatial import ConvexHull
+
+    if len(outline.starts) > 2 or mesh_surface(model_of(scene), outline.name) is None:
+        return outline
+    faces = body_faces(outline, scene)
+    corners = faces.vertices[faces.triangles]
+    hull: Any = ConvexHull(faces.vertices)
+    volume = float(np.sum(corners[:, 0] * np.cross(corners[:, 1], corners[:, 2]))) / 6
+    if abs(volume) > CONVEX_SHARE * float(hull.volume):
+        return outline
+    return replace(outline, surface=(faces.vertices, faces.triangles))
 
 
 def hull_faces(outline: Outline) -> BodyFaces:
