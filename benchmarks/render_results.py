@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
-    "recordings", "recordings_auto", "tune", "sync", "sync_quiet", "corrections", "trust", "policies",
+    "recordings", "recordings_auto", "tune", "sync", "sync_quiet", "corrections", "trust", "soak", "policies",
     "policies_images", "eval", "gap", "attribution", "modes", "statistics", "physics", "models", "raster", "raster_gpu",
     "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
