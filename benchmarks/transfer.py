@@ -134,8 +134,8 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     scene = Scene.load("so101")
     setup = TrainingSetup.of(scene, "reach", "expert")
     rng = np.random.default_rng((number, 0xF0E))
-    # From slow to jerky: gains from -0.9 to 2, damping and lead of either sign.
-    weights = rng.uniform([-0.9, -0.6, -0.8, -0.3], [2.0, 0.6, 0.8, 0.3])
+    # From slow to restless; wider ranges fail on every robot with a delay, and say nothing about a score.
+    weights = rng.uniform([-0.6, -0.3, -0.4, -0.3], [0.6, 0.3, 0.4, 1.2])
     residual = replace(setup.start, weights=np.tile(weights, (len(setup.start.weights), 1)))
     real = Tasked(simulate_robot(scene, Perturbation(hidden=FIRST_ROBOT + number)).world, setup.world.task)
     rates = []
