@@ -18,13 +18,13 @@ from instep.core.world import Array
 
 from .adaptive_model import ReferenceArm
 
-WINDOW_S = 0.15
+WINDOW_S = 0.08
 """Time constant of the mean squares that are compared [s]."""
 PEAK_S, MAX_SHARE = 1.0, 2.0
 """Time constant of the largest error without compensation [s], and the compensation that is allowed, in times of it."""
 WORSE = 1.25
 """How many times larger the error must be than without compensation."""
-PATIENCE_S = 0.05
+PATIENCE_S = 0.03
 """How long it must be [s]."""
 MIN_ERROR = 3e-3
 """Error up to which nothing is given up [rad or m]."""
