@@ -84,6 +84,8 @@ def test_a_scene_is_sent_with_bodies_shapes_cameras_and_something_to_frame(arm):
     header, buffers = decoded(SceneContent(arm).opening()[0])
     assert [body["name"] for body in header["bodies"]][:2] == ["world", arm.model.body(1).name]
     assert {geom["type"] for geom in header["geoms"]} >= {"box", "capsule", "cylinder"}
+    layers = {geom["name"]: geom["layer"] for geom in header["geoms"]}
+    assert layers["link_2"] == "both", "a link that collides and has a colour is seen beside the cap of its joint"
     assert [camera["name"] for camera in header["cameras"]] == list(arm.cameras)
     assert [site["name"] for site in header["sites"]] == list(arm.tips)
     assert buffers["poses"].size == 7 * arm.model.nbody and 0.3 < header["radius"] < 3

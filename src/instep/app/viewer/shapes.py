@@ -115,7 +115,10 @@ def _geoms(model: mujoco.MjModel, data: mujoco.MjData, radius: float) -> tuple[l
         if kind not in _TYPES:
             continue
         group = int(model.geom_group[g])
-        visible = shown[g] or hidden_only or (group < HIDDEN_GROUP and (body, group) not in covered)
+        # A shape with a colour of its own is meant to be seen, beside others of its body.
+        coloured = model.geom_matid[g] >= 0 or not np.allclose(model.geom_rgba[g], DEFAULT_GREY)
+        bare = (body, group) in covered and not coloured
+        visible = shown[g] or hidden_only or (group < HIDDEN_GROUP and not bare)
         layer = "both" if visible and collides[g] else "visual" if visible else "collision"
         geom: dict[str, Any] = {
             "body": body, "name": model.geom(g).name, "type": _TYPES[mujoco.mjtGeom(kind)], "size": rounded(size),
