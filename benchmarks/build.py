@@ -33,7 +33,8 @@ CLICKS = (
 )
 CONTAINERS = ("ACE_Coffee_Mug_Kristen_16_oz_cup", "Cole_Hardware_Deep_Bowl_Good_Earth_1075")
 QUICK = ("Dino_4",)
-VIEWS = 24
+VIEWS = {24: 1.0, 8: 2.0}
+"""Numbers of views that scans are built from, and by how much the goals of shape are wider for them."""
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -46,7 +47,8 @@ def run(out: Path, quick: bool = False) -> list[Row]:
         rows += _tee(pusht, out / "tee")
     for scan in sorted(scans.iterdir()) if scans is not None else ():
         if scan.is_dir() and (not quick or scan.name in QUICK):
-            rows += _scan(scan, out / scan.name)
+            for views in VIEWS:
+                rows += _scan(scan, out / f"{scan.name}_{views}", views)
     return rows
 
 
@@ -91,9 +93,10 @@ def tee_sizes(mesh: TriangleMesh) -> tuple[Array, Array]:
     return sides, np.array([bar, float(np.median(extents[axis][~wide]))])
 
 
-def _scan(scan: Path, out: Path) -> list[Row]:
-    name, truth = scan.name.split("_")[0], scan_mesh(scan)
-    cameras = cameras_around(truth, VIEWS)
+def _scan(scan: Path, out: Path, views: int) -> list[Row]:
+    """A scan from some views; with fewer than 12 none is held out, so that nothing says how it looks."""
+    name, truth, wider = f"{scan.name.split('_')[0]}, {views} views", scan_mesh(scan), VIEWS[views]
+    cameras = cameras_around(truth, views)
     images = write_views(out / "views", cameras, render_scan(scan, cameras, out / "model"))
     begin = time.perf_counter()
     built = build_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
@@ -101,13 +104,14 @@ def _scan(scan: Path, out: Path) -> list[Row]:
     stages = built.record["stages"]
     away = 100 * float(np.mean(surface_distances(mesh, truth))) / truth.diagonal
     volume = 100 * abs(mesh.volume / truth.volume - 1)
-    most = 30.0 if scan.name in CONTAINERS else 10.0
-    look = stages["appearance"]["objects"]["scan"]
+    most = 30.0 if scan.name in CONTAINERS else 10.0 * wider
+    held_out = stages["appearance"]["objects"]["scan"].get("psnr_db")
+    looks = [] if held_out is None else [row(f"{name}: PSNR of held-out views", held_out["value"], "dB", at_least=30.0)]
     return [
-        row(f"{name}: Chamfer distance of the diagonal", away, "%", at_most=0.6),
+        row(f"{name}: Chamfer distance of the diagonal", away, "%", at_most=0.6 * wider),
         row(f"{name}: error of the volume", volume, "%", at_most=most),
         row(f"{name}: least overlap of the masks with the truth", min(_mask_overlaps(built, truth))),
-        row(f"{name}: PSNR of held-out views", look["psnr_db"]["value"], "dB", at_least=30.0),
+        *looks,
         row(f"{name}: parts over mesh", stages["parts"]["objects"]["scan"]["volume_ratio"], "", at_most=1.25),
         *_simulated(name, built),
         row(f"{name}: time of the build", seconds, "s", at_most=300.0),
