@@ -155,7 +155,7 @@ def _features(given: RenderedScene, body: str) -> Array | None:
             xyz = places[on][[m.queryIdx for m in good]]
             uv = np.array([found[m.trainIdx].pt for m in good]) + 0.5
             done, turn, shift, _ = cv2.solvePnPRansac(xyz, uv, camera.K, lens, reprojectionError=3.0)
-            if done:
+            if done and np.isfinite(shift).all() and np.isfinite(turn).all():
                 camera_from_body = np.eye(4)
                 camera_from_body[:3, :3], camera_from_body[:3, 3] = cv2.Rodrigues(turn)[0], np.ravel(shift)
                 T = camera.body_from_camera @ camera_from_body
