@@ -96,10 +96,11 @@ def _settled(printed: str) -> list[str]:
 
 
 def keep(name: str, made: Path) -> Path:
-    """Store an image of the docs, with few colours so that it stays small; shaded 3D keeps all of them."""
+    """Store an image of the docs, with few colours so that it stays small; shaded 3D keeps 85 levels of each."""
     out = IMAGES / f"{name}.png"
     if name.startswith("view_"):
-        Image.open(made).convert("RGB").save(out, optimize=True)
+        levels = np.asarray(Image.open(made).convert("RGB"), np.int64)
+        Image.fromarray(((levels + 1) // 3 * 3).astype(np.uint8)).save(out, optimize=True)
         return out
     Image.open(made).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(out, optimize=True)
     return out
