@@ -34,6 +34,18 @@ class LegRun:
     result: LegExperiment
     robot: str
     """The robot in words: engine and hidden parameters."""
+    simulated: bool = False
+    """Whether the robot is its simulator, but for the noise."""
+
+    @property
+    def caveat(self) -> str:
+        """What a reader must know of I and II; empty where nothing."""
+        if not self.simulated:
+            return ""
+        return (
+            "The robot is its simulator with noise, so that II differs from I by nothing but the noise; "
+            "--hidden SEED or --engine rapier makes it another robot."
+        )
 
     @property
     def passed(self) -> bool:
@@ -55,7 +67,7 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
         Section(
             "Three ways to choose actions",
             "Each walk begins in the same pose, on the same robot. Time upright and distance are means over "
-            f"{up.n} walks of {walks[FEEDBACK].seconds:g} s.",
+            f"{up.n} walks of {walks[FEEDBACK].seconds:g} s. {run.caveat}".strip(),
             [Table(head, rows), bars_figure(late, title="Time upright", x="time"),
              bars_figure(far, title="Distance from the recorded run", x="distance")],
         ),

@@ -72,7 +72,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
         sim, robot.tuned(truth) if truth else robot, lambda: Gait(body, gait.params, speed), options, watch=_say
     )
     words = f"{args.engine}, " + (f"hidden parameters of seed {args.hidden}" if truth else "parameters of the scene")
-    run = LegRun(loaded, body, gait, result, words)
+    run = LegRun(loaded, body, gait, result, words, simulated=not truth and args.engine == "mujoco")
     scores = leg_scores(result)
     output.write(
         scores, robot_minutes=result.robot_minutes, computer_minutes=result.computer_minutes, truth=truth, speed=speed
@@ -124,3 +124,5 @@ def _show(run: LegRun) -> None:
         f"{run.result.robot_minutes:.1f} robot minutes, {run.result.computer_minutes:.1f} min computed.",
         highlight=False,
     )
+    if run.caveat:
+        console.print(run.caveat, highlight=False)
