@@ -48,7 +48,7 @@ def test_few_past_policies_and_impossible_counts_are_refused():
         transfer_score(11, 10, rates)
 
 
-@pytest.mark.skipif(not TABLE.is_file(), reason="needs recordings: policy_tables of the shared data")
+@pytest.mark.skipif(not TABLE.is_file(), reason="needs recordings: there is no table of published policies")
 def test_published_real_rates_lie_in_the_interval_of_the_others():
     from instep.evaluate import read_rates
 
