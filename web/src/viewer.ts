@@ -1,16 +1,20 @@
 // The viewer: messages in, a view with its controls out. The same in a page of the server and inside a report.
 
 import * as THREE from "three";
+import { CameraImages } from "./camera_images";
 import { Clock } from "./clock";
 import { ICONS, digits, element, iconButton } from "./elements";
 import { Grabbing } from "./grab";
 import { Headset, type HeadsetMode } from "./headset";
-import { Contacts, Frustum, Trail, frameAxes } from "./marks";
+import { handleKey, helpBox } from "./keyboard";
+import { COLOURS, Legend, MOST_LISTED } from "./legend";
+import { Contacts, Trail, frameAxes } from "./marks";
 import { Model, Shapes } from "./model";
 import { Panel } from "./panel";
 import { Picking, type Hit } from "./picking";
 import { Plots } from "./plots";
-import type { GaussiansMessage, ImageMessage, InfoMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
+import type { GaussiansMessage, InfoMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
+import { Selection, type Posed } from "./selection";
 import { HOME, Stage, type Theme } from "./stage";
 import style from "./style.css";
 import { Timeline } from "./timeline";
@@ -23,15 +27,9 @@ export interface GaussianSource {
   drawn: () => number;
 }
 
-export const COLOURS = {
-  light: ["#2459c9", "#c8660a", "#0b8457", "#b8253a", "#7346c4", "#08798f", "#a8318c", "#6b7414"],
-  dark: ["#7eaaff", "#f2a65a", "#54cf9f", "#ff8595", "#bb9bff", "#52cbe0", "#f08fd6", "#c5cf5c"],
-};
 const ERROR_COLOUR = new THREE.Color(0xe03131);
 const FIRST_PLOTS = 3;
-const IMAGES_MS = 150;
 const PARAMS_MS = 90;
-const MOST_LISTED = 8;
 const TIMELINE_PX = 58;
 
 interface Shown {
@@ -60,9 +58,10 @@ export class Viewer {
   private readonly timeline: Timeline;
   private readonly picking: Picking;
   private readonly status = element("div", { class: "status", role: "status" });
-  private readonly legend = element("div", { class: "legend", hidden: "" });
+  private readonly legend = new Legend();
+  private readonly selection = new Selection();
   private readonly help = helpBox();
-  private readonly frustums = new Map<string, Frustum>();
+  private readonly images: CameraImages;
   private readonly axes: THREE.LineSegments[] = [];
   private readonly pose = new Float32Array(7);
   readonly headset: Headset;
@@ -71,11 +70,8 @@ export class Viewer {
   private scene: SceneMessage | null = null;
   private shapes: Shapes | null = null;
   private still: Model | null = null;
-  private selected: number | null = null;
-  private layers = { visual: true, collision: false, trails: true, contacts: true, errors: true, cameras: false };
+  private layers = { visual: true, collision: false, trails: true, contacts: true, errors: true };
   private pending: Record<string, number> = {};
-  private nextImages = 0;
-  private lastImages = 0;
   private gaussians = 0;
   /** Frames before everything of the beginning had arrived. */
   private opened = Infinity;
@@ -87,8 +83,9 @@ export class Viewer {
     this.plots = new Plots(this.clock, (name) => this.linesOf(name));
     this.plots.onRemove = (name) => this.panel.setPlotted(name, false);
     this.timeline = new Timeline(this.clock);
-    this.frame.append(view, this.panel.root, this.plots.root, this.legend, this.toolbar(), this.timeline.root, this.status, this.help);
+    this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help);
     this.stage = new Stage(view);
+    this.images = new CameraImages(this.stage, this.clock, this.panel, (request) => this.ask(request));
     this.picking = new Picking(this.stage, () => this.targets(), (hit) => this.pick(hit));
     this.headset = new Headset(this.stage, () => this.grabbing);
     this.offerHeadset();
@@ -97,7 +94,7 @@ export class Viewer {
     this.frame.classList.toggle("closed", !(options.panel ?? true));
     this.setTheme(options.theme ?? preferred());
     this.toggles();
-    this.frame.addEventListener("keydown", (event) => this.key(event));
+    this.listen();
     view.focus({ preventScroll: true });
   }
 
@@ -107,7 +104,7 @@ export class Viewer {
       case "track": return this.setTrack(message);
       case "live": return this.addRow(message);
       case "events": return this.timeline.setEvents(message.events);
-      case "image": return this.setImage(message);
+      case "image": return this.images.receive(message);
       case "gaussians": return this.addGaussians(message);
       case "params": return this.panel.setParams(message, (address, value) => this.setParam(address, value));
       case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
@@ -148,9 +145,9 @@ export class Viewer {
     return {
       t: this.clock.t, begin: this.clock.begin, end: this.clock.end, playing: this.clock.playing, frames: this.stage.frames,
       tracks: [...this.shown.values()].map(({ track }) => ({ id: track.id, rows: track.count })),
-      bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selected,
+      bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selection.body,
       headset: this.headset.present, grabbed: this.grabbing?.holding ?? false,
-      status: this.status.textContent, images: [...this.frustums.keys()],
+      status: this.status.textContent, images: this.images.names,
       /** Whether all of the beginning is in the image. */
       ready: this.stage.frames > this.opened && (this.options.gaussians?.drawn() ?? 0) >= this.gaussians,
     };
@@ -200,24 +197,16 @@ export class Viewer {
     this.stage.world.clear();
     this.shown.clear();
     this.gaussians = 0;
-    this.frustums.clear();
     this.axes.length = 0;
     this.panel.setTitle(message.name, message.about);
     this.still = new Model(this.shapes);
     this.stage.world.add(this.still.root);
     this.contacts = new Contacts(message.radius);
     this.stage.world.add(this.contacts.root);
-    message.cameras.forEach((camera) => {
-      const frustum = new Frustum(camera, 0.22 * message.radius, 0x868e96);
-      this.frustums.set(camera.name, frustum);
-      frustum.root.visible = false;
-    });
+    this.images.setScene(message);
     this.attach(this.still);
     this.stage.fit(new THREE.Vector3(...message.centre), message.radius, message.ground ?? 0);
     this.say(`grid ${digits(this.stage.cell)} m`);
-    if (message.cameras.length) {
-      this.panel.addToggle({ key: "v", label: "Cameras", shown: false, act: (shown) => this.showCameras(shown) });
-    }
     this.stage.invalidate();
   }
 
@@ -231,7 +220,7 @@ export class Viewer {
       body.add(axes);
       this.axes.push(axes);
     }
-    for (const frustum of this.frustums.values()) model.bodies[frustum.camera.body]!.add(frustum.root);
+    this.images.attach(model);
   }
 
   private setTrack(message: TrackMessage): void {
@@ -287,25 +276,12 @@ export class Viewer {
 
   private addLegend({ track, model, trails, order }: Shown): void {
     if (order >= MOST_LISTED) return;
-    this.showLegend();
+    this.legend.show([...this.shown.values()].map((one) => ({ track: one.track, colour: this.colour(one.order) })));
     this.panel.addTrack(track.id, track.label, this.colour(order), (shown) => {
       model.root.visible = shown;
       for (const trail of trails) trail.line.visible = shown && this.layers.trails;
       this.stage.invalidate();
     });
-  }
-
-  /** What is what, where the panel is closed: the model in its own colours, ghosts in theirs. */
-  private showLegend(): void {
-    const listed = [...this.shown.values()].slice(0, MOST_LISTED);
-    this.legend.hidden = listed.length < 2;
-    this.legend.replaceChildren(
-      ...listed.map(({ track, order }) => {
-        const ghost = track.role === "ghost";
-        return element("span", { class: ghost ? "ghost" : "solid", style: `--swatch: ${this.colour(order)}` }, track.label);
-      }),
-      ...(listed.some(({ track }) => track.errors.length) ? [element("span", { class: "error" }, "error")] : []),
-    );
   }
 
   private addRow(message: LiveMessage): void {
@@ -342,20 +318,9 @@ export class Viewer {
       if (this.layers.trails) for (const trail of trails) trail.update(t);
       if (track.role === "main") this.contacts?.update(track, this.layers.contacts ? row : Infinity);
     }
-    if (this.selected !== null) this.describe(this.selected);
-    this.askImages();
+    if (this.selection.body !== null) this.describe();
+    this.images.request();
     this.stage.invalidate();
-  }
-
-  /** Ask for the images of this time where cameras are shown, a few times a second. */
-  private askImages(): void {
-    const now = performance.now();
-    if (!this.layers.cameras || this.clock.live || now < this.nextImages) return;
-    this.nextImages = now + IMAGES_MS;
-    this.ask({ images: this.clock.t });
-    // The last request of a scrub may have come too early.
-    window.clearTimeout(this.lastImages);
-    this.lastImages = window.setTimeout(() => this.ask({ images: this.clock.t }), 2 * IMAGES_MS);
   }
 
   private setChannels(first: boolean): void {
@@ -382,17 +347,6 @@ export class Viewer {
     return COLOURS[this.stage.theme][order % 8]!;
   }
 
-  private setImage(message: ImageMessage): void {
-    const blob = new Blob([message.buffers["data"] as Uint8Array<ArrayBuffer>], { type: `image/${message.format}` });
-    const address = URL.createObjectURL(blob);
-    this.panel.setImage(message.label, address);
-    void createImageBitmap(blob).then((image) => {
-      this.frustums.get(message.camera)?.show(image);
-      this.stage.invalidate();
-    });
-    setTimeout(() => URL.revokeObjectURL(address), 5000);
-  }
-
   private addGaussians(message: GaussiansMessage): void {
     if (!this.options.gaussians) {
       this.say("This page has no Gaussians in it.", "warn");
@@ -405,13 +359,6 @@ export class Viewer {
     this.panel.addToggle({
       key: "n", label: "Gaussians", shown: true, act: (shown) => ((made.visible = shown), this.stage.invalidate()),
     });
-    this.stage.invalidate();
-  }
-
-  private showCameras(shown: boolean): void {
-    for (const frustum of this.frustums.values()) frustum.root.visible = shown;
-    this.layers.cameras = shown;
-    this.askImages();
     this.stage.invalidate();
   }
 
@@ -448,32 +395,18 @@ export class Viewer {
     return (models.length ? models : this.still ? [this.still] : []).flatMap((model) => model.pickable);
   }
 
+  private get posed(): Posed[] {
+    return this.shown.size ? [...this.shown.values()] : this.still ? [{ model: this.still, track: null }] : [];
+  }
+
   private pick(hit: Hit | null): void {
-    this.selected = hit && hit.body > 0 ? hit.body : null;
-    const accent = new THREE.Color(this.colour(0));
-    for (const model of [this.still, ...[...this.shown.values()].map((one) => one.model)]) model?.highlight(this.selected, accent);
-    if (this.selected === null) this.panel.select([]);
-    else this.describe(this.selected);
+    this.selection.choose(hit && hit.body > 0 ? hit.body : null, this.posed, new THREE.Color(this.colour(0)));
+    this.describe();
     this.stage.invalidate();
   }
 
-  private describe(body: number): void {
-    const data = this.scene!.bodies[body]!;
-    const main = [...this.shown.values()][0]?.model ?? this.still!;
-    const { x, y, z } = main.bodies[body]!.position;
-    const rows: [string, string][] = [
-      ["body", data.name], ["position [m]", [x, y, z].map((n) => n.toFixed(3)).join("  ")], ["mass [kg]", digits(data.mass)],
-    ];
-    if (data.joints.length) rows.push(["joints", data.joints.join(", ")]);
-    for (const { track } of this.shown.values()) {
-      data.joints.forEach((joint) => {
-        const channel = track.channels.findIndex((one) => one.name === joint);
-        if (channel >= 0 && track.count) {
-          rows.push([`${joint}, ${track.label}`, `${digits(track.value(track.row(this.clock.t), channel))} ${track.channels[channel]!.unit}`]);
-        }
-      });
-    }
-    this.panel.select(rows);
+  private describe(): void {
+    this.panel.select(this.scene ? this.selection.rows(this.scene, this.posed, this.clock) : []);
   }
 
   private toolbar(): HTMLElement {
@@ -483,9 +416,13 @@ export class Viewer {
       iconButton(ICONS.home, "Frame everything (F)", () => this.stage.view(HOME)),
       iconButton(ICONS.measure, "Measure (M)", () => this.measure()),
       iconButton(ICONS.camera, "Save an image (S)", () => this.save()),
-      iconButton(ICONS.theme, "Light or dark (D)", () => this.setTheme(this.stage.theme === "light" ? "dark" : "light")),
+      iconButton(ICONS.theme, "Light or dark (D)", () => this.toggleTheme()),
       iconButton(ICONS.help, "Keys (?)", () => (this.help.hidden = !this.help.hidden)),
     );
+  }
+
+  private toggleTheme(): void {
+    this.setTheme(this.stage.theme === "light" ? "dark" : "light");
   }
 
   private measure(): void {
@@ -498,35 +435,20 @@ export class Viewer {
     link.click();
   }
 
-  private key(event: KeyboardEvent): void {
-    const target = event.composedPath()[0];
-    const typing = target instanceof HTMLInputElement && target.type !== "checkbox" && target.type !== "range";
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const step = event.shiftKey ? 1 : this.rowLength();
-    const keys: Record<string, () => void> = {
-      " ": () => this.clock.toggle(),
-      arrowleft: () => this.clock.seek(this.clock.t - step),
-      arrowright: () => this.clock.seek(this.clock.t + step),
-      home: () => this.clock.seek(this.clock.begin),
-      end: () => this.clock.seek(this.clock.end),
-      "[": () => this.clock.faster(-1),
-      "]": () => this.clock.faster(1),
-      l: () => this.clock.live && this.clock.follow(),
-      f: () => this.stage.view(HOME),
-      "1": () => this.stage.view([1, 0, 0.02]),
-      "2": () => this.stage.view([0, -1, 0.02]),
-      "3": () => this.stage.view([0, -0.001, 1]),
-      m: () => this.measure(),
-      s: () => this.save(),
-      d: () => this.setTheme(this.stage.theme === "light" ? "dark" : "light"),
-      p: () => this.frame.classList.toggle("closed"),
-      "?": () => (this.help.hidden = !this.help.hidden),
-      escape: () => (this.pick(null), (this.help.hidden = true), this.picking.measuring && this.measure()),
+  private listen(): void {
+    const on = {
+      clock: this.clock, stage: this.stage, rowLength: () => this.rowLength(), measure: () => this.measure(), save: () => this.save(),
+      toggleTheme: () => this.toggleTheme(),
+      toggleControls: () => void this.frame.classList.toggle("closed"),
+      toggleHelp: () => void (this.help.hidden = !this.help.hidden),
+      clear: () => {
+        this.pick(null);
+        this.help.hidden = true;
+        if (this.picking.measuring) this.measure();
+      },
+      press: (key: string) => this.panel.press(key),
     };
-    const name = event.key.toLowerCase();
-    if (keys[name]) keys[name]();
-    else if (!this.panel.press(name)) return;
-    event.preventDefault();
+    this.frame.addEventListener("keydown", (event) => handleKey(event, on));
   }
 
   private rowLength(): number {
@@ -537,15 +459,4 @@ export class Viewer {
 
 function preferred(): Theme {
   return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-}
-
-function helpBox(): HTMLElement {
-  const keys: [string, string][] = [
-    ["Space", "play or pause"], ["← →", "one row; with Shift one second"], ["Home End", "begin, end"], ["[ ]", "slower, faster"],
-    ["F 1 2 3", "frame all, front, side, top"], ["B C A T K G V", "bodies, collision shapes, frames, trails, contacts, grid, cameras"],
-    ["M", "measure"], ["S", "save an image"], ["D", "light or dark"], ["P", "controls"], ["Esc", "clear"],
-  ];
-  const list = element("dl");
-  for (const [key, does] of keys) list.append(element("dt", {}, key), element("dd", {}, does));
-  return element("div", { class: "help", hidden: "" }, list);
 }
