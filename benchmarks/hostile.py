@@ -11,9 +11,8 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hostile_corpus import written_cases
 from hostile_pool import MAX_CPU_S, MAX_MB, Case, Outcome, run_cases
 from hostile_readers import targets
 from hostile_target import Target
-from rows import Row, row
+from rows import Row, row, with_progress
 
 MUTATED, MUTATED_QUICK = 10_000, 1_000
 COMMANDS, COMMANDS_QUICK = 60, 8
@@ -74,7 +73,7 @@ def mutated_cases(found: Sequence[Target], count: int, seed: int) -> list[Case]:
 
 def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[Row]:
     """Read all cases; how many failed in each way."""
-    outcomes = list(_with_progress(what, len(cases), run_cases(cases, samples, workers=os.cpu_count() or 1)))
+    outcomes = list(with_progress(what, len(cases), run_cases(cases, samples, workers=os.cpu_count() or 1)))
     report(what, outcomes)
     failed = [one for one in outcomes if one.failed]
     lines = [json.dumps({**_plain(one.case), "result": one.result, "words": one.words}) for one in failed]
@@ -91,18 +90,6 @@ def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[
         row(f"{what}: longest", slowest.cpu_s, "s", at_most=MAX_CPU_S),
         row(f"{what}: most memory", largest.peak_mb, "MiB", at_most=MAX_MB),
     ]
-
-
-def _with_progress(what: str, count: int, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Show how many are done and how long the rest will take, every second."""
-    begin = shown = time.monotonic()
-    for k, one in enumerate(outcomes, 1):
-        yield one
-        if time.monotonic() - shown > 1.0 or k == count:
-            shown = time.monotonic()
-            left = (shown - begin) / k * (count - k)
-            print(f"\r{what}: {k} of {count}, {left / 60:.1f} min left   ", end="\n" if k == count else "",
-                  file=sys.stderr, flush=True)  # fmt: skip
 
 
 def report(what: str, outcomes: Iterable[Outcome]) -> None:

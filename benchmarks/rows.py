@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from instep.core.statistics import Estimate, bootstrap
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """`{name, value, low, high, unit, goal, ok}`; `low`, `high`, `goal` and `ok` are None where there is none."""
 
@@ -47,3 +50,15 @@ def median(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
 def mean(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
     """The mean of measurements, one per recording, with its bootstrap interval."""
     return bootstrap(np.asarray(values, float), unit=unit)
+
+
+def with_progress(what: str, count: int, items: Iterable[T]) -> Iterator[T]:
+    """Show how many of the items are done and how long the rest will take, every second, on standard error."""
+    begin = shown = time.monotonic()
+    for k, one in enumerate(items, 1):
+        yield one
+        if time.monotonic() - shown > 1.0 or k == count:
+            shown = time.monotonic()
+            left = (shown - begin) / k * (count - k)
+            end = "\n" if k == count else ""
+            print(f"\r{what}: {k} of {count}, {left / 60:.1f} min left   ", end=end, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import pytest
 from instep.core.errors import BadInput, Unsupported
 from instep.data import frame_cache, video
 from instep.data.frame_cache import FrameCache
-from instep.data.frames import decode_image, encode_png, open_stills, open_video
+from instep.data.frames import Frames, VideoFile, decode_image, encode_png, open_stills, open_video
 from instep.data.video import PacketWriter, VideoOptions, VideoWriter
 
 from .conftest import numbered_images
@@ -63,6 +63,13 @@ def test_asking_for_more_than_there_is_is_named(clip: Path):
         open_video(clip, 20, 11)
     with pytest.raises(BadInput, match="holds 30 frames"):
         next(video.decode(clip, 0, 31))
+
+
+@pytest.mark.parametrize("numbers", [np.arange(5), np.array([4])])
+def test_a_frame_of_another_size_than_its_file_states_is_said(clip: Path, numbers: np.ndarray):
+    """A damaged stream can change its size midway."""
+    with pytest.raises(BadInput, match=r"Image \d of .* measures \(32, 48\) pixels, but its camera's are \(32, 46\)"):
+        np.asarray(Frames(VideoFile(clip, (32, 46)), numbers))
 
 
 def test_what_video_cannot_hold_is_said(tmp_path: Path):

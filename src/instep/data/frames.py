@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -105,9 +105,11 @@ class VideoFile:
 
     def images(self, numbers: Array) -> Iterator[Array]:
         """Frames in one pass where they stand in a row, else each from the cache."""
-        if len(numbers) > 1 and consecutive(numbers):
-            return video.decode(self.path, int(numbers[0]), int(numbers[-1]) + 1)
-        return (CACHE.frame(self.path, int(n)) for n in numbers)
+        row = len(numbers) > 1 and consecutive(numbers)
+        decoded = video.decode(self.path, int(numbers[0]), int(numbers[-1]) + 1) if row else None
+        return _of_size(
+            self.size, numbers, decoded or (CACHE.frame(self.path, int(n)) for n in numbers), f" of {str(self.path)!r}"
+        )
 
 
 @array_dataclass
@@ -121,14 +123,18 @@ class IndexedImages:
 
     def images(self, numbers: Array) -> Iterator[Array]:
         """The images with these numbers."""
-        for number in numbers:
-            image = self.read(int(number))
-            if image.shape[:2] != self.size:
-                raise BadInput(
-                    f"Image {number} measures {image.shape[:2]} pixels, but the first of its camera {self.size}; "
-                    "all images of one camera must be alike."
-                )
-            yield image
+        return _of_size(self.size, numbers, (self.read(int(number)) for number in numbers))
+
+
+def _of_size(size: tuple[int, int], numbers: Array, images: Iterable[Array], where: str = "") -> Iterator[Array]:
+    """The images as they come, each checked to be as large as its column says; a damaged video changes its size."""
+    for number, image in zip(numbers, images, strict=True):
+        if image.shape[:2] != size:
+            raise BadInput(
+                f"Image {number}{where} measures {image.shape[:2]} pixels, but its camera's are {size}; "
+                "all images of one camera must be alike."
+            )
+        yield image
 
 
 def open_video(path: Path, start: int = 0, count: int | None = None) -> Frames:
