@@ -45,6 +45,8 @@ class Progress:
     """What this is a part of."""
     span: tuple[float, float] = (0.0, 1.0)
     """Where this part begins and ends in the share of the whole."""
+    step: float = 0.0
+    """Longest step so far, by the clock [s]; 0 where none is known."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -68,6 +70,14 @@ class Progress:
     def ended(self) -> bool:
         """Whether to end now: the budget is spent, or somebody asked to stop."""
         return self.interrupted or self.out_of_time
+
+    def stepped(self, seconds: float) -> None:
+        """Say how long a step took, or would take."""
+        self.step = max(self.step, seconds)
+
+    def affords(self, steps: float) -> bool:
+        """Whether there is time for some steps as long as the longest so far."""
+        return self.left >= steps * self.step
 
     def stop(self) -> None:
         """Ask to stop: what is under way ends with the best so far."""

@@ -12,7 +12,6 @@ complement), which leaves a system of the size of the parameters.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -30,6 +29,8 @@ DIFFERENCE_STEP = 1e-3
 """Step of finite differences, as a share of a parameter's range."""
 MAX_DIFFERENCE_STEP = 0.05
 """Longest step of finite differences, for a cost that contacts make rough: differences span the roughness."""
+UNCERTAINTY_STEPS = 2.0
+"""Time that the uncertainty at the end of a search takes, in its iterations."""
 ROUGHNESS_SAMPLES = 12
 """Points at which a rough cost is sampled to estimate its noise."""
 
@@ -157,12 +158,11 @@ class Interrupted(KeyboardInterrupt):
 def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: float, progress: Progress) -> FitStatus:
     """Replace the one point of a list by better ones, so that it holds the best at any interrupt."""
     point = at[0]
-    damping, flat, jacobians, moved, slowest = 1e-3, 0, None, 0.0, 0.0
+    damping, flat, jacobians, moved = 1e-3, 0, None, 0.0
     for iteration in range(iterations):
-        # What follows a search, its uncertainty, takes about as long as two iterations.
-        if progress.interrupted or progress.left < 3 * slowest:
+        if progress.interrupted or not progress.affords(1 + UNCERTAINTY_STEPS):
             return FitStatus.STOPPED if progress.interrupted else FitStatus.BUDGET_SPENT
-        began = time.perf_counter()
+        began = progress.clock()
         # Derivatives taken within one difference step of here still hold.
         known = jacobians is not None and moved < DIFFERENCE_STEP
         normal = quadratic_model(problem, point, jacobians) if jacobians and known else linearise(problem, point)
@@ -176,7 +176,7 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
             point = at[0] = trial
         progress.iterated(iteration, point.cost, point.x)
         progress.advance(progress.stage or "search", (iteration + 1) / iterations)
-        slowest = max(slowest, time.perf_counter() - began)
+        progress.stepped(progress.clock() - began)
         gained = before - point.cost
         # Two small steps in a row end the search, or one where derivatives taken here predicted no more.
         flat = flat + 1 if gained <= tolerance * before else 0
@@ -228,6 +228,17 @@ def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Qu
     sides = [signs, np.where(inner, -signs, signs)] if both_sides else [signs]
     normal = quadratic_model(problem, point, _differences(problem, point, free, sides))
     return _with_roughness(normal, _roughness(problem, point, normal)) if both_sides and rough(point) else normal
+
+
+def derivative_candidates(problem: Problem) -> int:
+    """Candidates that are simulated over all windows for derivatives; 0 where linearised equations give them."""
+    if problem.linearised:
+        return 0
+    free = np.flatnonzero(problem.sigma_start > 0)
+    if problem.affected is None:
+        return len(problem.shooter.params) + len(free)
+    affected, affected_start = problem.affected
+    return len(_together(affected)) + len(_together(affected_start[free]))
 
 
 def rough(point: Point) -> bool:

@@ -60,12 +60,14 @@ def recover_parameters(
     inside: list[Array] = []
     errors: list[Array] = []
     while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside)):
-        if progress.ended:
+        if progress.ended or not progress.affords(1):
             break
+        began = progress.clock()
         progress.advance("recovery of planted parameters", len(inside) / max(draws, len(inside) + 1))
         error, half = _recovered(found, rng, level, iterations)
         inside.append(np.abs(error) <= half)
         errors.append(error)
+        progress.stepped(progress.clock() - began)
     if len(inside) < draws:
         return None
     return Recovery(tuple(k.address for k in found.params), np.array(inside), np.array(errors), level)

@@ -19,14 +19,16 @@ from instep.core.world import Array, Simulator
 from .cma import contact_search
 from .fit_uncertainty import correlation_time
 from .identifiability import UNIFORM, Identifiability, motion_for, vague_params
-from .least_squares import MAX_DIFFERENCE_STEP, FitStatus, cost_of, evaluate
+from .least_squares import MAX_DIFFERENCE_STEP, UNCERTAINTY_STEPS, FitStatus, cost_of, evaluate
 from .posterior import freedom_factor
 from .shooting import Fit, Prior, ShootingOptions, fit, start_value
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""
-COARSE_WINDOWS = 64
-"""Most windows of all searches but the last."""
+COARSE_WINDOWS, MOST_WINDOWS = 64, 512
+"""Most windows of all searches but the last, and of that one where the options name no number."""
+LEAST_ITERATIONS = 2
+"""Iterations below which another search is not worth its time."""
 FIRST_ITERATIONS = 12
 """Most iterations of the first fit, which assesses identifiability."""
 MIN_AGREEING = 3
@@ -130,9 +132,9 @@ def search(
     say so, and those that are confounded by a prior. Where one search leaves nothing over but noise, there are no
     others. Interrupted or out of time, the best so far is kept.
     """
-    if first.stopped or progress.ended:
+    if first.stopped or not _affords(progress, first, options.shooting):
         # The first fit estimated all parameters, so none was fixed.
-        return Searches(first, ended=_ended(progress))
+        return Searches(first, ended=_ended(progress) or FitStatus.BUDGET_SPENT)
     unseen = () if options.hold_unseen else weak.unobservable
     fixed = fixed_values(first, unseen, options.given)
     kept = [param for param in first.params if param.address not in unseen]
@@ -149,11 +151,12 @@ def search(
     costs = _costs(fits)
     best = fits[int(np.argmin(costs))]
     agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
-    best = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
+    best, finished = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
+    cut = _ended(progress) or (None if finished else FitStatus.BUDGET_SPENT)
     ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
     at_noise = options.seeds >= MIN_AGREEING and explained(best)
     best = best if at_noise else _settled(best, np.array(agreeing).reshape(-1, len(kept)), len(ended))
-    found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress), at_noise)
+    found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), cut, at_noise)
     return found if options.hold_unseen else _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
 
 
@@ -233,6 +236,8 @@ def _searches(
         begun = replace(coarse, random_starts=True, start_range=RESTART_RANGE) if seed else coarse
         share = 1 / (options.seeds - seed)
         part = progress.part(seed / options.seeds, (seed + 1) / options.seeds, of_time_left=share)
+        if fits and not _affords(part, fits[-1], coarse):
+            break
         part.advance(f"search {seed + 1} of {options.seeds}", 0.0)
         try:
             fits.append(options.method(sim, episodes, kept, replace(begun, seed=options.seed + seed), progress=part))
@@ -259,24 +264,28 @@ def _agrees(one: Fit, cost: float, best: Fit, least: float) -> bool:
 
 def _finished(
     sim: Simulator, episodes: Sequence[Episode], best: Fit, options: SearchOptions, progress: Progress
-) -> Fit:
-    """The best search continued over all windows, where it had only some of them or did not converge."""
+) -> tuple[Fit, bool]:
+    """The best search continued over all windows, where it had only some of them or did not converge.
+
+    And whether that was done; False where there was no time for it.
+    """
     limit = options.shooting.limit
     some = len(best.windows) == COARSE_WINDOWS and (limit is None or limit > COARSE_WINDOWS)
     contact = options.method is contact_fit
-    if progress.ended or contact or not (some or best.status is not FitStatus.CONVERGED):
-        return best
+    done = not (some or best.status is not FitStatus.CONVERGED)
+    if done or contact or not _affords(progress, best, options.shooting):
+        return best, done or contact
     progress.advance("last search", 0.0)
     begun = replace(options.shooting, start=best.settings, starts=1)
     try:
-        done = options.method(sim, episodes, best.params, begun, progress=progress)
+        again = options.method(sim, episodes, best.params, begun, progress=progress)
     except KeyboardInterrupt:
         progress.stop()
-        return replace(best, status=FitStatus.STOPPED)
-    if done.stopped:
+        return replace(best, status=FitStatus.STOPPED), False
+    if again.stopped:
         progress.stop()
-    no_better = not some and done.status is not FitStatus.CONVERGED and np.argmin(_costs([best, done])) == 0
-    return best if no_better else done
+    no_better = not some and again.status is not FitStatus.CONVERGED and np.argmin(_costs([best, again])) == 0
+    return best if no_better else again, True
 
 
 def _settled(best: Fit, agreeing: Array, searches: int) -> Fit:
@@ -300,7 +309,7 @@ def _without_vague(
 ) -> Searches:
     """The same without parameters whose final interval spans most of their range: they keep their given values."""
     vague = vague_params(found.fit, tuple(options.shooting.priors))
-    if not vague or progress.ended:
+    if not vague or not _affords(progress, found.fit, options.shooting):
         return found
     kept = [param for param in found.fit.params if param.address not in vague]
     if not kept:
@@ -340,6 +349,14 @@ def _continued(options: ShootingOptions, params: Sequence[Param], first: Fit) ->
 def _coarse(options: ShootingOptions) -> ShootingOptions:
     """The same options with fewer windows."""
     return replace(options, limit=COARSE_WINDOWS if options.limit is None else min(options.limit, COARSE_WINDOWS))
+
+
+def _affords(progress: Progress, before: Fit, options: ShootingOptions) -> bool:
+    """Whether there is time for some iterations of another search over as many windows as the options allow."""
+    some = len(before.windows) == COARSE_WINDOWS
+    more = (options.limit or MOST_WINDOWS) / COARSE_WINDOWS if some else 1.0
+    step = before.step * max(1.0, more)
+    return not progress.ended and progress.left >= (LEAST_ITERATIONS + UNCERTAINTY_STEPS) * step
 
 
 def _ended(progress: Progress) -> FitStatus | None:

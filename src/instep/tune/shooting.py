@@ -22,12 +22,14 @@ from .delay_scan import with_scanned_delay, with_stepped_delay
 from .fit_uncertainty import by_scatter, correlation_time, judged
 from .least_squares import (
     DIFFERENCE_STEP,
+    UNCERTAINTY_STEPS,
     Descent,
     FitStatus,
     Interrupted,
     Point,
     Problem,
     cost_of,
+    derivative_candidates,
     descend,
     evaluate,
     linearise,
@@ -129,6 +131,8 @@ class Fit:
     """How the search ended; there are intervals only where it converged."""
     widening: Array = field(default_factory=lambda: np.ones(()))
     """Standard deviations over those that derivatives give, 1 where the cost is smooth [parameters]."""
+    step: float = 0.0
+    """Longest iteration, by the clock of its progress [s]."""
 
     @property
     def stopped(self) -> bool:
@@ -238,11 +242,12 @@ def fit(
     if options.drop_unpredictable:
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
-    best, first, problem, costs = _search(shooter, options, progress or Progress())
+    progress = progress or Progress()
+    best, first, problem, costs = _search(shooter, options, progress)
     point, known, status = judged(problem, best)
     return Fit(
         tuple(params), problem, point, known.covariance, known.information, first.cost, shooter.worlds,
-        time.perf_counter() - began, np.array(costs), options.seed, status, known.widening,
+        time.perf_counter() - began, np.array(costs), options.seed, status, known.widening, progress.step,
     )  # fmt: skip
 
 
@@ -252,7 +257,10 @@ def _search(
     """Where the best search ended, the given start, the problem, and the costs of the searches."""
     given = _start(shooter.params, options)
     problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
+    begun = progress.clock()
     points = _candidates(problem, given, options)
+    # An iteration simulates at least as many candidates as its derivatives need.
+    progress.stepped(derivative_candidates(problem) * (progress.clock() - begun) / _tried(options))
     problem = _scaled(problem, options, points[0])
     if problem.contacts:
         # Far from the truth the cost of contacts is rough, and start states that move freely smooth it.
@@ -269,15 +277,21 @@ def _search(
             ended.append(descend(problem, begun, brief, loose * options.tolerance, progress).point)
         ended.sort(key=lambda p: p.cost)
         # The scale of the residuals is known only now: finish the best search under the final weights.
-        problem = _reweighed_problem(problem, ended[0], options)
-        last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
+        last = Descent(ended[0], FitStatus.BUDGET_SPENT)
+        if progress.affords(2 + UNCERTAINTY_STEPS):
+            problem = _reweighed_problem(problem, ended[0], options)
+            last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
         for _ in range(MAX_REWEIGHTS):
+            if last.status is FitStatus.BUDGET_SPENT or not progress.affords(1 + UNCERTAINTY_STEPS):
+                break
             again = _reweighed_problem(problem, last.point, options)
-            if _weighs_alike(again, problem) or last.status is FitStatus.BUDGET_SPENT:
+            if _weighs_alike(again, problem):
                 break
             problem = again
             last = descend(problem, _reweighted(problem, last.point), options.iterations, options.tolerance, progress)
         for _ in range(0 if problem.linearised else MAX_DELAY_STEPS):
+            if not progress.affords(1 + UNCERTAINTY_STEPS):
+                break
             better = with_stepped_delay(problem, last.point)
             if better is last.point or progress.ended:
                 break
@@ -291,9 +305,14 @@ def _search(
     return best, first, problem, [p.cost for p in ended]
 
 
+def _tried(options: ShootingOptions) -> int:
+    """Points whose cost is looked at before the first search."""
+    return 1 + 8 * (options.starts - 1 + options.random_starts)
+
+
 def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
     """The given start, then the Sobol points within the bounds by their cost."""
-    many = 8 * (options.starts - 1 + options.random_starts)
+    many = _tried(options) - 1
     spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
     middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
     spread = middle + options.start_range * (spread - 0.5)
