@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .identification import Identification, IdentifyOptions, identify
     from .least_squares import FitStatus
     from .model_export import ExportedFile, write_mjcf, write_urdf, write_usd, write_yaml
+    from .online_selection import online_params, online_world
     from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
     from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
     from .parameter_recovery import Recovery, recover_parameters
@@ -57,23 +58,26 @@ if TYPE_CHECKING:
         parse_ranges,
         with_imperfections,
     )
+    from .reidentification import Reidentification, Reidentifier, ReidentifyEvent, ReidentifyOptions, reidentify
     from .shooting import Fit, Prior, ShootingOptions, fit
     from .windows import Windows, cut_windows, predictable_windows
 
 __all__ = [
     "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
-    "EnsembleOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile", "Fit",
-    "FitStatus", "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability",
-    "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection",
-    "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "SearchOptions",
-    "SearchResult", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params",
-    "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search", "command_limits", "compare",
-    "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "ensemble_posterior",
-    "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit",
-    "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief",
-    "misspecification", "named_params", "nominal_values", "npe", "parse_belief", "parse_ranges", "predictable_windows",
-    "predictive_band", "promote", "recover_parameters", "save_belief", "scene_hash", "search_residual", "select_params",
-    "split", "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
+    "EnsembleOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile",
+    "Fit", "FitStatus", "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison",
+    "Identifiability", "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits",
+    "ParamSelection", "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery",
+    "Reidentification", "Reidentifier", "ReidentifyEvent", "ReidentifyOptions", "SampleBelief", "SearchOptions",
+    "SearchResult", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit",
+    "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search", "command_limits",
+    "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki",
+    "ensemble_posterior", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all",
+    "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood",
+    "limit_usage", "load_belief", "misspecification", "named_params", "nominal_values", "npe", "online_params",
+    "online_world", "parse_belief", "parse_ranges", "predictable_windows", "predictive_band", "promote",
+    "recover_parameters", "reidentify", "save_belief", "scene_hash", "search_residual", "select_params", "split",
+    "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
     "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip
 
@@ -93,6 +97,7 @@ __getattr__ = lazy_names(
         "identification": "Identification IdentifyOptions identify",
         "least_squares": "FitStatus",
         "model_export": "ExportedFile write_mjcf write_urdf write_usd write_yaml",
+        "online_selection": "online_params online_world",
         "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
@@ -102,6 +107,7 @@ __getattr__ = lazy_names(
         "misspecification predictive_band",
         "randomize": "AdrOptions AdrResult DropoOptions appearance dropo dropo_from_episodes expand_ranges "
         "nominal_values parse_belief parse_ranges with_imperfections",
+        "reidentification": "Reidentification Reidentifier ReidentifyEvent ReidentifyOptions reidentify",
         "shooting": "Fit Prior ShootingOptions fit",
         "windows": "Windows cut_windows predictable_windows",
     },

@@ -1,0 +1,64 @@
+"""Parameters that are re-identified while a robot runs, and the world that predicts its windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mujoco
+
+from instep.core.errors import BadInput
+from instep.physics.engines import open_world
+from instep.scene import address
+from instep.scene.couplings import driving_actuators
+from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.robot_part import without_free_bodies
+
+from .param_selection import Bounds, ParamSelection, named_params
+
+FIXED_FIELDS = ("delay", "timestep")
+"""Fields that cannot change while a world runs: its memory depends on them."""
+AUTO = ("auto",)
+
+
+def online_params(scene: Scene, patterns: Sequence[str] = AUTO, bounds: Bounds | None = None) -> ParamSelection:
+    """The parameters that match some patterns; `auto` is the mass that the last link carries and the dry friction of
+    driven joints, or their damping where the scene has no dry friction.
+
+    Masses are searched on a linear scale, up to ten times the scene's: what is picked up adds to them.
+    """
+    bounds = bounds or {}
+    names = automatic_addresses(scene) if tuple(patterns) == AUTO else list(patterns)
+    found = named_params(scene, names, bounds)
+    for param in found.params:
+        if param.parts.field in FIXED_FIELDS:
+            raise BadInput(f"{param.address!r} cannot change while a world runs; identify it with instep tune.")
+    params = tuple(replace(p, log=False) if p.parts.field == "mass" else p for p in found.params)
+    return replace(found, params=params)
+
+
+def automatic_addresses(scene: Scene) -> list[str]:
+    """What `auto` stands for in a scene."""
+    model = scene.model
+    driven = [joint for joint in scene.robot if _is_joint(model, joint) and driving_actuators(model, joint)]
+    if not driven:
+        raise BadInput(f"Scene {scene.name!r} has no driven joints; name the parameters to re-identify.")
+    last = int(model.site(scene.tips[0]).bodyid[0]) if scene.tips else int(model.joint(driven[-1]).bodyid[0])
+    mass = [f"body.{model.body(last).name}.mass"] if model.body_mass[last] > 0 else []
+    values = address.read(model, [f"joint.{joint}.frictionloss" for joint in driven])
+    dry = [name for name, value in values.items() if value > 0]
+    return [*mass, *(dry or [f"joint.{joint}.damping" for joint in driven])]
+
+
+def _is_joint(model: mujoco.MjModel, name: str) -> bool:
+    return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name) >= 0
+
+
+def online_world(scene: Scene, selection: ParamSelection, *, threads: int = 1) -> SceneSimulator:
+    """The robot of a scene, without the bodies that move freely, with what the parameters depend on.
+
+    Nobody measures the free bodies of a scene while it runs, so what they do to the robot is noise here.
+    """
+    alone = without_free_bodies(scene) or scene
+    world = open_world(alone, threads=threads)
+    return world.tuned(selection.fixed) if selection.fixed else world

@@ -1,0 +1,256 @@
+"""Recursive estimation of parameters from short windows: a Kalman filter whose noise is measured, not assumed.
+
+A window leaves the error e = measured - predicted, of each channel in a few bins over time. With J the derivative of
+the prediction by the parameters x, in unit coordinates,
+
+    e = J (x_true - x) + n,    n ~ N(0, C),    x_true moves by N(0, Q dt) between windows.
+
+C is the covariance of the errors that the filter leaves, of each channel over its bins: it holds the noise of the
+sensors and of start states, and what the model lacks, as far as windows before have shown it. Errors of neighbouring
+windows are alike where a model lacks something, so C is widened by the long-run variance of the scores.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from instep.core.param import Param
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+
+MEMORY_WINDOWS = 60
+"""Windows over which the covariance of the errors is averaged."""
+SCORE_WINDOWS = 150
+"""Windows over which the correlation of scores is measured."""
+MAX_LAG = 8
+"""Windows over which scores may be correlated."""
+SHRINKAGE = 0.05
+"""Share of the covariance's diagonal that is added to it: few windows leave directions without any."""
+ROBUST_DOF = 4.0
+"""Degrees of freedom of the t distribution by which windows with large errors weigh less."""
+MAX_WIDENING = 50.0
+"""Largest factor by which correlated scores widen the covariance."""
+
+
+@options_dataclass
+class FilterOptions:
+    """How fast parameters may move, and how well they are known at first."""
+
+    spread: float = 0.1
+    """Standard deviation of the first values, as a share of them."""
+    drift: float = 0.02
+    """Standard deviation of the drift of each parameter in a second, as a share of its value."""
+    jump: float = 0.7
+    """Standard deviation of a sudden change, as a share of the value; for a mass at least a tenth of its range."""
+
+
+@array_dataclass
+class Evidence:
+    """What one window says about the parameters, linearised at a point."""
+
+    x: Array
+    """The point, in unit coordinates [params]."""
+    error: Array
+    """Measured less predicted [channels, bins]."""
+    jacobian: Array
+    """Derivative of the prediction [params, channels, bins]."""
+
+    def at(self, x: Array) -> Array:
+        """The error that another point would leave, as far as the prediction is linear."""
+        return self.error - np.einsum("pcb,p->cb", self.jacobian, x - self.x)
+
+
+@array_dataclass
+class Estimated:
+    """Parameters in unit coordinates, and their covariance."""
+
+    x: Array
+    covariance: Array
+
+
+@array_dataclass
+class Innovation:
+    """How far a window was from what was expected."""
+
+    scores: Array
+    """Standardised score of each parameter [params]: normal with variance 1 where nothing has changed."""
+    squared: float
+    """Squared Mahalanobis distance of the error."""
+    likelihood: float
+    """Logarithm of the probability density of the error, but for a constant."""
+
+
+def scale_of(param: Param, value: float, share: float) -> float:
+    """A share of a value as a distance in unit coordinates; for a linear parameter at least that share of a seventh of
+    its range, since its value may be 0."""
+    if param.log:
+        return share / float(np.log(param.high / param.low))
+    return share * max(abs(value) / (param.high - param.low), 1 / 7)
+
+
+@array_dataclass
+class NoiseModel:
+    """Covariance of the errors of a window, by channel."""
+
+    covariance: Array
+    """[channels, bins, bins]."""
+    widening: Array
+    """Factor on it, by channel."""
+    inverse: Array
+    """The inverse of the widened covariance [channels, bins, bins]."""
+    log_determinant: float
+    """Logarithm of the determinant of the widened covariance."""
+
+    @classmethod
+    def of(cls, covariance: Array, widening: Array) -> NoiseModel:
+        """The noise of a covariance [channels, bins, bins] that is widened by a factor [channels]."""
+        diagonal = np.einsum("cbb->cb", covariance)
+        loaded = covariance + SHRINKAGE * diagonal[:, :, None] * np.eye(diagonal.shape[1])
+        wide = loaded * widening[:, None, None]
+        return cls(covariance, widening, np.linalg.inv(wide), float(np.linalg.slogdet(wide)[1].sum()))
+
+    def squared(self, error: Array) -> Array:
+        """Squared Mahalanobis distance of errors [..., channels, bins]."""
+        return np.einsum("...cb,cbd,...cd->...", error, self.inverse, error)
+
+
+def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
+    """The noise of errors [windows, channels, bins], at least `floor` [channels] per bin.
+
+    `doubt` [channels, bins, bins] is the covariance of the predictions themselves, since the estimate that the errors
+    are about was fitted to them.
+    """
+    n, channels, bins = errors.shape
+    second = np.einsum("wcb,wcd->cbd", errors, errors) / n + doubt + (floor**2)[:, None, None] * np.eye(bins)
+    # The inverse of a covariance that was measured from few windows is too large by this factor, on average.
+    few = n / max(n - bins - 1, 1)
+    return NoiseModel.of(few * second, np.ones(channels))
+
+
+def updated(
+    now: Estimated, evidence: Evidence, noise: NoiseModel, drift: Array, robust: bool = True
+) -> tuple[Estimated, Innovation]:
+    """The estimate after a window, `drift` being the variance that parameters gained since the last one [params]."""
+    prior = now.covariance + np.diag(drift)
+    inverse, error = noise.inverse, evidence.at(now.x)
+    weighed = np.einsum("pcb,cbd->pcd", evidence.jacobian, inverse)
+    information = np.einsum("pcb,qcb->pq", weighed, evidence.jacobian)
+    pull = np.einsum("pcb,cb->p", weighed, error)
+    alone = float(np.einsum("cb,cbd,cd->", error, inverse, error))
+    # (P^-1 + L)^-1 = P (I + L P)^-1, which needs no inverse of P.
+    gain = np.linalg.solve((np.eye(len(prior)) + information @ prior).T, prior).T
+    squared = max(alone - float(pull @ gain @ pull), 0.0)
+    left = pull - information @ (gain @ pull)
+    variance = np.diag(information - information @ gain @ information)
+    scores = left / np.sqrt(np.maximum(variance, 1e-12 * max(float(np.diag(information).max(initial=0.0)), 1e-300)))
+    growth = float(np.linalg.slogdet(np.eye(len(prior)) + information @ prior)[1])
+    size = error.size
+    weight = min(1.0, (ROBUST_DOF + size) / (ROBUST_DOF + squared)) if robust else 1.0
+    # A t distribution: one window far off says little about which of two explanations holds.
+    fit = (ROBUST_DOF + size) / 2 * float(np.log1p(squared / ROBUST_DOF))
+    found = Innovation(scores, squared, -fit - 0.5 * (growth + noise.log_determinant))
+    information, pull = weight * information, weight * pull
+    gain = np.linalg.solve((np.eye(len(prior)) + information @ prior).T, prior).T
+    gain = 0.5 * (gain + gain.T)
+    return Estimated(np.clip(now.x + gain @ pull, 0.0, 1.0), gain), found
+
+
+def prediction_covariance(evidence: Evidence, now: Estimated) -> Array:
+    """Covariance of the prediction of a window for want of better parameters, by channel [channels, bins, bins]."""
+    return np.einsum("pcb,pq,qcd->cbd", evidence.jacobian, now.covariance, evidence.jacobian, optimize=True)
+
+
+class ParameterFilter:
+    """The filter over a run: the estimate, the noise as measured so far, and the scores of past windows."""
+
+    def __init__(self, params: Sequence[Param], start: Array, options: FilterOptions | None = None):
+        """`start` are the first values, in unit coordinates [params]."""
+        self.params, self.options = tuple(params), options or FilterOptions()
+        values = [float(p.from_unit(x)) for p, x in zip(self.params, start, strict=True)]
+        spread = np.array([scale_of(p, v, self.options.spread) for p, v in zip(self.params, values, strict=True)])
+        self.now = Estimated(np.asarray(start, float), np.diag(spread**2))
+        self._noise: NoiseModel | None = None
+        self._scores: deque[Array] = deque(maxlen=SCORE_WINDOWS)
+        self._shares = np.zeros((len(self.params), 1))
+
+    @property
+    def begun(self) -> bool:
+        """Whether enough windows have been seen to measure the noise."""
+        return self._noise is not None
+
+    @property
+    def noise(self) -> NoiseModel:
+        """The noise as measured so far."""
+        if self._noise is None:
+            raise RuntimeError("The noise is not measured yet; call begin with the first windows.")
+        return self._noise
+
+    def drift(self, seconds: float) -> Array:
+        """Variance that parameters gain over a time [params]."""
+        return seconds * self._scales(self.options.drift) ** 2
+
+    def jumped(self) -> Array:
+        """Variance of a sudden change [params]."""
+        return self._scales(self.options.jump) ** 2
+
+    def _scales(self, share: float) -> Array:
+        values = [float(p.from_unit(x)) for p, x in zip(self.params, self.now.x, strict=True)]
+        return np.array([scale_of(p, v, share) for p, v in zip(self.params, values, strict=True)])
+
+    def begin(self, windows: Sequence[Evidence], seconds: float, floor: Array) -> None:
+        """Measure the noise from the first windows, `seconds` apart, and estimate the parameters from all of them."""
+        first = last = self.now
+        drift = self.drift(seconds)
+        doubt = np.zeros((*windows[0].error.shape, windows[0].error.shape[-1]))
+        for _ in range(4):
+            left = np.stack([one.at(last.x) for one in windows])
+            self._noise = measured_noise(left, doubt, floor)
+            last = first
+            for one in windows:
+                last, _ = updated(last, one, self._noise, drift)
+            doubt = np.mean([prediction_covariance(one, last) for one in windows], axis=0)
+        self.now = last
+
+    def step(self, evidence: Evidence, seconds: float) -> Innovation:
+        """Take in a window that ended some time after the last one."""
+        self.now, found = updated(self.now, evidence, self.noise, self.drift(seconds))
+        return found
+
+    def learn_noise(self, evidence: Evidence, found: Innovation) -> None:
+        """Take the errors that are left into the measured noise; not for windows in which a change is suspected."""
+        left = evidence.at(self.now.x)
+        # One window far off may not widen the noise by more than the usual scatter of windows does.
+        limit = 4.0 * left.size / max(float(self.noise.squared(left)), 1e-12)
+        outer = min(1.0, limit) * np.einsum("cb,cd->cbd", left, left) + prediction_covariance(evidence, self.now)
+        kept = 1 - 1 / MEMORY_WINDOWS
+        covariance = kept * self.noise.covariance + (1 - kept) * outer
+        self._scores.append(np.clip(found.scores, -3.0, 3.0))
+        self._share(evidence)
+        self._noise = NoiseModel.of(covariance, self._widening())
+
+    def _share(self, evidence: Evidence) -> None:
+        """Which channels inform about which parameter, on average [params, channels]."""
+        inverse = self.noise.inverse
+        own = np.einsum("pcb,cbd,pcd->pc", evidence.jacobian, inverse, evidence.jacobian)
+        own = own / np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
+        self._shares = 0.9 * self._shares + 0.1 * own if self._shares.shape == own.shape else own
+
+    def _widening(self) -> Array:
+        """Factor on the noise of each channel: long-run variance of the scores of the parameters it informs about."""
+        before = self._shares.T @ self.widening_of_scores() / np.maximum(self._shares.sum(axis=0), 1e-12)
+        # The scores are standardised by the noise that is widened already.
+        target = np.clip(before * self.noise.widening, 1.0, MAX_WIDENING)
+        return self.noise.widening + (target - self.noise.widening) / MEMORY_WINDOWS
+
+    def widening_of_scores(self) -> Array:
+        """Long-run variance of the scores over 1, by parameter, by Bartlett's window."""
+        rows = np.stack(self._scores)
+        n = len(rows)
+        total = (rows**2).mean(axis=0)
+        for lag in range(1, min(MAX_LAG, n - 1) + 1):
+            total = total + 2 * (1 - lag / (MAX_LAG + 1)) * (rows[lag:] * rows[:-lag]).sum(axis=0) / n
+        # Few windows say little: shrunk to 1 as if twenty more had been white.
+        return (n * np.maximum(total, 0.1) + 20.0) / (n + 20.0)

@@ -1,0 +1,175 @@
+"""Parameters are found again while a robot runs: sudden changes, drift, the gate of updates, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from instep import Episode, Scene, open_world
+from instep.core.errors import BadInput, UnknownName
+from instep.core.param import Param
+from instep.core.world import Spec, vector
+from instep.tune import Reidentifier, ReidentifyOptions, online_params, reidentify
+from instep.tune.sample_windows import SampleBuffer
+from instep.tune.update_gate import Trial, UpdateOptions
+
+ARM = """<mujoco><option timestep="0.005" integrator="implicitfast"/><worldbody>
+<body name="upper" pos="0 0 1"><joint name="shoulder" axis="0 1 0" damping="0.2" frictionloss="0.4"/>
+<geom type="capsule" fromto="0 0 0 0.4 0 0" size="0.03" mass="2"/>
+<body name="fore" pos="0.4 0 0"><joint name="elbow" axis="0 1 0" damping="0.1" frictionloss="0.2"/>
+<geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.025" mass="1"/></body></body></worldbody>
+<actuator><position name="shoulder" joint="shoulder" kp="200" kv="10"/>
+<position name="elbow" joint="elbow" kp="120" kv="5"/></actuator></mujoco>"""
+MASS, FRICTION = "body.fore.mass", "joint.shoulder.frictionloss"
+NOISE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Scene:
+    path = tmp_path_factory.mktemp("arm") / "arm.xml"
+    path.write_text(ARM)
+    scene = Scene.load(path)
+    return replace(scene, reader=replace(scene.reader, spec=replace(scene.spec, dt=0.01)))
+
+
+def recorded(scene: Scene, seconds: float, truth, seed: int = 0) -> Episode:
+    """A run of the arm with noise; `truth` gives its settings at a time."""
+    rng, n = np.random.default_rng(seed), round(seconds / scene.dt)
+    t = scene.dt * np.arange(n)
+    commands = np.stack([0.5 * np.sin(1.3 * t) + 0.2 * np.sin(4.1 * t), 0.6 * np.sin(1.9 * t + 1)], axis=1)
+    fixed = {f"joint.{joint}.friction_stiffness": 0.9999 for joint in ("shoulder", "elbow")}
+    sims = {}
+    state, rows = open_world(scene).reset(0), []
+    for k in range(n):
+        settings = truth(t[k])
+        key = tuple(settings.items())
+        if key not in sims:
+            sims[key] = open_world(scene, threads=1).tuned({**fixed, **settings})
+        rows.append(state.q + NOISE * rng.standard_normal(2))
+        state = sims[key].step(state, commands[k])
+    return Episode(scene.spec, {"q": np.array(rows), "action": commands})
+
+
+def test_a_payload_is_found_within_two_seconds_and_the_twin_is_updated(scene):
+    episode = recorded(scene, 24.0, lambda t: {MASS: 1.5 if t >= 14 else 1.0})
+    found = reidentify(scene, [episode], [MASS, "joint.*.frictionloss"])
+    [change] = [event for event in found.events if event.kind == "change"]
+    assert list(change.settings) == [MASS] and 14 < change.t < 16
+    after = [point for point in found.points if point.t >= 16]
+    assert all(abs(point.values[0] - 1.5) < 0.05 for point in after)
+    assert np.mean([point.low[0] <= 1.5 <= point.high[0] for point in after]) >= 0.85
+    applied = [event for event in found.events if event.kind == "applied" and event.t > change.t]
+    assert applied and found.settings[MASS] == pytest.approx(1.5, rel=0.05)
+
+
+def test_nothing_changes_where_nothing_changed(scene):
+    found = reidentify(scene, [recorded(scene, 30.0, lambda t: {}, seed=3)], [MASS, "joint.*.frictionloss"])
+    assert found.counts()["change"] == 0 and found.counts()["rolled back"] == 0
+    assert found.estimates[MASS].low <= 1.0 <= found.estimates[MASS].high
+
+
+def test_slow_drift_stays_inside_its_interval_and_is_no_change(scene):
+    episode = recorded(scene, 30.0, lambda t: {FRICTION: round(0.4 * (1 + t / 30), 3)}, seed=5)
+    found = reidentify(scene, [episode], ["joint.*.frictionloss"])
+    inside = [p.low[0] <= 0.4 * (1 + p.t / 30) <= p.high[0] for p in found.points[20:]]
+    assert np.mean(inside) >= 0.85
+    assert found.counts()["change"] == 0
+
+
+def test_estimates_do_not_depend_on_what_comes_after(scene):
+    episode = recorded(scene, 10.0, lambda t: {MASS: 1.5 if t >= 7 else 1.0})
+    whole, part = reidentify(scene, [episode], [MASS]), reidentify(scene, [episode.rows(0, 800)], [MASS])
+    for a, b in zip(whole.points, part.points, strict=False):
+        assert a.t == b.t and np.array_equal(a.values, b.values) and np.array_equal(a.low, b.low)
+    assert len(part.points) > 30
+
+
+def test_late_readings_are_put_where_they_were_taken(scene):
+    episode = recorded(scene, 12.0, lambda t: {MASS: 1.2})
+    selection = online_params(scene, [MASS])
+    sim = open_world(scene, threads=1)
+    direct = Reidentifier(sim, episode.spec, selection.params, selection.start)
+    late = Reidentifier(sim, episode.spec, selection.params, selection.start)
+    for k in range(len(episode)):
+        t = k * scene.dt
+        direct.add(t, episode.q[k], episode.action[k])
+        late.add(t, episode.q[max(k - 3, 0)], episode.action[k], stamp=max(t - 3 * scene.dt, 0.0))
+    a, b = direct.result(), late.result()
+    assert np.allclose(a.points[40].values, b.points[40].values, rtol=1e-9)
+
+
+def test_windows_across_a_gap_of_readings_are_not_taken():
+    spec = Spec(0.01, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
+    buffer = SampleBuffer(spec, spec, 10, (np.zeros(1), np.zeros(1)))
+    taken = 0
+    for k in range(200):
+        if 60 <= k < 75:
+            continue
+        taken += buffer.add(0.01 * k, np.array([0.001 * k]), np.zeros(1)) is not None
+    assert 0 < buffer.lost <= 3 and taken >= 13
+
+
+def test_a_window_has_the_position_and_velocity_of_its_start():
+    spec = Spec(0.01, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
+    buffer = SampleBuffer(spec, spec, 10, (np.zeros(1), np.zeros(1)))
+    windows = [buffer.add(0.01 * k, np.array([(0.01 * k) ** 3]), np.array([float(k)])) for k in range(40)]
+    second = [w for w in windows if w is not None][1]
+    begin = 0.01 * (buffer.half + 10)
+    assert second.q[0, 0] == pytest.approx(begin**3, abs=1e-12)
+    assert second.v[0, 0] == pytest.approx(3 * begin**2, abs=1e-9)
+    assert second.action[0, 0, 0] == buffer.half + 10 and second.past[0, -1, 0] == buffer.half + 9
+
+
+def test_the_gate_applies_what_is_better_refuses_what_is_not_and_rolls_back_what_turned_out_worse():
+    rng, options = np.random.default_rng(0), UpdateOptions()
+
+    def decided(applied: bool, gain: float) -> tuple[str, int]:
+        trial = Trial(np.zeros(1), applied, options)
+        for n in range(1, 200):
+            error = 1 + 0.1 * rng.standard_normal()
+            if (decision := trial.add(error, error - gain + 0.05 * rng.standard_normal())) is not None:
+                return decision, n
+        raise AssertionError("no decision")
+
+    assert decided(False, 0.3) == ("applied", options.min_windows)
+    assert decided(False, 0.0) == ("not applied", options.max_windows)
+    assert decided(False, -0.3) == ("not applied", options.max_windows)
+    assert decided(True, 0.3)[0] == "rolled back"
+    assert decided(True, -0.3) == ("kept", options.watch_windows)
+
+
+def test_an_update_that_turned_out_worse_is_rolled_back(scene):
+    """A filter that knows no drift and no changes sticks to the mass that was carried at first; the gate does not."""
+    episode = recorded(scene, 15.0, lambda t: {MASS: 1.4 if t < 7 else 1.0})
+    filtered, change = ReidentifyOptions().filter, ReidentifyOptions().change
+    stuck = ReidentifyOptions(filter=replace(filtered, spread=0.5, drift=1e-6), change=replace(change, threshold=1e9))
+    found = reidentify(scene, [episode], [MASS], stuck)
+    [applied] = [event for event in found.events if event.kind == "applied"]
+    [back] = [event for event in found.events if event.kind == "rolled back"]
+    assert applied.t < 7 < back.t and applied.settings[MASS] == pytest.approx(1.4, rel=0.05)
+    assert found.settings[MASS] == pytest.approx(1.0)
+
+
+def test_a_parameter_that_worlds_remember_cannot_be_re_identified(scene):
+    with pytest.raises(BadInput, match=r"'action.delay' cannot change while a world runs; identify it with instep tun"):
+        online_params(scene, ["action.delay"])
+
+
+def test_unknown_names_short_windows_and_other_robots_are_refused(scene):
+    with pytest.raises(UnknownName, match=r"no parameter named 'joint.wrist.damping'"):
+        online_params(scene, ["joint.wrist.damping"])
+    with pytest.raises(BadInput, match=r"A window of 0.01 s is shorter than two control periods of 0.01 s"):
+        reidentify(scene, [recorded(scene, 1.0, lambda t: {})], [MASS], ReidentifyOptions(window=0.01))
+    other = Spec(0.01, vector(["x"], "rad"), vector(["x"], "rad/s"), vector(["shoulder", "elbow"], "rad"))
+    with pytest.raises(BadInput, match="measures none of the joints of the scene"):
+        Reidentifier(open_world(scene), other, [Param(MASS, 0.1, 2.0)], {MASS: 1.0})
+    with pytest.raises(BadInput, match="at least one recording"):
+        reidentify(scene, [], [MASS])
+
+
+def test_automatic_parameters_are_the_carried_mass_and_dry_friction(scene):
+    selection = online_params(scene)
+    assert [p.address for p in selection.params] == [MASS, FRICTION, "joint.elbow.frictionloss"]
+    assert not selection.params[0].log and selection.params[1].log
