@@ -107,10 +107,10 @@ class NoiseModel:
     @classmethod
     def of(cls, covariance: Array, widening: Array) -> NoiseModel:
         """The noise of a covariance [channels, bins, bins] that is widened by a factor [channels]."""
-        diagonal = np.einsum("cbb->cb", covariance)
-        loaded = covariance + SHRINKAGE * diagonal[:, :, None] * np.eye(diagonal.shape[1])
-        wide = loaded * widening[:, None, None]
-        return cls(covariance, widening, np.linalg.inv(wide), float(np.linalg.slogdet(wide)[1].sum()))
+        diagonal: Array = np.asarray(np.einsum("cbb->cb", covariance))
+        loaded = covariance + SHRINKAGE * diagonal[:, :, None] * np.eye(len(diagonal[0]))
+        wide = np.asarray(loaded * widening[:, None, None])
+        return cls(covariance, widening, np.asarray(np.linalg.inv(wide)), float(np.linalg.slogdet(wide)[1].sum()))
 
     def squared(self, error: Array) -> Array:
         """Squared Mahalanobis distance of errors [..., channels, bins]."""
@@ -123,11 +123,12 @@ def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
     `doubt` [channels, bins, bins] is the covariance of the predictions themselves, since the estimate that the errors
     are about was fitted to them.
     """
-    n, channels, bins = errors.shape
-    second = np.einsum("wcb,wcd->cbd", errors, errors) / n + doubt + (floor**2)[:, None, None] * np.eye(bins)
+    n, bins = len(errors), errors.shape[2]
+    least = np.asarray((floor**2)[:, None, None]) * np.eye(int(bins))
+    second = np.asarray(np.einsum("wcb,wcd->cbd", errors, errors)) / n + doubt + least
     # The inverse of a covariance that was measured from few windows is too large by this factor, on average.
     few = n / max(n - bins - 1, 1)
-    return NoiseModel.of(few * second, np.ones(channels))
+    return NoiseModel.of(few * second, np.ones(errors.shape[1]))
 
 
 def updated(
@@ -140,8 +141,7 @@ def updated(
     information = np.einsum("pcb,qcb->pq", weighed, evidence.jacobian)
     pull = np.einsum("pcb,cb->p", weighed, error)
     alone = float(np.einsum("cb,cbd,cd->", error, inverse, error))
-    # (P^-1 + L)^-1 = P (I + L P)^-1, which needs no inverse of P.
-    gain = np.linalg.solve((np.eye(len(prior)) + information @ prior).T, prior).T
+    gain = _combined(prior, information)
     squared = max(alone - float(pull @ gain @ pull), 0.0)
     left = pull - information @ (gain @ pull)
     variance = np.diag(information - information @ gain @ information)
@@ -153,9 +153,14 @@ def updated(
     fit = (ROBUST_DOF + size) / 2 * float(np.log1p(squared / ROBUST_DOF))
     found = Innovation(scores, squared, -fit - 0.5 * (growth + noise.log_determinant))
     information, pull = weight * information, weight * pull
-    gain = np.linalg.solve((np.eye(len(prior)) + information @ prior).T, prior).T
-    gain = 0.5 * (gain + gain.T)
+    gain = _combined(prior, information)
     return Estimated(np.clip(now.x + gain @ pull, 0.0, 1.0), gain), found
+
+
+def _combined(prior: Array, information: Array) -> Array:
+    """(P^-1 + L)^-1 = P (I + L P)^-1, which needs no inverse of P."""
+    found: Array = np.linalg.solve(np.eye(len(prior)) + prior @ information, prior)
+    return 0.5 * (found + found.T)
 
 
 def prediction_covariance(evidence: Evidence, now: Estimated) -> Array:

@@ -198,8 +198,9 @@ class Reidentifier:
             self._estimate(evidence, window, t)
             self._propose(t)
         half = Z95 * np.sqrt(np.diag(self._filter.now.covariance))
-        ends = (self._values(np.clip(self._filter.now.x + sign * half, 0.0, 1.0)) for sign in (0, -1, 1))
-        self._points.append(DriftPoint(t, *ends, self._values(self._used)))
+        x = self._filter.now.x
+        low, high = (self._values(np.clip(x + sign * half, 0.0, 1.0)) for sign in (-1, 1))
+        self._points.append(DriftPoint(t, self._values(x), low, high, self._values(self._used)))
 
     def _warm_up(self, evidence: Evidence, t: float) -> None:
         self._first.append(evidence)

@@ -53,7 +53,7 @@ class WindowPredictor:
 
     def _touches(self, window: Windows) -> bool:
         sim: Any = self._sim  # a MujocoWorld, which counts its contacts
-        at: Array = np.linspace(0, window.target.shape[1] - 1, CONTACT_SAMPLES).astype(int)
+        at = np.linspace(0, window.target.shape[1] - 1, CONTACT_SAMPLES, dtype=int)
         rows = window.target[0, at]
         state = sim.place(rows, np.zeros((len(rows), window.v.shape[-1])))
         return bool(np.asarray(sim.contacts(state)).any())
@@ -62,6 +62,6 @@ class WindowPredictor:
 def binned(residual: Array) -> Array:
     """Means over equal parts of a window: [points, span, channels] to [points, channels, bins]."""
     span = residual.shape[1]
-    edges: Array = np.linspace(0, span, min(BINS, span) + 1).astype(int)
+    edges = np.linspace(0, span, min(BINS, span) + 1, dtype=int)
     sums = np.add.reduceat(residual, edges[:-1], axis=1) / np.diff(edges)[None, :, None]
     return np.swapaxes(sums, 1, 2)
