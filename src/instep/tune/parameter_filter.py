@@ -128,7 +128,7 @@ def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
     second = np.asarray(np.einsum("wcb,wcd->cbd", errors, errors)) / n + doubt + least
     # The inverse of a covariance that was measured from few windows is too large by this factor, on average.
     few = n / max(n - bins - 1, 1)
-    return NoiseModel.of(few * second, np.ones(errors.shape[1]))
+    return NoiseModel.of(few * second, np.ones(len(floor)))
 
 
 def updated(
