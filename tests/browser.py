@@ -165,7 +165,8 @@ def browser_page(folder: Path, *, webgl: bool = False) -> Generator[Page]:
     if program is None:
         pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
     flags = ["--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars"]
-    flags += ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"] if webgl else ["--disable-gpu"]
+    software = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
+    flags += software if webgl else ["--disable-gpu"]
     command = [
         program,
         *flags,

@@ -112,8 +112,7 @@ export class Contacts {
       part.renderOrder = 6;
       this.root.add(part);
     }
-    this.dots.count = 0;
-    this.lines.geometry.setDrawRange(0, 0);
+    this.root.visible = false; // no shader is compiled for contacts that are not there
   }
 
   update(track: Track, row: number): void {
@@ -128,6 +127,7 @@ export class Contacts {
       this.ends.setXYZ(2 * i, c[0]!, c[1]!, c[2]!);
       this.ends.setXYZ(2 * i + 1, c[0]! + scale * c[3]!, c[1]! + scale * c[4]!, c[2]! + scale * c[5]!);
     }
+    this.root.visible = count > 0;
     this.dots.count = count;
     this.dots.instanceMatrix.needsUpdate = this.ends.needsUpdate = true;
     this.lines.geometry.setDrawRange(0, 2 * count);

@@ -20,6 +20,8 @@ export class Stage {
   readonly camera = new THREE.PerspectiveCamera(40, 1, 0.01, 100);
   readonly controls: OrbitControls;
   theme: Theme = "light";
+  /** Whether a processor renders in place of a graphics card. */
+  readonly software: boolean;
   frames = 0;
   private readonly sky = new THREE.HemisphereLight(0xffffff, 0xb9bec8, 2.0);
   private readonly sun = new THREE.DirectionalLight(0xffffff, 1.7);
@@ -41,6 +43,7 @@ export class Stage {
 
   constructor(readonly host: HTMLElement) {
     const software = softwareCanvas();
+    this.software = software !== null;
     this.renderer = new THREE.WebGLRenderer(software ?? { antialias: true, preserveDrawingBuffer: true });
     this.renderer.setPixelRatio(software ? 1 : Math.min(window.devicePixelRatio, 2));
     this.renderer.shadowMap.enabled = true;

@@ -85,6 +85,7 @@ export class Viewer {
     this.timeline = new Timeline(this.clock);
     this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help);
     this.stage = new Stage(view);
+    this.frame.classList.toggle("plain", this.stage.software);
     this.images = new CameraImages(this.stage, this.clock, this.panel, (request) => this.ask(request));
     this.picking = new Picking(this.stage, () => this.targets(), (hit) => this.pick(hit));
     this.headset = new Headset(this.stage, () => this.grabbing);

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars", "--use-angle=swiftshader",
-    "--enable-unsafe-swiftshader",
+    # Only WebGL goes through the software rasterizer: composing the page by it takes longer than the 3D itself, and
+    # the browser's own address bar would be rendered too.
+    "--enable-unsafe-swiftshader", "--disable-gpu-compositing",
+    "--disable-features=PreloadTopChromeWebUI,WebUIOmniboxPopup,WebUIOmniboxFullPopup,WebUIOmniboxAimPopup",
 )  # fmt: skip
 ANSWER_TIMEOUT_S = 240.0
 READY = """
@@ -90,7 +93,7 @@ def view_page() -> Generator[ViewPage]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise Unsupported("Images of the viewer are made by Chromium, which was not found; install it (apt: chromium).")
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # its processes write until they end
         command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)  # noqa: S603
         try:
