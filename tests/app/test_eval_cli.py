@@ -15,6 +15,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.app.cli import main
+from instep.app.viewer.front_end import absence
 from instep.core.world import Channel
 from instep.policy.flow_policy import PolicyDescription, save_policy
 from instep.policy.observation_encoding import STATE, PolicyInputs
@@ -96,6 +97,15 @@ def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path,
     assert table.num_rows == 18 and {"seed", "outcome", "digest"} <= set(table.column_names)
 
 
+@pytest.mark.slow  # what is shown is held to real time
+@pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")
+def test_an_evaluation_that_is_shown_prints_where_it_can_be_seen(tmp_path, capsys):
+    words = ["--seeds", "2", "--videos", "0", "--view", "--out", str(tmp_path / "out")]
+    assert main(["eval", "expert", SCENE, *words]) == 0
+    assert "In the browser: http://127.0.0.1:" in capsys.readouterr().err
+    assert pq.read_table(tmp_path / "out" / "episodes.parquet")["outcome"].to_pylist() == ["success"] * 2
+
+
 def test_a_policy_that_uses_cameras_gets_images(user_file, tmp_path, capsys):
     words = ["eval", f"python:{user_file}:with_images", "so101", "--task", "reach", "--seeds", "1", "--videos", "0"]
     assert main([*words, "--cameras", "front", "--image-every", "5", "--out", str(tmp_path / "out")]) == 0
@@ -142,6 +152,7 @@ def test_a_policy_that_cannot_be_run_is_said_in_one_sentence(policy, said, user_
         (["eval", "expert", SCENE, "--worlds", "unreal"], "no world named 'unreal'"),
         (["eval", "expert", SCENE, "--worlds", "perturbed:x"], "a whole number"),
         (["eval", "expert", SCENE, "--on", "cloud"], "--on takes ray"),
+        (["eval", "expert", SCENE, "--view", "--on", "processes:2"], "leave out --on"),
         (["eval", "expert", SCENE, "--latency", "-1"], "at least 0"),
         (["gate", "expert", "absent.toml"], "absent.toml"),
         (["serve", "expert", SCENE, "--host", "::"], "say --public"),

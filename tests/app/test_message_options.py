@@ -17,7 +17,8 @@ from instep.app.cli import available, main
 SOURCE = Path(instep.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 BROWSER = {"--headless", "--no-sandbox", "--remote-debugging-port", "--hide-scrollbars", "--use-angle",
-           "--enable-unsafe-swiftshader", "--user-data-dir"}  # fmt: skip
+           "--enable-unsafe-swiftshader", "--disable-gpu-compositing", "--disable-features",
+           "--user-data-dir"}  # fmt: skip
 COMPILER = {"--gpu-architecture", "--use", "--std"}
 NOT_OURS = {"--query-gpu", "--format", "--short", "--porcelain", "--help", "--version"} | BROWSER | COMPILER
 """Options of other programs, and those of every command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ from instep.app.viewer.contents import RecordingContent, SceneContent
 from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.gaussian_content import GaussianContent
+from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import encode
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
+from instep.core.world import stack, take
+from instep.evaluate.episode_batch import OUTCOMES
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
 
@@ -159,6 +163,32 @@ def test_live_rows_arrive_and_are_followed(page, arm):
         while opened.do("v.state().t") < 0.39 and time.monotonic() < end:
             time.sleep(0.1)
         assert opened.do("v.state().t") == pytest.approx(0.4, abs=1e-3)
+
+
+def test_a_batch_is_a_grid_of_worlds_coloured_by_outcome(page):
+    scene = Scene.load("pusht")
+    world = MujocoWorld(scene)
+    start = stack([world.reset(seed) for seed in range(4)])
+    action = np.zeros((4, scene.model.nu))
+    with LiveView(scene, scene.spec, "eval", worlds=4) as live:
+        page.errors.clear()
+        page.open(f"{live.url}&theme=light", width=480, height=360)
+        assert page.evaluate(READY) is not None, page.errors
+        live(start, {OUTCOMES: np.zeros(4, int)}, action)
+        live(replace(start, t=0.1), {OUTCOMES: np.array([1, -1, 0, 0])}, action)
+        state = "window.instepViewers[0].state()"
+        wait_for(lambda: page.evaluate(f"{state}.outcomes") == ["success", "failure", "", ""])
+        assert page.evaluate(f"{state}.status") == "1 of 2 ended episodes succeeded"
+        places = "[...window.instepViewers[0].shown.values()].map((one) => one.model.root.position.toArray())"
+        assert len({tuple(place) for place in page.evaluate(places)}) == 4
+        smaller = take(start, np.arange(3))
+        live(smaller, {OUTCOMES: np.zeros(3, int)}, action[:3])
+        wait_for(lambda: page.evaluate(f"{state}.outcomes") == ["", "", "", "absent"])
+        visible = "[...window.instepViewers[0].shown.values()].map((one) => one.model.root.visible)"
+        assert page.evaluate(visible) == [True, True, True, False]
+        errors = [*page.errors]
+        page.open("about:blank")
+    assert errors == []
 
 
 def test_gaussians_are_drawn_in_their_colour(page, tmp_path):

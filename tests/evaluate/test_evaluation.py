@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import instep
 from instep.core.errors import BadInput
-from instep.evaluate import evaluate_policies, real_success_rates
+from instep.evaluate import evaluate_policies, real_success_rates, run_batch
+from instep.evaluate.episode_batch import OUTCOMES
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.tasks import task_of
+from instep.scene.tasks.task import Tasked
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +47,14 @@ def test_few_real_trials_and_many_virtual_ones_estimate_a_real_rate(evaluation, 
     table.write_text("policy,seed,success\nhold,99,1\n")
     with pytest.raises(BadInput, match="shares no four starts"):
         real_success_rates(evaluation, table)
+
+
+def test_watchers_see_how_episodes_end_and_change_none_of_them():
+    scene = instep.load_scene("diff_drive")
+    task = task_of(scene)
+    world, seen = Tasked(instep.open_world(scene), task), list[np.ndarray]()
+    plain = run_batch(world, expert_of(task, scene), range(3))
+    watched = run_batch(world, expert_of(task, scene), range(3), watch=[lambda s, o, a: seen.append(o[OUTCOMES])])
+    assert watched.episodes == plain.episodes
+    assert not seen[0].any() and seen[-1].tolist() == [1 if row.success else -1 for row in plain.episodes]
+    assert len(seen) == 1 + max(row.steps for row in plain.episodes)

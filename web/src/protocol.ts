@@ -58,6 +58,7 @@ export interface LiveMessage {
   kind: "live";
   id: string;
   t: number;
+  outcome?: "success" | "failure" | "absent"; // of the episode of a world in a grid
   buffers: Buffers; // bodies (which changed), positions, rotations, values
 }
 export interface EventsMessage {

@@ -28,6 +28,7 @@ export interface GaussianSource {
 }
 
 const ERROR_COLOUR = new THREE.Color(0xe03131);
+const OUTCOME_COLOURS: Record<string, THREE.Color> = { success: new THREE.Color(0x2b9348), failure: ERROR_COLOUR };
 const FIRST_PLOTS = 3;
 const PARAMS_MS = 90;
 const TIMELINE_PX = 58;
@@ -37,6 +38,8 @@ interface Shown {
   model: Model;
   trails: Trail[];
   order: number;
+  /** How the episode of a world in a grid ended. */
+  outcome: string;
 }
 
 export interface ViewerOptions {
@@ -148,6 +151,7 @@ export class Viewer {
       tracks: [...this.shown.values()].map(({ track }) => ({ id: track.id, rows: track.count })),
       bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selection.body,
       headset: this.headset.present, grabbed: this.grabbing?.holding ?? false,
+      outcomes: [...this.shown.values()].map((one) => one.outcome),
       status: this.status.textContent, images: this.images.names,
       /** Whether all of the beginning is in the image. */
       ready: this.stage.frames > this.opened && (this.options.gaussians?.drawn() ?? 0) >= this.gaussians,
@@ -239,7 +243,7 @@ export class Viewer {
       trail.line.visible = this.layers.trails;
       this.stage.world.add(trail.line);
     }
-    const one = { track, model, trails, order };
+    const one = { track, model, trails, order, outcome: known?.outcome ?? "" };
     const first = !this.shown.size;
     this.shown.set(message.id, one);
     if (!known) {
@@ -288,9 +292,25 @@ export class Viewer {
   private addRow(message: LiveMessage): void {
     const one = this.shown.get(message.id);
     if (!one) return;
-    one.track.append(message);
+    if (message.outcome !== "absent") one.track.append(message);
+    if (one.outcome !== (message.outcome ?? "")) this.setOutcome(one, message.outcome ?? "");
     this.setSpan();
     this.stage.invalidate();
+  }
+
+  /** Colour a world of a grid by how its episode ended. */
+  private setOutcome(one: Shown, outcome: string): void {
+    const present = outcome !== "absent";
+    if (present !== (one.outcome !== "absent")) {
+      one.model.root.visible = present;
+      for (const trail of one.trails) trail.line.visible = present && this.layers.trails;
+    }
+    one.outcome = outcome;
+    const colour = OUTCOME_COLOURS[outcome];
+    one.model.bodies.forEach((_, body) => one.model.tint(body, colour ?? ERROR_COLOUR, colour ? 0.6 : 0));
+    const ended = [...this.shown.values()].filter((other) => other.outcome === "success" || other.outcome === "failure");
+    const won = ended.filter((other) => other.outcome === "success").length;
+    if (ended.length) this.say(`${won} of ${ended.length} ended episodes succeeded`);
   }
 
   private setSpan(): void {

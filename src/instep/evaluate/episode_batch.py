@@ -17,12 +17,15 @@ from instep.core.errors import BadInput, Diverged
 from instep.core.reading import parse_json, parsing
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Policy, State, World, put, stack, take
+from instep.core.world import Array, Observation, Policy, State, Watcher, World, put, stack, take
 from instep.data.files import read_npy, read_table
 from instep.scene.tasks.task import Tasked
 
 SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
 """How an episode may end, besides the failures that its task names."""
+OUTCOMES = "episode.outcomes"
+"""What watchers of a batch see beside its observation: 0 while an episode goes on, 1 once it has succeeded, -1 once
+it has ended otherwise [n]."""
 
 
 @frozen_dataclass
@@ -77,12 +80,18 @@ class BatchResult:
 
 
 def run_batch(
-    world: Tasked[World], policy: Policy, seeds: Sequence[int], *, bounds: Array | None = None, keep: int = 0
+    world: Tasked[World],
+    policy: Policy,
+    seeds: Sequence[int],
+    *,
+    bounds: Array | None = None,
+    keep: int = 0,
+    watch: Sequence[Watcher] = (),
 ) -> BatchResult:
     """Run one episode per seed, all of them in one batch.
 
     `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
-    the positions are kept, and where it is not 0 those of the first success too.
+    the positions are kept, and where it is not 0 those of the first success too. `watch` are shown every row.
     """
     state = stack([world.reset(seed) for seed in seeds])
     policy.reset(seeds[0])
@@ -94,11 +103,13 @@ def run_batch(
         begin = time.perf_counter()
         action = checked_action(policy.act(seen), world.spec, state.batch)
         log.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
+        log.show(watch, state, seen, action)
         state, lost = step_batch(world, state, action, log.diverged)
         log.note(state, lost)
         if log.all_over:
             break
     ended = log.close(state, seeds)
+    log.show(watch, state, {}, log.last_action)
     shown = [i for i, row in enumerate(ended) if not row.success][:keep] + [
         i for i, r in enumerate(ended) if r.success
     ][:1]
@@ -139,7 +150,7 @@ class _BatchLog:
         self._over = np.zeros(n, bool)
         self.diverged = np.zeros(n, bool)
         """Worlds that cannot go on, whether or not their episode was over before."""
-        self._strayed = np.zeros(n, bool)
+        self._strayed, self._won = np.zeros(n, bool), np.zeros(n, bool)
         self._steps = np.zeros(n, int)
         self._score, self._speed = np.zeros(n), np.zeros(n)
         self._jump, self._beyond = np.zeros(n), np.zeros(n)
@@ -150,6 +161,17 @@ class _BatchLog:
     @property
     def all_over(self) -> bool:
         return bool(self._over.all())
+
+    @property
+    def last_action(self) -> Array:
+        return np.zeros(0) if self._last is None else self._last
+
+    def show(self, watch: Sequence[Watcher], state: State, seen: Observation, action: Array) -> None:
+        if not watch:
+            return
+        outcomes = np.where(self._over, np.where(self._won, 1, -1), 0)
+        for watcher in watch:
+            watcher(state, {**seen, OUTCOMES: outcomes}, action)
 
     def decided(self, seconds: float, velocity: Array | None, action: Array) -> None:
         self._times.append(seconds)
@@ -209,7 +231,9 @@ class _BatchLog:
         if not which.any():
             return
         index = np.flatnonzero(which)
-        self._score[index] = self._world.score(take(state, index))
+        ended = take(state, index)
+        self._score[index] = self._world.score(ended)
+        self._won[index] = np.isfinite(self._world.event_times(ended)).all(axis=-1) & ~self._strayed[index]
         for i in index:
             row = np.concatenate([state.q[i], state.v[i]])
             self._digest[i] = hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest()

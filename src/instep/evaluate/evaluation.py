@@ -18,7 +18,7 @@ from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Belief
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import Array, MapFn, Policy, Simulator, World
+from instep.core.world import Array, MapFn, Policy, Simulator, Watcher, World
 from instep.physics.engines import open_world
 from instep.policy.chunking import Latency
 from instep.report.page import Figure, HtmlReport, Reported
@@ -217,15 +217,16 @@ def action_bounds(scene: Scene) -> Array:
     return limits
 
 
-def run_eval_batch(batch: EvalBatch) -> BatchResult:
-    """Run one batch, in whichever process this is."""
+def run_eval_batch(batch: EvalBatch, *, watch: Sequence[Watcher] = ()) -> BatchResult:
+    """Run one batch, in whichever process this is; `watch` are shown every row of it."""
     world, settings = _world(batch)
     tasked = Tasked(world, batch.task)
     policy = batch.policy.make(tasked)
     if batch.options.latency:
         policy = Latency(policy, batch.options.latency)
     try:
-        result = run_batch(tasked, policy, batch.seeds, bounds=batch.options.bounds, keep=batch.options.videos)
+        options = batch.options
+        result = run_batch(tasked, policy, batch.seeds, bounds=options.bounds, keep=options.videos, watch=watch)
     except LinkLost as error:
         return _lost(batch, str(error))
     if not settings:

@@ -17,10 +17,11 @@ from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
+from instep.app.viewer.watching import live_view
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
-from instep.core.world import Array, Simulator, World
+from instep.core.world import Array, MapFn, Simulator, Watcher, World
 from instep.evaluate.agreement import real_success_rates
 from instep.evaluate.episode_batch import SUCCESS, ParquetStore, run_batch
 from instep.evaluate.eval_report import eval_page, record_videos
@@ -86,6 +87,8 @@ class EvalArgs:
     agreement: Path | None = None
     """a CSV table of past policies (task, policy, real, sim, n_real_trials), at least ten: the success on the robot
     that each virtual rate lets expect, with a calibrated 90 % interval, and the real trials that would settle it."""
+    view: bool = False
+    """show the worlds of each batch in the browser as a grid while they run, held to real time."""
     out: Path | None = None
     """folder to write, or to resume; a new one under runs/ where not given."""
 
@@ -139,11 +142,24 @@ def evaluate(
             raise BadInput("--adr takes one policy and one world.")
         return run_adr(EvalBatch(specs[0], places[0], goal, tuple(range(args.seeds)), options), args.adr, scene, output)
     total = len(specs) * len(places) * args.seeds
-    with progress_bar() as progress, open_map(args.on) as mapped:
-        watched = watch_batches(mapped, progress, progress.add_task("evaluate", total=total), total)
+    if args.view and args.on:
+        raise BadInput("--view shows worlds of this process; leave out --on.")
+    title, worlds = f"instep eval {' '.join(words)}", min(args.batch, args.seeds)
+    with (
+        live_view(args.view, scene, scene.spec, title, paced=True, worlds=worlds) as watchers,
+        progress_bar() as progress,
+        open_map(args.on) as mapped,
+    ):
+        shown = _shown(watchers) if watchers else mapped
+        watched = watch_batches(shown, progress, progress.add_task("evaluate", total=total), total)
         starts = range(args.first, args.first + args.seeds)
         done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
     return _write(output, done, scene, (args.real, args.agreement), console)
+
+
+def _shown(watchers: Sequence[Watcher]) -> MapFn:
+    """A map in this process whose batches are shown."""
+    return lambda function, batches: map(partial(function, watch=watchers), batches)
 
 
 def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:

@@ -20,7 +20,7 @@ from .images import image_message
 from .live_view import LiveSetup
 from .messages import encode
 from .shared_row import SharedRow
-from .view_server import LiveRow, ViewServer
+from .view_server import LiveRow, Outcome, ViewServer
 
 RATE = 60.0
 """Most rows per second that are shown [Hz]."""
@@ -28,6 +28,7 @@ IMAGE_RATE = 10.0
 """Most images per second and camera [Hz]."""
 NICENESS = 5
 """It gives way to the loop that it watches."""
+OUTCOME_NAMES: dict[int, Outcome] = {0: "", 1: "success", -1: "failure"}
 
 
 class LiveContent:
@@ -36,11 +37,12 @@ class LiveContent:
     gaussians = False
 
     def __init__(self, setup: LiveSetup):
-        side, spacing = math.ceil(math.sqrt(setup.worlds)), 2.6 * _radius(setup)
+        count = setup.worlds or 1
+        side, spacing = math.ceil(math.sqrt(count)), 2.6 * _radius(setup)
         self._messages = [setup.scene]
         info = {"title": setup.title, "subtitle": "live", "images": list(setup.layout.images)}
         self._messages.append(encode("info", info))
-        for world in range(setup.worlds):
+        for world in range(count):
             offset = [spacing * (world % side), -spacing * (world // side), 0.0]
             header: dict[str, Any] = {
                 "id": f"world {world + 1}", "label": f"world {world + 1}", "role": "main", "live": True,
@@ -94,16 +96,22 @@ def _wait_for_end(over: threading.Event) -> None:
 
 
 def _rows(setup: LiveSetup, data: mujoco.MjData, t: float, numbers: Array) -> dict[str, LiveRow]:
-    count = setup.worlds * setup.width
-    positions = numbers[:count].reshape(setup.worlds, setup.width)
+    if setup.worlds is None:
+        return {"world 1": LiveRow(t, _poses(setup, data, numbers[: setup.width]), numbers)}
     found: dict[str, LiveRow] = {}
-    for world, q in enumerate(positions):
-        data.qpos[:] = setup.start
-        data.qpos[[i for i, _ in setup.places]] = q[[k for _, k in setup.places]]
-        mujoco.mj_kinematics(setup.model, data)
-        values = numbers if setup.worlds == 1 else np.zeros(0)
-        found[f"world {world + 1}"] = LiveRow(t, np.concatenate([data.xpos, data.xquat], axis=1), values)
+    for world, row in enumerate(numbers.reshape(setup.worlds, setup.width + 1)):
+        shown = np.isfinite(row).all()
+        poses = _poses(setup, data, row[:-1]) if shown else np.zeros((0, 7))
+        outcome = OUTCOME_NAMES[int(row[-1])] if shown else "absent"
+        found[f"world {world + 1}"] = LiveRow(t, poses, np.zeros(0), outcome)
     return found
+
+
+def _poses(setup: LiveSetup, data: mujoco.MjData, q: Array) -> Array:
+    data.qpos[:] = setup.start
+    data.qpos[[i for i, _ in setup.places]] = q[[k for _, k in setup.places]]
+    mujoco.mj_kinematics(setup.model, data)
+    return np.concatenate([data.xpos, data.xquat], axis=1)
 
 
 def _new_images(row: SharedRow, seen: dict[str, int], t: float) -> dict[str, bytes]:

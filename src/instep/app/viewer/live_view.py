@@ -20,6 +20,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Observation, Spec, State
+from instep.evaluate.episode_batch import OUTCOMES
 from instep.scene.folder import Scene
 
 from .contents import IMAGES
@@ -45,7 +46,8 @@ class LiveSetup:
     """Coordinates of the scene and where the row holds them."""
     width: int
     """Positions of one world in the row."""
-    worlds: int
+    worlds: int | None
+    """Worlds of a grid; None where one world is shown with its channels."""
     channels: Sequence[dict[str, str]]
     layout: RowLayout
     block: Path
@@ -55,22 +57,23 @@ class LiveSetup:
 
 
 class LiveView:
-    """A watcher that shows a run in the browser; a batch of worlds is shown as a grid."""
+    """A watcher that shows a run in the browser; of a batch, `worlds` are shown as a grid."""
 
-    def __init__(self, scene: Scene, spec: Spec, title: str, *, worlds: int = 1, port: int = 0):
+    def __init__(self, scene: Scene, spec: Spec, title: str, *, worlds: int | None = None, port: int = 0):
         places = {label: i for i, label in enumerate(spec.q.labels)}
         shared = [(i, places[label]) for i, label in enumerate(scene.spec.q.labels) if label in places]
         if not shared:
             raise BadInput(f"The world reports no position of scene {scene.name!r}; give the --scene of this robot.")
-        self._worlds = min(worlds, MAX_WORLDS)
+        self._worlds = None if worlds is None else min(worlds, MAX_WORLDS)
         self._observed = [
             name for name, channel in spec.observation.items() if channel.labels and len(channel.shape) == 1
-        ] if worlds == 1 else []  # fmt: skip
-        self._images = _image_shapes(spec) if worlds == 1 else {}
+        ] if worlds is None else []  # fmt: skip
+        self._images = _image_shapes(spec) if worlds is None else {}
         self._last: dict[str, Any] = {}
-        channels = _channels(spec, self._observed) if worlds == 1 else []
+        channels = _channels(spec, self._observed) if worlds is None else []
         width = len(spec.q.labels)
-        self._layout = RowLayout(self._worlds * width + max(0, len(channels) - width), self._images)
+        self._grid = np.full((self._worlds or 0, width + 1), np.nan)
+        self._layout = RowLayout(len(channels) if worlds is None else self._grid.size, self._images)
         self._row = SharedRow(self._layout)
         setup = LiveSetup(
             scene_message(scene), scene.model, scene.start(0)[0], shared, width, self._worlds, channels, self._layout,
@@ -80,8 +83,8 @@ class LiveView:
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Copy one row into shared memory."""
-        if self._worlds > 1 or state.batch:
-            self._row.write(float(state.t), [state.q.reshape(-1, state.q.shape[-1])[: self._worlds]])
+        if self._worlds is not None:
+            self._write_grid(state, observation)
             return
         parts = [state.q, np.asarray(action), *(np.asarray(observation[name]) for name in self._observed)]
         self._row.write(float(state.t), parts)
@@ -90,6 +93,17 @@ class LiveView:
             if image is not None and image is not self._last.get(camera):
                 self._last[camera] = image
                 self._row.write_image(camera, np.asarray(image))
+
+    def _write_grid(self, state: State, observation: Observation) -> None:
+        """Positions of each world and its outcome; a world whose episode has ended stays where it ended."""
+        grid, count = self._grid, min(len(self._grid), len(state.q))
+        outcomes = observation.get(OUTCOMES)
+        if state.t == 0:
+            grid[:] = np.nan  # worlds that a smaller batch does not have are not shown
+        ended = grid[:count, -1] ** 2 == 1
+        grid[:count, :-1] = np.where(ended[:, None], grid[:count, :-1], state.q[:count])
+        grid[:count, -1] = 0 if outcomes is None else outcomes[:count]
+        self._row.write(float(state.t), [grid])
 
     @property
     def pid(self) -> int:

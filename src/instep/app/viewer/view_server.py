@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -73,6 +73,9 @@ class ViewContent(Protocol):
         ...
 
 
+Outcome = Literal["", "success", "failure", "absent"]
+
+
 @array_dataclass
 class LiveRow:
     """One moment of something that is live."""
@@ -82,6 +85,8 @@ class LiveRow:
     """[bodies, 7]."""
     values: Array
     """One number per channel."""
+    outcome: Outcome = ""
+    """How the episode of this world ended; an absent one is not shown."""
 
 
 class ViewServer:
@@ -206,7 +211,7 @@ def running_beside(run: Callable[[threading.Event], None]) -> Generator[None]:
 
 def row_message(track: str, row: LiveRow, before: LiveRow | None) -> bytes:
     """A live row: the bodies that moved since the one before, and all channels."""
-    if before is None or row.t <= before.t:
+    if before is None or row.t <= before.t or len(row.poses) != len(before.poses):
         moved = np.arange(len(row.poses))
     else:
         moved = np.flatnonzero(np.abs(row.poses - before.poses).max(axis=1) > 1e-6)
@@ -216,7 +221,8 @@ def row_message(track: str, row: LiveRow, before: LiveRow | None) -> bytes:
         "rotations": packed_rotations(row.poses[moved, 3:]),
         "values": np.nan_to_num(row.values).astype("<f4"),
     }
-    return encode("live", {"id": track, "t": round(row.t, 6)}, buffers)
+    ended = {"outcome": row.outcome} if row.outcome else {}
+    return encode("live", {"id": track, "t": round(row.t, 6), **ended}, buffers)
 
 
 def _request(text: str | bytes) -> Mapping[str, Any] | None:

@@ -21,15 +21,18 @@ from .live_view import LiveView
 
 @contextmanager
 def live_view(
-    wanted: bool, scene: Scene | None, spec: Spec, title: str, *, paced: bool = False
+    wanted: bool, scene: Scene | None, spec: Spec, title: str, *, paced: bool = False, worlds: int | None = None
 ) -> Generator[list[Watcher]]:
-    """The watchers that show a run: one where it is wanted, else none. A `paced` run is held to real time."""
+    """The watchers that show a run: one where it is wanted, else none. A `paced` run is held to real time.
+
+    Of a batch, `worlds` are shown as a grid.
+    """
     if not wanted:
         yield []
         return
     if scene is None:
         raise BadInput("--view shows a scene, and this world names none; give it with --scene.")
-    with LiveView(scene, spec, title) as live:
+    with LiveView(scene, spec, title, worlds=worlds) as live:
         open_in_browser(live.url)
         yield [live, Pace()] if paced else [live]
 
