@@ -413,7 +413,7 @@ def test_a_thousand_connections_with_the_token_fill_the_seats_and_no_more(server
         f"GET /socket?token={server.token} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     ).encode()
-    kept, refused = [], 0
+    kept, refused, most = [], 0, 0
     try:
         for _ in range(1000):
             one = socket.create_connection(("127.0.0.1", parts.port), timeout=20)
@@ -423,7 +423,9 @@ def test_a_thousand_connections_with_the_token_fill_the_seats_and_no_more(server
             else:
                 refused += 1
                 one.close()
-        assert len(kept) + refused == 1000 and 16 <= len(kept) <= 32
+            most = max(most, server.watchers)
+        # On a busy machine this takes so long that silent ones are dropped, and their seats given to others.
+        assert len(kept) + refused == 1000 and len(kept) >= 16 and 16 <= most <= 32
         assert get(server, "/").status == 200
     finally:
         for one in kept:

@@ -25,6 +25,7 @@ from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
 from instep.core.world import stack, take
 from instep.evaluate.episode_batch import OUTCOMES
+from instep.physics import ImageEffects, MujocoRenderer, WithCameras
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
 
@@ -40,6 +41,22 @@ READY = """
     await new Promise((done) => setTimeout(done, 25));
   }
   return null;
+})()
+"""
+
+
+MEAN_BRIGHTNESS = """
+(async () => {
+  const image = window.instepViewers[0].frame.querySelector(".images img");
+  while (!image.complete || !image.naturalWidth) await new Promise((done) => setTimeout(done, 20));
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+  let sum = 0;
+  for (let i = 0; i < data.length; i += 4) sum += data[i] + data[i + 1] + data[i + 2];
+  return sum / (3 * canvas.width * canvas.height);
 })()
 """
 
@@ -146,6 +163,36 @@ def test_the_replay_follows_the_horizon_that_is_chosen(page, arm, episode):
         while (stepwise := opened.do(error)) == whole and time.monotonic() < end:
             time.sleep(0.1)
         assert 0 < stepwise < 0.5 * whole
+
+
+def test_the_horizon_is_a_slider_from_one_step_to_the_whole_run(page, arm, episode):
+    with Opened(page, GapContent(Replayed([episode], {"arm7": MujocoWorld(arm)}, ()), "gap")) as opened:
+        slider = "v.frame.querySelector('.choice[data-name=horizon] input[type=range]')"
+        shown = "v.frame.querySelector('.choice[data-name=horizon] output').textContent"
+        assert opened.do(shown) == "whole run"
+        before = opened.server._content._horizon
+        opened.do(f"({slider}.value = '0', {slider}.dispatchEvent(new Event('input')))")
+        assert opened.do(shown) == "one step"
+        wait_for(lambda: opened.server._content._horizon == 0 != before)
+
+
+def test_recorded_images_are_compared_with_rendered_ones(page):
+    scene = Scene.load("pusht")
+    camera = next(iter(scene.cameras.values()))
+    world = WithCameras(MujocoWorld(scene), MujocoRenderer(scene), (camera,), ImageEffects(gain=0.5))
+    recorded = rollout(world, Constant(scene.rest_action()), steps=4)
+    with Opened(page, GapContent(Replayed([recorded], {"pusht": MujocoWorld(scene)}, ()), "gap")) as opened:
+        opened.do("v.panel.press('v')")
+        brightness = {}
+        for kind in ("real", "rendered", "difference"):
+            label = camera.name if kind == "real" else f"{camera.name}, {kind}"
+            buttons = "[...v.frame.querySelectorAll('.images .segments button')]"
+            opened.do(f"{buttons}.find((one) => one.textContent === '{kind}').click()")
+            caption = "v.frame.querySelector('.images figcaption')?.textContent"
+            wait_for(lambda caption=caption, label=label: opened.do(caption) == label)
+            brightness[kind] = page.evaluate(MEAN_BRIGHTNESS)
+        assert brightness["real"] < 0.7 * brightness["rendered"], "the recorded camera is darker"
+        assert brightness["difference"] == pytest.approx(brightness["rendered"] - brightness["real"], abs=6)
 
 
 def test_live_rows_arrive_and_are_followed(page, arm):

@@ -4,15 +4,17 @@ import type { Clock } from "./clock";
 import { Frustum } from "./marks";
 import type { Model } from "./model";
 import type { Panel } from "./panel";
-import type { ImageMessage, SceneMessage } from "./protocol";
+import type { ImageMessage, InfoMessage, SceneMessage } from "./protocol";
 import type { Stage } from "./stage";
 
 const REQUEST_MS = 150;
 const KEPT_MS = 5000;
+const KINDS = ["real", "rendered", "difference"];
 
 export class CameraImages {
   private readonly frustums = new Map<string, Frustum>();
   private shown = false;
+  private kind = "real";
   private next = 0;
   private last = 0;
 
@@ -32,9 +34,23 @@ export class CameraImages {
       this.frustums.set(camera.name, frustum);
       frustum.root.visible = false;
     }
-    if (message.cameras.length) {
-      this.panel.addToggle({ key: "v", label: "Cameras", shown: false, act: (shown) => this.show(shown) });
-    }
+    if (message.cameras.length) this.offer();
+  }
+
+  /** Which cameras have images, and whether the scene renders them too. */
+  setInfo(message: InfoMessage): void {
+    if (message.images.length && !this.frustums.size) this.offer();
+    if (message.compare) this.panel.offerImageKinds(KINDS, (kind) => this.setKind(kind));
+  }
+
+  private offer(): void {
+    this.panel.addToggle({ key: "v", label: "Cameras", shown: this.shown, act: (shown) => this.show(shown) });
+  }
+
+  private setKind(kind: string): void {
+    this.kind = kind;
+    this.next = 0;
+    this.request();
   }
 
   /** Hang the frustums onto the bodies of a model. */
@@ -47,16 +63,16 @@ export class CameraImages {
     const now = performance.now();
     if (!this.shown || this.clock.live || now < this.next) return;
     this.next = now + REQUEST_MS;
-    this.ask({ images: this.clock.t });
+    this.ask({ images: this.clock.t, show: this.kind });
     // The last request of a scrub may have come too early.
     window.clearTimeout(this.last);
-    this.last = window.setTimeout(() => this.ask({ images: this.clock.t }), 2 * REQUEST_MS);
+    this.last = window.setTimeout(() => this.ask({ images: this.clock.t, show: this.kind }), 2 * REQUEST_MS);
   }
 
   receive(message: ImageMessage): void {
     const blob = new Blob([message.buffers["data"] as Uint8Array<ArrayBuffer>], { type: `image/${message.format}` });
     const address = URL.createObjectURL(blob);
-    this.panel.setImage(message.label, address);
+    this.panel.setImage(message.camera, message.label, address);
     void createImageBitmap(blob).then((image) => {
       this.frustums.get(message.camera)?.show(image);
       this.stage.invalidate();

@@ -69,21 +69,20 @@ export class Panel {
     this.tracks.root.hidden = this.tracks.body.children.length < 2;
   }
 
-  /** A row of buttons of which one is chosen, such as the horizon of a replay. */
+  /** One of several options, such as the episode; where they are ordered, such as the horizon of a replay, a slider. */
   addChoice(message: ChoiceMessage, act: (value: number) => void): void {
-    const group = element("div", { class: "segments", role: "radiogroup", "aria-label": message.label });
-    message.options.forEach((option, i) => {
-      const one = element("button", { type: "button", role: "radio", "aria-checked": String(i === message.value) }, option);
-      one.addEventListener("click", () => {
-        [...group.children].forEach((other, k) => other.setAttribute("aria-checked", String(k === i)));
-        act(i);
-      });
-      group.append(one);
-    });
-    const row = element("div", { class: "choice", "data-name": message.name }, element("h2", {}, message.label), group);
+    const control = message.ordered ? steps(message, act) : segments(message.label, message.options, message.value, act);
+    const row = element("div", { class: "choice", "data-name": message.name }, element("h2", {}, message.label), control);
     const known = this.choices.querySelector(`[data-name="${CSS.escape(message.name)}"]`);
     if (known) known.replaceWith(row);
     else this.choices.append(row);
+  }
+
+  /** Which of several kinds of images is shown. */
+  offerImageKinds(kinds: string[], act: (kind: string) => void): void {
+    if (this.images.root.querySelector(".segments")) return;
+    this.images.body.before(segments("Images", kinds, 0, (i) => act(kinds[i]!)));
+    this.images.root.hidden = false;
   }
 
   setParams(message: ParamsMessage, act: (address: string, value: number) => void): void {
@@ -150,15 +149,46 @@ export class Panel {
     this.selection.body.replaceChildren(list);
   }
 
-  setImage(label: string, source: string): void {
+  setImage(camera: string, label: string, source: string): void {
     this.images.root.hidden = false;
-    let figure = this.images.body.querySelector<HTMLElement>(`[data-image="${CSS.escape(label)}"]`);
+    let figure = this.images.body.querySelector<HTMLElement>(`[data-image="${CSS.escape(camera)}"]`);
     if (!figure) {
-      figure = element("figure", { "data-image": label }, element("img", { alt: label }), element("figcaption", {}, label));
+      figure = element("figure", { "data-image": camera }, element("img", { alt: camera }), element("figcaption"));
       this.images.body.append(figure);
     }
     figure.querySelector("img")!.src = source;
+    figure.querySelector("figcaption")!.textContent = label;
   }
+}
+
+/** A row of buttons of which one is chosen. */
+function segments(label: string, options: string[], chosen: number, act: (value: number) => void): HTMLElement {
+  const group = element("div", { class: "segments", role: "radiogroup", "aria-label": label });
+  options.forEach((option, i) => {
+    const one = element("button", { type: "button", role: "radio", "aria-checked": String(i === chosen) }, option);
+    one.addEventListener("click", () => {
+      [...group.children].forEach((other, k) => other.setAttribute("aria-checked", String(k === i)));
+      act(i);
+    });
+    group.append(one);
+  });
+  return group;
+}
+
+/** A slider over ordered options, which says the one it is at. */
+function steps(message: ChoiceMessage, act: (value: number) => void): HTMLElement {
+  const last = message.options.length - 1;
+  const shown = element("output", {}, message.options[message.value]!);
+  const slider = element("input", {
+    type: "range", min: "0", max: String(last), step: "1", value: String(message.value), "aria-label": message.label,
+  });
+  const tell = () => {
+    shown.textContent = message.options[Number(slider.value)]!;
+    slider.setAttribute("aria-valuetext", shown.textContent);
+  };
+  slider.addEventListener("input", () => (tell(), act(Number(slider.value))));
+  tell();
+  return element("label", { class: "steps" }, slider, shown);
 }
 
 function section(title: string): { root: HTMLElement; body: HTMLElement } {

@@ -91,13 +91,15 @@ export interface ChoiceMessage {
   label: string;
   options: string[];
   value: number;
+  ordered?: boolean; // options from less to more: a slider
   buffers: Buffers;
 }
 export interface InfoMessage {
   kind: "info";
   title: string;
   subtitle: string;
-  images: string[];
+  images: string[]; // cameras with recorded images
+  compare?: boolean; // whether they can be rendered too
   grab?: boolean; // whether end effectors can be grabbed
   buffers: Buffers;
 }

@@ -164,6 +164,7 @@ export class Viewer {
 
   private setInfo(message: InfoMessage): void {
     this.panel.setTitle(message.title, message.subtitle);
+    this.images.setInfo(message);
     if (!message.grab || !this.scene) return;
     this.grabbing ??= new Grabbing(this.stage, this.scene, (request) => this.ask(request));
     const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;

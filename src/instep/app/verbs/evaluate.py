@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -159,7 +159,11 @@ def evaluate(
 
 def _shown(watchers: Sequence[Watcher]) -> MapFn:
     """A map in this process whose batches are shown."""
-    return lambda function, batches: map(partial(function, watch=watchers), batches)
+
+    def run(function: Callable[..., Any], batches: Sequence[EvalBatch]) -> Iterator[Any]:
+        return map(partial(function, watch=watchers), batches)
+
+    return run
 
 
 def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:

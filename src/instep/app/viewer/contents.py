@@ -12,13 +12,11 @@ from instep.core.errors import BadInput
 from instep.core.type_guards import is_mapping
 from instep.scene.folder import Scene
 
+from .camera_images import CameraImages, ImageRequest
 from .event_marks import event_message, recorded_marks
-from .images import image_message
 from .messages import encode
 from .shapes import scene_message
-from .tracks import TrackOptions, track_message
-
-IMAGES = "observation.images."
+from .tracks import TrackOptions, positions_in, track_message
 
 
 class SceneContent:
@@ -50,6 +48,7 @@ class RecordingContent:
         self._shown = first
         self._scene_message = scene_message(scene)
         self._tracks: dict[int, bytes] = {}
+        self._images = CameraImages(scene)
 
     def opening(self) -> Sequence[bytes]:
         """The scene, and the episode that was chosen last."""
@@ -67,8 +66,11 @@ class RecordingContent:
         if is_mapping(chosen) and isinstance(chosen.get("episode"), int):
             self._shown = int(np.clip(chosen["episode"], 0, len(self._episodes) - 1))
             return self._episode(self._shown)
-        at = request.get("images")
-        return self._images(float(at)) if isinstance(at, int | float) else ()
+        wanted = ImageRequest.of(request)
+        if wanted is None:
+            return ()
+        episode = self._episodes[self._shown]
+        return self._images.messages(episode, positions_in(self._scene, episode)[wanted.row(episode)], wanted)
 
     def _episode(self, number: int) -> Sequence[bytes]:
         episode = self._episodes[number]
@@ -76,19 +78,7 @@ class RecordingContent:
         count = len(self._episodes)
         which = f"episode {number + 1} of {count}, " if count > 1 else ""
         words = f"{which}{len(episode)} rows, {length:.1f} s"
-        info = {"title": self._title, "subtitle": words, "images": self._cameras(episode)}
+        info = {"title": self._title, "subtitle": words, **self._images.info(episode)}
         if number not in self._tracks:
             self._tracks = {number: track_message(self._scene, episode, TrackOptions())}  # one is kept: they are large
         return [encode("info", info), self._tracks[number], event_message(recorded_marks(episode))]
-
-    def _cameras(self, episode: Episode) -> list[str]:
-        names = [name for name in episode.columns if name.startswith(IMAGES) and not name.endswith(".stamp")]
-        return [name.removeprefix(IMAGES) for name in names]
-
-    def _images(self, t: float) -> Sequence[bytes]:
-        episode = self._episodes[self._shown]
-        row = int(np.clip(np.searchsorted(episode.t - episode.t[0], t + 1e-6) - 1, 0, len(episode) - 1))
-        return [
-            image_message(camera, camera, t, np.asarray(episode[IMAGES + camera][row], np.uint8))
-            for camera in self._cameras(episode)
-        ]

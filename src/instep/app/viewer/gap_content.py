@@ -16,10 +16,11 @@ from instep.core.type_guards import is_mapping
 from instep.core.world import Array
 from instep.scene.folder import Scene, SceneSimulator
 
+from .camera_images import CameraImages, ImageRequest
 from .event_marks import error_marks, event_message, recorded_marks
 from .messages import encode
 from .shapes import scene_message
-from .tracks import MAX_ROWS, ChannelTable, TrackOptions, channel_table, track_message
+from .tracks import MAX_ROWS, ChannelTable, TrackOptions, channel_table, positions_in, track_message
 
 ERROR_QUANTILE = 0.98
 """Errors of this quantile, over all joints of one unit, have the full colour."""
@@ -39,11 +40,9 @@ class Horizon:
 
 
 HORIZONS = (
-    Horizon("step", 0.0),
-    Horizon("0.1 s", 0.1),
-    Horizon("0.5 s", 0.5),
-    Horizon("2 s", 2.0),
-    Horizon("all", None),
+    Horizon("one step", 0.0),
+    *(Horizon(f"{seconds:g} s", seconds) for seconds in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)),
+    Horizon("whole run", None),
 )
 
 
@@ -70,11 +69,15 @@ class GapContent:
         self._settings: dict[str, float] = {}
         self._scene: Scene = list(given.sims.values())[-1].scene
         self._scene_message = scene_message(self._scene)
+        self._images = CameraImages(self._scene)
+        self._replayed: Episode | None = None
 
     def opening(self) -> Sequence[bytes]:
         """The scene, the choices, and the tracks as they were chosen last."""
         options = [horizon.label for horizon in HORIZONS]
-        choice = {"name": "horizon", "label": "Replay for", "options": options, "value": self._horizon}
+        choice = {
+            "name": "horizon", "label": "Replay for", "options": options, "value": self._horizon, "ordered": True,
+        }  # fmt: skip
         messages = [self._scene_message, *self._tracks(), encode("choice", choice)]
         count = len(self._given.episodes)
         if count > 1:
@@ -98,7 +101,11 @@ class GapContent:
         if is_mapping(given):
             self._set(given)
             return self._tracks()
-        return ()
+        wanted = ImageRequest.of(request)
+        if wanted is None:
+            return ()
+        episode = self._given.episodes[self._shown]
+        return self._images.messages(episode, self._replayed_at(wanted.row(episode)), wanted)
 
     def _set(self, given: Mapping[Any, Any]) -> None:
         known = {param.address: param for param in self._given.params}
@@ -125,10 +132,20 @@ class GapContent:
             sims[-1] = label, sim.tuned(self._settings)
         horizon = HORIZONS[self._horizon]
         replays = {label: replay(sim, episode, anchor=horizon.rows(sim.spec.dt)) for label, sim in sims}
-        info = {"title": self._title, "subtitle": error_words(replays, episode), "images": list[str]()}
-        last = list(replays.values())[-1]
+        words = error_words(replays, episode)
+        info = {"title": self._title, "subtitle": words, **self._images.info(episode)}
+        last = self._replayed = list(replays.values())[-1]
         marks = [*recorded_marks(episode), *error_marks(episode.t, error_table(last, episode))]
         return [*replay_tracks(self._scene, replays, episode), event_message(marks), encode("info", info)]
+
+    def _replayed_at(self, row: int) -> Array:
+        """Positions [nq] of the last simulator at a row of the recording; where it diverged, its last sound ones."""
+        if self._replayed is None:
+            self._tracks()
+        assert self._replayed is not None  # noqa: S101 - the tracks have just been computed
+        q = positions_in(self._scene, self._replayed)[: row + 1]
+        sound = np.flatnonzero(np.isfinite(q).all(axis=1))
+        return q[sound[-1]]
 
 
 def replay_tracks(

@@ -23,7 +23,7 @@ from instep.core.world import Array, Observation, Spec, State
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.scene.folder import Scene
 
-from .contents import IMAGES
+from .camera_images import IMAGES
 from .shapes import scene_message
 from .shared_row import RowLayout, SharedRow
 from .tracks import channel_names

@@ -15,7 +15,7 @@ from instep.robot.link import LinkSession, LiveConnection
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
 
-from .contents import IMAGES
+from .camera_images import IMAGES
 from .images import image_message
 from .messages import encode
 from .shapes import scene_message
