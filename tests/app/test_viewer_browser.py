@@ -21,11 +21,14 @@ from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.gaussian_content import GaussianContent
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import encode
+from instep.app.viewer.robot_content import RobotContent
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
+from instep.core.errors import LinkLost
 from instep.core.world import stack, take
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.physics import ImageEffects, MujocoRenderer, WithCameras
+from instep.robot import RobotServer, RobotWorld, WorldDriver
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
 
@@ -236,6 +239,26 @@ def test_a_batch_is_a_grid_of_worlds_coloured_by_outcome(page):
         errors = [*page.errors]
         page.open("about:blank")
     assert errors == []
+
+
+def test_the_stop_button_stops_a_robot_only_where_it_is_allowed(page, arm):
+    hidden = "v.frame.querySelector('.stop').hidden"
+    with RobotServer(WorldDriver(MujocoWorld(arm))) as robot:
+        content = RobotContent(robot.address, robot.token, arm)
+        with Opened(page, content) as opened, content.running(opened.server):
+            wait_for(lambda: opened.do("v.state().status") == "idle")
+            assert opened.do(hidden)
+            opened.do("v.ask({stop: true})")
+            wait_for(lambda: "--allow-stop" in opened.do("v.state().status"))
+            assert robot.counts["stops"] == 0
+        content = RobotContent(robot.address, robot.token, arm, may_stop=True)
+        with Opened(page, content) as opened, content.running(opened.server):
+            assert not opened.do(hidden)
+            opened.do("v.frame.querySelector('.stop').click()")
+            wait_for(lambda: "stop" in opened.do("v.state().status"))
+        assert robot.counts["stops"] == 1
+        with RobotWorld(robot.address, robot.token) as world, pytest.raises(LinkLost, match="has stopped: A watcher"):
+            world.step(world.latest(), arm.rest_action())
 
 
 def test_gaussians_are_drawn_in_their_colour(page, tmp_path):

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from instep.core.errors import BadInput
 from instep.core.world import Channel, Spec, vector
 from instep.robot import wire
-from instep.robot.wire import Command, Hello, Ping, Pong, Refused, Report, Reset, pack, tensor, unpack
+from instep.robot.wire import Command, Hello, Ping, Pong, Refused, Report, Reset, Stop, pack, tensor, unpack
 
 SPEC = Spec(
     0.02,
@@ -34,10 +34,11 @@ MESSAGES = (
     Ping("c1", -5),
     Pong("c1", 5, 6, {"overruns": 2}),
     Refused("c1", 9, "stale", "No."),
+    Stop("c1"),
 )  # fmt: skip
 GOLDEN_COMMAND = (
     b"\x86"
-    b"\xa7version\x02"
+    b"\xa7version\x03"
     b"\xa4kind\xa7command"
     b"\xaaconnection\xa2c1"
     b"\xa3seq\x07"
@@ -159,11 +160,11 @@ def test_every_field_has_its_type(message):
 
 
 def test_another_version_is_refused_with_both_numbers():
-    assert refusal({**raw(MESSAGES[4]), "version": 1}) == "A message of version 1 came, but this side speaks version 2."
+    assert refusal({**raw(MESSAGES[4]), "version": 1}) == "A message of version 1 came, but this side speaks version 3."
 
 
 def test_a_robot_takes_no_message_of_a_robot():
-    with pytest.raises(BadInput, match="only command, reset, ping are taken here"):
+    with pytest.raises(BadInput, match="only command, reset, stop, ping are taken here"):
         unpack(pack(MESSAGES[1]), wire.FROM_CLIENT)
 
 

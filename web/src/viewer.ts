@@ -3,7 +3,7 @@
 import * as THREE from "three";
 import { CameraImages } from "./camera_images";
 import { Clock } from "./clock";
-import { ICONS, digits, element, iconButton } from "./elements";
+import { ICONS, button, digits, element, iconButton } from "./elements";
 import { Grabbing } from "./grab";
 import { Headset, type HeadsetMode } from "./headset";
 import { handleKey, helpBox } from "./keyboard";
@@ -64,6 +64,7 @@ export class Viewer {
   private readonly legend = new Legend();
   private readonly selection = new Selection();
   private readonly help = helpBox();
+  private readonly stopButton = button("STOP", "Stop the robot until it is reset", () => this.ask({ stop: true }));
   private readonly images: CameraImages;
   private readonly axes: THREE.LineSegments[] = [];
   private readonly pose = new Float32Array(7);
@@ -86,7 +87,9 @@ export class Viewer {
     this.plots = new Plots(this.clock, (name) => this.linesOf(name));
     this.plots.onRemove = (name) => this.panel.setPlotted(name, false);
     this.timeline = new Timeline(this.clock);
-    this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help);
+    this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help, this.stopButton);
+    this.stopButton.className = "stop";
+    this.stopButton.hidden = true;
     this.stage = new Stage(view);
     this.frame.classList.toggle("plain", this.stage.software);
     this.images = new CameraImages(this.stage, this.clock, this.panel, (request) => this.ask(request));
@@ -165,6 +168,7 @@ export class Viewer {
   private setInfo(message: InfoMessage): void {
     this.panel.setTitle(message.title, message.subtitle);
     this.images.setInfo(message);
+    this.stopButton.hidden = !message.stop;
     if (!message.grab || !this.scene) return;
     this.grabbing ??= new Grabbing(this.stage, this.scene, (request) => this.ask(request));
     const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;

@@ -169,6 +169,12 @@ class RobotLoop:
         finally:
             self._stop_for_good()
 
+    def stop(self, why: str) -> None:
+        """Stop until a reset, from any thread: commands are refused at once, the driver stops within a period."""
+        with self._changed:
+            self._stop(why)
+            self._publish_state(self._shown_mono)
+
     def watch(self) -> None:
         """Hold or stop where commands or readings have been missing for too long, and say so at once.
 

@@ -26,7 +26,22 @@ from instep.core.world import Array, Observation, Spec, State
 from .clock_sync import ClockEstimate
 from .driver import SENT, STAMP, Reading
 from .sensor_checks import SensorChecks
-from .wire import FROM_ROBOT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
+from .wire import (
+    FROM_ROBOT,
+    MAX_BYTES,
+    Command,
+    Hello,
+    Pace,
+    Ping,
+    Pong,
+    Refused,
+    Report,
+    Reset,
+    Role,
+    Stop,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -320,7 +335,22 @@ class LinkSession:
             f"reached, then reset it."
         )
 
-    def _post(self, message: Command | Reset) -> None:
+    def stop(self, timeout: float = 2.0) -> None:
+        """Stop the robot until it is reset, and wait until it says that it has stopped."""
+        asked = ""
+
+        def check(live: LiveConnection) -> LiveConnection | None:
+            nonlocal asked
+            if live.report.mode == "stop":
+                return live
+            if asked != live.hello.connection:  # after a reconnect it is asked again
+                asked = live.hello.connection
+                self._post(Stop(asked))
+            return None
+
+        self._until(check, timeout, "stop")
+
+    def _post(self, message: Command | Reset | Stop) -> None:
         data = pack(message)
         self._events.call_soon_threadsafe(self._send_soon, data, message.connection)
 

@@ -42,7 +42,22 @@ from .driver import Driver
 from .jerk_kernels import BOUNDS
 from .realtime import quiet_interpreter
 from .safety_options import SafetyOptions
-from .wire import FROM_CLIENT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
+from .wire import (
+    FROM_CLIENT,
+    MAX_BYTES,
+    Command,
+    Hello,
+    Pace,
+    Ping,
+    Pong,
+    Refused,
+    Report,
+    Reset,
+    Role,
+    Stop,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -298,8 +313,8 @@ class _Network:
                 message = unpack(data if isinstance(data, bytes) else b"", FROM_CLIENT)
                 if message.connection != client.connection:
                     raise BadInput("The message belongs to another connection.")
-                if client.role == "watch" and not isinstance(message, Ping):
-                    raise BadInput("A watcher may only send pings.")
+                if client.role == "watch" and not isinstance(message, Ping | Stop):
+                    raise BadInput("A watcher may only send pings, and stop the robot.")
             except BadInput as error:
                 self.counts["malformed"] += 1
                 return await expel(client.socket, _brief(str(error), 120))
@@ -314,6 +329,8 @@ class _Network:
         if isinstance(message, Ping):
             counts = {**self._robot.counts, **self.counts}
             await client.socket.send(pack(Pong(client.connection, message.sent, self._robot.clock.mono(), counts)))
+        elif isinstance(message, Stop):
+            self._robot.stop(f"A {'controller' if client.role == 'control' else 'watcher'} asked for it.")
         elif isinstance(message, Command | Reset):
             refusal = self._robot.offer(message)
             if refusal is not None:

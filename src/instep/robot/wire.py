@@ -21,7 +21,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Spec
 
-VERSION = 2
+VERSION = 3
 """Version of the schema; a peer that speaks another one is refused."""
 MAX_BYTES = 8 * 2**20
 """Size of the largest message [bytes]."""
@@ -114,6 +114,13 @@ class Reset:
 
 
 @array_dataclass
+class Stop:
+    """A request to stop the robot until it is reset, from a controller or a watcher."""
+
+    connection: str
+
+
+@array_dataclass
 class Ping:
     """A heartbeat that asks for the robot's time."""
 
@@ -145,10 +152,10 @@ class Refused:
     reason: str
 
 
-Message: TypeAlias = Hello | Report | Command | Reset | Ping | Pong | Refused
+Message: TypeAlias = Hello | Report | Command | Reset | Stop | Ping | Pong | Refused
 FROM_ROBOT = ("hello", "report", "pong", "refused")
 """Kinds a client accepts."""
-FROM_CLIENT = ("command", "reset", "ping")
+FROM_CLIENT = ("command", "reset", "stop", "ping")
 """Kinds a robot accepts."""
 
 

@@ -58,6 +58,8 @@ class ViewArgs:
     """write an MP4 of the recording in 3D and end, likewise."""
     teleop: bool = False
     """simulate the scene in real time; its end effectors follow a drag of the mouse, or a controller in VR."""
+    allow_stop: bool = False
+    """give the page of robot:ADDRESS a button that stops the robot until it is reset."""
     token: TokenFile = None
     at: float = 0.0
     """time that --image shows [s]."""
@@ -105,6 +107,8 @@ def _shown(url: str, args: ViewArgs) -> int:
 def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     """What moves by itself: a robot behind a link, or a simulated one; None where nothing does."""
     kind, _, address = thing.partition(":")
+    if args.allow_stop and kind != "robot":
+        raise BadInput("--allow-stop stops a robot behind a link; show one with robot:ADDRESS.")
     if kind == "twin":
         command = f"instep run POLICY {thing} --real robot:ADDRESS --view"
         raise BadInput(f"A twin is shown while it runs; start it with: {command}")
@@ -113,7 +117,7 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
             raise BadInput("A robot is shown in a scene; give the one of this robot with --scene.")
         from instep.app.viewer.robot_content import RobotContent
 
-        return RobotContent(address, link_token(args.token), Scene.load(args.scene))
+        return RobotContent(address, link_token(args.token), Scene.load(args.scene), may_stop=args.allow_stop)
     if not args.teleop:
         return None
     if not is_scene(thing):

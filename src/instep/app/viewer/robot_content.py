@@ -24,6 +24,8 @@ from .view_server import LiveRow, ViewServer, running_beside
 
 TRACK = "robot"
 CONNECT_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 2.0
+"""Time within which a robot must say that it has stopped [s]."""
 RATE = 60.0
 """Most rows per second that are shown [Hz]."""
 
@@ -33,8 +35,8 @@ class RobotContent:
 
     gaussians = False
 
-    def __init__(self, address: str, token: str, scene: Scene):
-        self._address, self._scene = address, scene
+    def __init__(self, address: str, token: str, scene: Scene, *, may_stop: bool = False):
+        self._address, self._scene, self._may_stop = address, scene, may_stop
         self._session = LinkSession(address, token, "watch")
         try:
             self._spec = self._session.wait(CONNECT_TIMEOUT_S).hello.spec
@@ -53,12 +55,20 @@ class RobotContent:
         channels = [*channel_names(self._spec.q, ""), *channel_names(self._spec.action, "action")]
         header: dict[str, Any] = {"id": TRACK, "label": "robot", "role": "main", "live": True, "channels": channels}
         cameras = [name.removeprefix(IMAGES) for name in self._spec.observation if name.startswith(IMAGES)]
-        info = {"title": self._scene.name, "subtitle": f"robot at {self._address}", "images": cameras}
+        info = {
+            "title": self._scene.name, "subtitle": f"robot at {self._address}", "images": cameras,
+            "stop": self._may_stop,
+        }  # fmt: skip
         return [scene_message(self._scene), encode("info", info), encode("track", header)]
 
     def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
-        """A watcher asks nothing of a robot."""
-        return ()
+        """A watcher asks nothing of a robot but to stop, where that is allowed."""
+        if "stop" not in request:
+            return ()
+        if not self._may_stop:
+            raise BadInput("This page may not stop the robot; open it with --allow-stop.")
+        self._session.stop(STOP_TIMEOUT_S)  # raises, and the page says so, where the robot does not confirm it
+        return [encode("status", {"text": "The robot has stopped; make it safe, then reset it.", "level": "bad"})]
 
     @contextmanager
     def running(self, server: ViewServer) -> Generator[None]:
