@@ -164,11 +164,11 @@ class Kicked:
         """As the correction inside."""
         return self.inner.begin(state, seen)
 
-    def __call__(self, memory: Any, predicted: State, seen: Observation, t: float) -> Any:
+    def __call__(self, memory: Any, predicted: State, seen: Observation, t: float, deadline: Any = None) -> Any:
         """Kick, then correct."""
         if abs(t - self.when) < 1e-6:
             predicted = replace(predicted, q=self.place.moved(predicted.q, self.xi))
-        return self.inner(memory, predicted, seen, t)
+        return self.inner(memory, predicted, seen, t, deadline)
 
 
 def _real(scene: Scene) -> tuple[Episode, RefinedRig] | None:

@@ -184,7 +184,22 @@ def _keeping(t: Array, episode: Episode) -> Section:
         ("Time of each stage", "time [ms]", times),
         ("Joint errors: measured less simulated", "error [mm or mrad]", errors),
     )
-    return Section("Timing", "", figures)
+    return Section("Timing", _left_out_words(episode), figures)
+
+
+def _left_out_words(episode: Episode) -> str:
+    """What the correction left out to be in time; empty where it had all the time that it wanted."""
+    from instep.twin import correction_log
+    from instep.twin.frame_budget import LEFT_OUT, left_out
+
+    found = left_out(correction_log(episode))
+    if not found:
+        return ""
+    begin = f"The correction kept to a deadline, {1e3 * found['given']:.1f} ms after a measurement in the median."
+    if not found["frames"]:
+        return f"{begin} Nothing was left out."
+    parts = ", ".join(f"{word} {found[word]:.0f}" for word in LEFT_OUT if found[word])
+    return f"{begin} In {found['frames']:.0f} of {len(episode)} rows something was left out: {parts}."
 
 
 def _figures(*asked: tuple[str, str, Lines]) -> list[Figure]:

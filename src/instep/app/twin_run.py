@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,12 +104,17 @@ def status_line(log: Mapping[str, Array]) -> str:
 
 @contextmanager
 def twin_of(
-    scene: str, real: AbstractContextManager[Any], options: TwinOptions, *, images: bool = False
+    scene: str, real: AbstractContextManager[Any], options: TwinOptions, *, images: bool = False, in_time: bool = False
 ) -> Generator[Twin]:
-    """A twin of a real world, which is closed on leaving."""
+    """A twin of a real world, which is closed on leaving; `in_time` keeps it to the period of a robot's own clock.
+
+    A robot that waits for each command, and a recording, set no time: their runs are repeatable.
+    """
     from instep.twin import open_twin
 
     with real as world:
+        if in_time and getattr(world, "pace", "step") == "real":
+            options = replace(options, budget=world.spec.dt)
         yield open_twin(scene, world, options, images=images)
 
 
@@ -144,6 +150,15 @@ def trust_facts(episode: Episode) -> dict[str, Any]:
         return {}
     seconds = {STAGE_WORDS[stage]: round(took, 3) for stage, took in stage_seconds(episode).items() if took}
     return {"trust stages": seconds, "trust events": [event.words for event in trust_events(episode)]}
+
+
+def budget_facts(episode: Episode) -> dict[str, Any]:
+    """What result.json keeps of the time budget of a correction: what was given, and what was left out of how many."""
+    from instep.twin import correction_log
+    from instep.twin.frame_budget import left_out
+
+    found = left_out(correction_log(episode)) if "twin.correction" in episode else {}
+    return {"left out": found} if found else {}
 
 
 def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:

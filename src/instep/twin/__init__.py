@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .camera_rig import CameraRig, recorded_rig
     from .factory import TwinOptions, open_twin
     from .filter_options import FilterOptions
+    from .frame_budget import Deadline
     from .hand_eye import HandEye, HandEyeOptions, PointSighting, RobotCalibration, calibrate_hand_eye, calibrate_robot
     from .image_checks import FAULT_WORDS, ImageFault
     from .pose_filter import PoseFilter
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
-    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "HandEye",
+    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "Deadline", "FilterOptions", "ForceOptions", "HandEye",
     "HandEyeOptions", "ImageFault", "JointBlend", "NoCorrection", "Outline", "PointSighting", "PoseFilter",
     "RefineOptions", "RefinedCameras", "RefinedRig", "RobotCalibration", "SilhouetteOverlaps", "StageOptions",
     "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage", "Twin", "TwinOptions", "VisualForces",
@@ -38,6 +39,7 @@ __getattr__ = lazy_names(
         "camera_rig": "CameraRig recorded_rig",
         "factory": "TwinOptions open_twin",
         "filter_options": "FilterOptions",
+        "frame_budget": "Deadline",
         "hand_eye": "HandEye HandEyeOptions PointSighting RobotCalibration calibrate_hand_eye calibrate_robot",
         "image_checks": "FAULT_WORDS ImageFault",
         "pose_filter": "PoseFilter",

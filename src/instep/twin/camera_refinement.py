@@ -32,7 +32,7 @@ from .contrast_search import find_by_regions, fit_by_regions
 from .global_search import find_body
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from .projection import Outline, free_body, model_of, outline_of, project_outline, silhouette
-from .region import RegionColours
+from .region import PHASES, RegionColours
 from .scene_geometry import SupportPlane, support_plane
 from .segmentation import initial_strength
 
@@ -204,7 +204,7 @@ def _region_crops(
                 own = solve_pose(outline, [crop], TRACKING_PRIOR, basis, 5)
                 if own.fits[0].overlap > MIN_LEARNING_OVERLAP:
                     colours.learn(frame, c, outline, crop, moved(pose, own.xi), memory)
-        memory["phase"] = (memory["phase"] + 1) % 4
+        memory["phase"] = (memory["phase"] + 1) % PHASES
         pose = _fitted_pose(outline, shown, pose, basis, held)
         if i >= len(frames):
             crops.append([replace(crop, world_from_body=pose) for crop in shown])

@@ -41,6 +41,9 @@ class TwinOptions:
     auto decides by the first images."""
     held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
+    budget: float | None = None
+    """Time from one measurement to the next command [s]: a pose filter leaves out what does not fit, and says so. None
+    for a correction that takes its time, so that a recording always gives the same."""
     start: Path | None = None
     """File of the poses in which bodies start, or of points that an image shows; the others are searched."""
     scan: Path | None = None
@@ -94,7 +97,7 @@ def open_twin(
     scene = options.calibrated(scene if isinstance(scene, Scene) else Scene.load(scene))
     sim = open_world(scene)
     if options.correct == "none":
-        return supervised(Twin(sim, real, NoCorrection(), images=images), options)
+        return supervised(Twin(sim, real, NoCorrection(), images=images, budget=options.budget), options)
     cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
     if not cameras or not scene.objects:
         raise BadInput(
@@ -106,7 +109,7 @@ def open_twin(
     correct = correction_of(scene, options.rig(scene, cameras), options, outlines=outlines)
     for coloured in (True, False) if options.residual == "auto" else (options.named,):
         warm_up(scene, sim, correct, coloured=coloured)
-    return supervised(Twin(sim, real, correct, images=images), options)
+    return supervised(Twin(sim, real, correct, images=images, budget=options.budget), options)
 
 
 def supervised(twin: Twin, options: TwinOptions) -> Twin:

@@ -7,22 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.world import Observation
+from instep.core.world import Array, Observation
 
 from .camera_rig import IMAGES, CameraFrame, CameraRig
 from .image_checks import ImageFault, image_fault, learn_view, sample_image
 
 MAX_FRAME_GAP_S = 0.25
 """Time after the last image from which a camera is late, and the covariance grows [s]."""
+SHARED = "shared"
+"""Names of arrays that a frame's memory still shares with that of the frame before; only there during a frame."""
 IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
 """What is remembered of the images themselves."""
 
 
 def new_frames(
-    rig: CameraRig, dt: float, memory: Mapping[str, Any], observation: Observation, t: float
-) -> tuple[list[CameraFrame | None], dict[str, Any]]:
-    """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
-    kept = {k: np.array(value) for k, value in memory.items()}
+    rig: CameraRig, dt: float, memory: Mapping[str, Any], observation: Observation, t: float,
+    shared: frozenset[str] = frozenset(),
+) -> tuple[list[CameraFrame | None], dict[str, Any]]:  # fmt: skip
+    """Frames that are newer than the last of their camera and show no fault, and the memory with what was found.
+
+    Arrays of the names in `shared` are not copied; who changes one of them does so by `changeable`.
+    """
+    kept = {k: value if k in shared else np.array(value) for k, value in memory.items()}
+    if shared:
+        kept[SHARED] = {k for k in kept if k in shared}
     frames: list[CameraFrame | None] = []
     for c, frame in enumerate(rig.frames(observation, t)):
         if frame is None and IMAGES + rig.cameras[c].name in observation:
@@ -40,6 +48,15 @@ def new_frames(
         frames.append(None)
     kept["age"] = np.asarray(t - kept["seen"].max())
     return frames, kept
+
+
+def changeable(memory: dict[str, Any], name: str) -> Array:
+    """An array of a memory that may be changed: copied first where the frame before still owns it."""
+    shared = memory.get(SHARED, set[str]())
+    if name in shared:
+        memory[name] = np.array(memory[name])
+        shared.remove(name)
+    return memory[name]
 
 
 def image_log(rig: CameraRig, memory: Mapping[str, Any], t: float) -> dict[str, float]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from instep.core.world import Array
 
+from .filter_options import FilterOptions
 from .pose_solver import PoseSolution, SilhouetteFit
 
+SMOOTHING = 0.2
+"""Gain of the running means of chroma and of camera disagreement."""
 SLOW_M_S = 0.02
 """Speed below which a body says little about the age of images [m/s]."""
 
@@ -46,6 +50,22 @@ def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
         apart = max(float(np.linalg.norm((steps[j] - agreed)[:2])) for j in others)
         excess.append(float(np.linalg.norm((steps[i] - agreed)[:2])) - apart)
     return excess
+
+
+def exclude_outlier(
+    fits: Sequence[SilhouetteFit], used: Sequence[int], memory: dict[str, Any], options: FilterOptions
+) -> dict[int, float]:
+    """Exclude a camera that keeps wanting the body elsewhere than the others agree on; disagreements by camera [m]."""
+    if len(used) < 3:
+        return {}
+    for c, excess in zip(used, camera_excess(fits), strict=True):
+        memory["disagreement"][c] += SMOOTHING * (excess - memory["disagreement"][c])
+        apart = memory["disagreement"][c] > options.max_disagreement
+        memory["disagreeing"][c] = memory["disagreeing"][c] + 1 if apart else 0
+    worst = max(used, key=lambda c: float(memory["disagreement"][c]))
+    if memory["disagreeing"][worst] >= options.exclude_after:
+        memory["excluded"][worst] = True
+    return {c: float(memory["disagreement"][c]) for c in used}
 
 
 def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:

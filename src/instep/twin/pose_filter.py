@@ -19,10 +19,20 @@ from instep.splat.gaussians import Gaussians
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
 from .contrast_search import find_by_regions
 from .filter_options import LEARNED, FilterOptions
-from .frame_checks import MAX_FRAME_GAP_S, healthy_frame, image_log, new_frames
+from .frame_budget import (
+    BUDGET_LOG,
+    Deadline,
+    FrameBudget,
+    body_order,
+    note_told,
+    planned_images,
+    solve_in_time,
+    unknown_budget,
+)
+from .frame_checks import MAX_FRAME_GAP_S, SHARED, healthy_frame, image_log, new_frames
 from .global_search import FOUND_OVERLAP, find_body
 from .image_checks import unknown_views
-from .innovation import adapted_spread, camera_excess, grown_covariance, image_delay, innovation_numbers
+from .innovation import SMOOTHING, adapted_spread, exclude_outlier, grown_covariance, image_delay, innovation_numbers
 from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
 from .pose_solver import (
     PoseSolution,
@@ -31,10 +41,9 @@ from .pose_solver import (
     motion_between,
     moved,
     planar_basis,
-    solve_pose,
 )
 from .projection import FreeBody, Outline, free_body, model_of, outline_of, silhouette
-from .region import RegionColours
+from .region import PHASES, RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
 from .surface_mesh import BodyFaces, body_faces, fitted_outline
@@ -53,8 +62,6 @@ HISTORY = 32
 """Past estimates that are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
 RETRY_FRAMES = 6
 """Frames from one global search to the next."""
-SMOOTHING = 0.2
-"""Gain of the running means of chroma and of camera disagreement."""
 PER_BODY = (
     "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "visible", "image_delay",
     "frames_lost", "penetration", "relocalized", "learned",
@@ -94,13 +101,16 @@ class PoseFilter:
         surfaces = [body_faces(outline, scene) for outline in several]
         self._textures = tuple(BodyTexture(o, rig.cameras, faces=s) for o, s in zip(followed, surfaces, strict=False))
         self._faces: tuple[BodyFaces, ...] = tuple(surfaces)
+        learners = (*self._regions, *self._textures)
+        self._learned_names = frozenset(name for learner in learners for name in learner.unknown()) - {"phase"}
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property
     def logged(self) -> tuple[str, ...]:
-        """`PER_BODY` of every body and `PER_CAMERA` of every camera."""
+        """`PER_BODY` of every body, `PER_CAMERA` of every camera, and `BUDGET_LOG`."""
         bodies = [f"{name}.{word}" for name in self.scene.objects for word in PER_BODY]
-        return tuple(bodies + [f"{camera.name}.{word}" for camera in self.rig.cameras for word in PER_CAMERA])
+        cameras = [f"{camera.name}.{word}" for camera in self.rig.cameras for word in PER_CAMERA]
+        return (*bodies, *cameras, *BUDGET_LOG)
 
     def outline(self, body: str) -> Outline:
         """The outline that is fitted to the images."""
@@ -127,6 +137,7 @@ class PoseFilter:
             "seen": np.full(cameras, state.t),
             "fault": np.zeros(cameras, int),
             **unknown_views(cameras),
+            **unknown_budget(bodies, cameras),
             "drag": np.zeros((bodies, 2)),
             "age": np.zeros(()),
             "strength": np.full(cameras, 100.0),
@@ -151,13 +162,16 @@ class PoseFilter:
             if found is not None:
                 q = body.put(q, found)
         memory["poses"] = np.stack([np.tile(q[p.q : p.q + 7], (HISTORY, 1)) for p in self._bodies], axis=1)
-        return CorrectedState(q, state.v, memory, dict.fromkeys(self.logged, 0.0))
+        log = dict.fromkeys(self.logged, 0.0) | FrameBudget(None, memory["costs"]).log()
+        return CorrectedState(q, state.v, memory, log)
 
     def __call__(
-        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
-    ) -> CorrectedState:
-        """Correct every body by the images that are new."""
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float,
+        deadline: Deadline | None = None,
+    ) -> CorrectedState:  # fmt: skip
+        """Correct every body by the images that are new; with a deadline, by as much of them as there is time for."""
         frames, memory = self.new_frames(memory, observation, t)
+        budget = FrameBudget(deadline, memory["costs"])
         q, v = predicted.q.copy(), predicted.v.copy()
         log = dict.fromkeys(self.logged, 0.0)
         times = np.append(memory["t"][1:], t)
@@ -166,16 +180,13 @@ class PoseFilter:
         log |= image_log(self.rig, memory, t)
         log |= {f"{name}.learned": float(memory["learns"]) for name in self.scene.objects}
         log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
-        for b, body in enumerate(self._bodies):
+        order = body_order(budget, memory)
+        for i, b in enumerate(order):
+            body = self._bodies[b]
+            budget.begin_body(b, len(order) - i)
             past = np.ascontiguousarray(poses[:, b])
-            crops = [
-                None if f is None or f.stamp < times[0]
-                else self._crop(b, c, f, silhouette.transform_at(times, past, f.stamp), memory)
-                for c, f in enumerate(frames)
-            ]  # fmt: skip
-            self._mask_robot(crops, frames, times, joints)
-            self._mask_others(b, crops, frames, times, poses)
-            xi, touching = self._correct(b, q, crops, frames, memory, log)
+            crops = self._crops(b, frames, (times, poses, joints), memory, budget)
+            xi, touching = self._correct(b, q, crops, frames, memory, log, budget)
             if xi is None:
                 continue
             log[f"{body.name}.image_delay"] = image_delay(memory["drag"][b], xi, past, times)
@@ -186,8 +197,34 @@ class PoseFilter:
                 q = apart
             poses[:, b] = silhouette.moved_poses(past, xi)
             v = body.add_twist(q, v, self._twist(xi, log[f"{body.name}.shift"]))
-        memory = {**memory, "t": times, "poses": poses, "joints": joints}
-        return CorrectedState(q, v, memory, log)
+        if memory["learns"]:
+            memory["phase"] = (memory["phase"] + 1) % (1 << 16)
+        memory = {**memory, "t": times, "poses": poses, "joints": joints, "costs": budget.costs}
+        memory.pop(SHARED, None)
+        return CorrectedState(q, v, memory, log | budget.log())
+
+    def _crops(
+        self, b: int, frames: Sequence[CameraFrame | None], history: tuple[Array, Array, Array],
+        memory: dict[str, Any], budget: FrameBudget,
+    ) -> list[MaskCrop | None]:  # fmt: skip
+        """The segmented pixels around a body in the images that there is time for; None for the others."""
+        times, poses, joints = history
+        given = [frame is not None and frame.stamp >= times[0] for frame in frames]
+        usable = [self._usable(c, memory) for c in range(len(frames))]
+        crops: list[MaskCrop | None] = [None] * len(frames)
+        taken = planned_images(budget, b, given, usable, memory)
+        memory["waiting"][b] = memory["waiting"][b] + 1 if any(given) and not taken else 0
+        budget.leave("bodies", float(memory["waiting"][b] > 0))
+        past = np.ascontiguousarray(poses[:, b])
+        for c in taken:
+            frame = frames[c]
+            if frame is not None:
+                with budget.timed("image"):
+                    crops[c] = self._crop(b, c, frame, silhouette.transform_at(times, past, frame.stamp), memory)
+                    self._mask_robot(crops[c], frame, times, joints)
+                    self._mask_others(b, crops[c], frame, times, poses)
+                crops[c] = self._with_points(b, c, frame, crops[c], memory, budget)
+        return crops
 
     def _shows_colour(self, q: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> bool:
         """Whether the only body is shown in the colour that the scene gives it, so that none has to be learned."""
@@ -216,34 +253,30 @@ class PoseFilter:
         """The segmented pixels around a body, by its own colour or by those that were learned."""
         outline, margin = self._outlines[b], self._margin(memory["covariance"][b])
         if memory["learns"]:
-            crop = self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
-            if crop is None or not self._textures:
-                return crop
-            return replace(crop, points=self._textures[b].follow(frame, c, world_from_body, memory))
+            return self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
         return self.rig.crop(frame, outline, world_from_body, memory["strength"][c], margin)
 
-    def _mask_robot(
-        self, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, joints: Array
-    ) -> None:
-        """Exclude the pixels that the robot occluded when each image was taken."""
-        if not (self._occlusion and self.options.joints_known):
-            return
-        for crop, frame in zip(crops, frames, strict=True):
-            if crop is not None and frame is not None:
-                row = min(int(np.searchsorted(times, frame.stamp)), len(times) - 1)
-                self._occlusion.apply(crop, joints[row])
+    def _with_points(
+        self, b: int, c: int, frame: CameraFrame, crop: MaskCrop | None, memory: dict[str, Any], budget: FrameBudget
+    ) -> MaskCrop | None:
+        """A crop with the points of the body's texture that its image shows, where texture is followed."""
+        if crop is None or not self._textures or not memory["learns"]:
+            return crop
+        with budget.following() as most:
+            return replace(crop, points=self._textures[b].follow(frame, c, crop.world_from_body, memory, most))
 
-    def _mask_others(
-        self, b: int, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, poses: Array
-    ) -> None:
+    def _mask_robot(self, crop: MaskCrop | None, frame: CameraFrame, times: Array, joints: Array) -> None:
+        """Exclude the pixels that the robot occluded when the image was taken."""
+        if crop is not None and self._occlusion and self.options.joints_known:
+            row = min(int(np.searchsorted(times, frame.stamp)), len(times) - 1)
+            self._occlusion.apply(crop, joints[row])
+
+    def _mask_others(self, b: int, crop: MaskCrop | None, frame: CameraFrame, times: Array, poses: Array) -> None:
         """Exclude the pixels in which another body is in front of this one."""
         others = [o for o in range(len(self._faces)) if o != b]
-        for crop, frame in zip(crops, frames, strict=True):
-            if crop is not None and frame is not None and others:
-                at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), frame.stamp) for o in others]
-                mask_bodies_in_front(
-                    crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)]
-                )
+        if crop is not None and others:
+            at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), frame.stamp) for o in others]
+            mask_bodies_in_front(crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)])
 
     def _twist(self, xi: Array, shift: float) -> Array:
         # A jump corrects where the body is and says nothing about how it moves.
@@ -251,7 +284,7 @@ class PoseFilter:
 
     def _correct(
         self, b: int, q: Array, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None],
-        memory: dict[str, Any], log: dict[str, float],
+        memory: dict[str, Any], log: dict[str, float], budget: FrameBudget,
     ) -> tuple[Array | None, bool]:  # fmt: skip
         """The motion that fits one body to its images (None to coast), and whether to resolve its penetration."""
         options, outline, name = self.options, self._outlines[b], self._bodies[b].name
@@ -263,7 +296,7 @@ class PoseFilter:
         picked = [crop for c in used if (crop := crops[c]) is not None]
 
         def solved() -> PoseSolution:
-            return solve_pose(outline, picked, prior, basis, options.iterations, options.mask_noise)
+            return solve_in_time(budget, outline, picked, (prior, basis), options)
 
         found = solved() if picked else None
         good = [i for i, fit in enumerate(found.fits) if self._sees(fit)] if found else []
@@ -274,7 +307,8 @@ class PoseFilter:
             found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log))
         self._report(name, found if good else None, prior, basis, log)
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
-        self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log)
+        note_told(b, [c for c, crop in enumerate(crops) if crop is not None], known, memory)
+        self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log, budget)
         if found is None or not good:
             searched = any(crop is not None for crop in crops) or bool((memory["fault"] > 0).all())
             return self._coast(b, T, frames, memory, log, searched), False
@@ -282,31 +316,34 @@ class PoseFilter:
         if (away := self._relocalize(b, T, found, frames, memory)) is not None:
             log[f"{name}.relocalized"] = 1.0
             return away, False
-        self._exclude_outlier(found, used, memory, log)
+        for c, apart in exclude_outlier(found.fits, used, memory, options).items():
+            log[f"{self.rig.cameras[c].name}.disagreement"] = apart
         memory["covariance"][b] = found.covariance
         memory["spread"][b] = adapted_spread(
             memory["spread"][b], found.xi, options.position_sigma, options.orientation_sigma
         )
-        self._learn_colours(b, found, picked, (used, frames), memory)
+        self._learn_colours(b, found, picked, (used, frames), memory, budget)
         return found.xi, options.joints_known
 
     def _learn_colours(
         self, b: int, found: PoseSolution, picked: Sequence[MaskCrop],
-        seen: tuple[Sequence[int], Sequence[CameraFrame | None]], memory: dict[str, Any],
+        seen: tuple[Sequence[int], Sequence[CameraFrame | None]], memory: dict[str, Any], budget: FrameBudget,
     ) -> None:  # fmt: skip
         """Learn how the body appears in the cameras that show it at the pose that was found."""
-        used, frames = seen
-        for crop, c, fit in zip(picked, used, found.fits, strict=True):
-            frame = frames[c]
-            if memory["learns"] and frame is not None and fit.overlap > COLOUR_LEARNING_OVERLAP:
-                at = moved(crop.world_from_body, found.xi)
-                self._regions[b].learn(frame, c, self._outlines[b], crop, at, memory)
-                for texture in self._textures[b : b + 1]:
-                    texture.learn(frame, c, at, crop, crop.points, memory)
-            elif not memory["learns"]:
+        (used, frames), turn = seen, int(memory["phase"]) // PHASES if memory["learns"] else 0
+        for i in ((k + turn) % len(used) for k in range(len(used))):
+            crop, c, frame = picked[i], used[i], frames[used[i]]
+            if not memory["learns"]:
                 memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
-        if memory["learns"]:
-            memory["phase"] = (memory["phase"] + 1) % 4
+            elif frame is not None and found.fits[i].overlap > COLOUR_LEARNING_OVERLAP:
+                if not budget.fits(learning=1):
+                    budget.leave("learning")
+                    continue
+                with budget.timed("learning"):
+                    at = moved(crop.world_from_body, found.xi)
+                    self._regions[b].learn(frame, c, self._outlines[b], crop, at, memory)
+                    for texture in self._textures[b : b + 1]:
+                        texture.learn(frame, c, at, crop, crop.points, memory)
 
     def _photo(self, outline: Outline, scans: Mapping[str, Gaussians]) -> PhotometricResidual:
         """Gaussians to compare: those of a scan, else flat ones on the surface of the outline."""
@@ -424,7 +461,7 @@ class PoseFilter:
         self, memory: Mapping[str, Any], observation: Observation, t: float
     ) -> tuple[list[CameraFrame | None], dict[str, Any]]:
         """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
-        return new_frames(self.rig, self.scene.dt, memory, observation, t)
+        return new_frames(self.rig, self.scene.dt, memory, observation, t, self._learned_names)
 
     def _margin(self, covariance: Array) -> int:
         """Pixels around the prediction that are segmented: more, the larger the covariance."""
@@ -439,27 +476,10 @@ class PoseFilter:
 
     def _score_cameras(
         self, outline: Outline, crops: Sequence[MaskCrop | None], xi: Array, known: Mapping[int, SilhouetteFit],
-        log: dict[str, float],
+        log: dict[str, float], budget: FrameBudget,
     ) -> None:  # fmt: skip
         """How well the corrected pose fits every camera, held-out and excluded ones as well."""
         for c, (camera, crop) in enumerate(zip(self.rig.cameras, crops, strict=True)):
-            if crop is not None:
+            if crop is not None and (c in known or budget.fits(step=1)):
                 fit = known[c] if c in known else compare_silhouette(outline, crop, xi, noise=self.options.mask_noise)
                 log[f"{camera.name}.overlap"], log[f"{camera.name}.visible_share"] = fit.overlap, fit.visible
-
-    def _exclude_outlier(
-        self, found: PoseSolution, used: Sequence[int], memory: dict[str, Any], log: dict[str, float]
-    ) -> None:
-        """Exclude a camera that keeps wanting the body elsewhere than the others agree on."""
-        if len(used) < 3:
-            return
-        excess = camera_excess(found.fits)
-        for i, c in enumerate(used):
-            memory["disagreement"][c] += SMOOTHING * (excess[i] - memory["disagreement"][c])
-            log[f"{self.rig.cameras[c].name}.disagreement"] = float(memory["disagreement"][c])
-            memory["disagreeing"][c] = (
-                memory["disagreeing"][c] + 1 if memory["disagreement"][c] > self.options.max_disagreement else 0
-            )
-        worst = max(used, key=lambda c: float(memory["disagreement"][c]))
-        if memory["disagreeing"][worst] >= self.options.exclude_after:
-            memory["excluded"][worst] = True

@@ -11,7 +11,7 @@ The prior term P^-1 xi stays in after the first iteration, or the prior would be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -92,15 +92,18 @@ class PoseSolution:
     information: Array
     """Information of the cameras alone, along the columns of the basis [k, k]."""
     fits: tuple[SilhouetteFit, ...]
+    left_out: int = 0
+    """Steps that there was no time for."""
 
 
 def solve_pose(
     outline: Outline, crops: Sequence[MaskCrop], prior: Array, basis: Array, iterations: int = 3,
-    noise: PixelNoise = MASK_NOISE,
+    noise: PixelNoise = MASK_NOISE, *, more: Callable[[], bool] = lambda: True,
 ) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
-    Where silhouettes barely overlap the first iterations use softer edges, which reach farther.
+    Where silhouettes barely overlap the first iterations use softer edges, which reach farther. `more` says before each
+    iteration but the first whether there is time for it.
     """
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1])
@@ -109,7 +112,11 @@ def solve_pose(
         return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise) for crop in crops)
 
     fits = compare(EDGE_WIDTH_PX)
+    left_out = 0
     for left in range(iterations, 0, -1):
+        if left < iterations and not more():
+            left_out = left
+            break
         soft = _edge_width(fits) if left > 1 else EDGE_WIDTH_PX
         information, gradient = _summed(fits if soft == EDGE_WIDTH_PX else compare(soft))
         step = np.linalg.solve(information + prior_information, gradient + prior_information @ eta)
@@ -119,7 +126,7 @@ def solve_pose(
         fits = compare(EDGE_WIDTH_PX)
     information, _ = _summed(fits)
     covariance = np.linalg.inv(information + prior_information)
-    return PoseSolution(basis @ eta, basis @ covariance @ basis.T, information, fits)
+    return PoseSolution(basis @ eta, basis @ covariance @ basis.T, information, fits, left_out)
 
 
 def compare_silhouette(

@@ -18,6 +18,7 @@ from instep.scene.camera import Camera
 from instep.splat.image import Region
 
 from .camera_rig import CameraFrame, MaskCrop
+from .frame_checks import changeable
 from .projection import Outline, calibrated, project_outline, silhouette
 from .silhouette_kernels import ProjectedOutline
 
@@ -29,6 +30,10 @@ NOT_DRAWN = np.zeros((0, 0), np.float32)
 """Distances of a body whose convex parts are its shape."""
 BINS = 32**3
 """Bins of a histogram of colours."""
+
+
+PHASES = region_kernels.STRIDE**2
+"""Frames after which every pixel has been learned from."""
 
 
 @options_dataclass
@@ -67,17 +72,21 @@ class RegionColours:
 
     def unknown(self) -> dict[str, Any]:
         """Memory before anything was learned."""
-        n = len(self._cameras)
         empty = {f"background.{c}": np.zeros((k.height, k.width, 4), np.uint8) for c, k in enumerate(self._cameras)}
-        return {f"{self.name}.regions": np.zeros((n, 2, BINS), np.float32), "phase": np.zeros((), int), **empty}
+        colours = {self._histograms(c): np.zeros((2, BINS), np.float32) for c in range(len(self._cameras))}
+        return {**colours, "phase": np.zeros((), int), **empty}
 
     def learned(self, memory: Mapping[str, Any], c: int) -> bool:
         """Whether the colours of the body in a camera are known."""
-        return bool(memory[f"{self.name}.regions"][c, 0].any())
+        return bool(memory[self._histograms(c)][0].any())
 
     def forget(self, memory: dict[str, Any], c: int) -> None:
         """Forget the colours of the body in a camera."""
-        memory[f"{self.name}.regions"][c] = 0.0
+        changeable(memory, self._histograms(c))[:] = 0.0
+
+    def _histograms(self, c: int) -> str:
+        """Where the histograms of body and surroundings in a camera are remembered."""
+        return f"{self.name}.regions.{c}"
 
     def crop(
         self, frame: CameraFrame, c: int, outline: Outline, world_from_body: Array, margin: int, memory: dict[str, Any]
@@ -111,7 +120,7 @@ class RegionColours:
         options = self.options
         limits = (options.sigma, options.background_density, options.unknown_density, *options.shading)
         return region_kernels.segment_region(
-            pixels[top:bottom, left:right], memory[f"{self.name}.regions"][c], memory[f"background.{c}"], region, limits
+            pixels[top:bottom, left:right], memory[self._histograms(c)], memory[f"background.{c}"], region, limits
         )
 
     def learn(
@@ -133,13 +142,14 @@ class RegionColours:
         mask, weight = (blank, blank) if crop is None or fresh else (crop.mask, crop.weight)
         counts = np.zeros((2, BINS), np.float32)
         outline_here = (self._shape(outline, projected, frame.camera, world_from_body, region), region)
-        for k in range(4) if fresh else (phase,):
+        for k in range(PHASES) if fresh else (phase,):
             region_kernels.learn_pixels(pixels, (mask, weight), outline_here, k, options.bands, counts)
-        kept = memory[f"{self.name}.regions"]
+        kept = changeable(memory, self._histograms(c))
         for side, rate in enumerate((options.body_rate, options.around_rate)):
             if counts[side].sum() >= options.min_amount:
                 share = 1.0 if fresh else rate
-                kept[c, side] += share * (region_kernels.blurred(counts[side]) - kept[c, side])
+                kept[side] += np.float32(share) * (region_kernels.blurred(counts[side]) - kept[side])
         if not fresh:
             limits = (options.away, options.tolerance, *options.shading)
-            region_kernels.learn_background(pixels, mask, memory[f"background.{c}"], outline_here, phase, limits)
+            background = changeable(memory, f"background.{c}")
+            region_kernels.learn_background(pixels, mask, background, outline_here, phase, limits)

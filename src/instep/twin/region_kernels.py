@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numba import njit
 
-from .silhouette import region_around
+from .silhouette import TILE, region_around
 from .silhouette_kernels import INLINE, OPTIONS, edges_of, project_corners, signed_distance
 
 BINS = 32
@@ -94,15 +94,27 @@ def blurred(counts):  # pragma: no cover - compiled
     total = 0.0
     for i in range(counts.shape[0]):
         total += counts[i]
-    out = counts / max(total, 1e-9)
-    for step in (1, BINS, BINS * BINS):
-        before = out.copy()
-        for i in range(out.shape[0]):
-            at = i // step % BINS
-            low = before[i - step] if at > 0 else before[i]
-            high = before[i + step] if at < BINS - 1 else before[i]
-            out[i] = 0.5 * before[i] + 0.25 * (low + high)
-    return out
+    shape = (BINS, BINS, BINS)
+    first, second = (counts / np.float32(max(total, 1e-9))).reshape(shape), np.empty(shape, counts.dtype)
+    half, quarter = np.float32(0.5), np.float32(0.25)
+    for i in range(BINS):
+        for j in range(BINS):
+            row, out = first[i, j], second[i, j]
+            out[0] = half * row[0] + quarter * (row[0] + row[1])
+            out[BINS - 1] = half * row[BINS - 1] + quarter * (row[BINS - 2] + row[BINS - 1])
+            for k in range(1, BINS - 1):
+                out[k] = half * row[k] + quarter * (row[k - 1] + row[k + 1])
+    for i in range(BINS):
+        for j in range(BINS):
+            low, row, high, out = second[i, max(j - 1, 0)], second[i, j], second[i, min(j + 1, BINS - 1)], first[i, j]
+            for k in range(BINS):
+                out[k] = half * row[k] + quarter * (low[k] + high[k])
+    for i in range(BINS):
+        for j in range(BINS):
+            low, row, high, out = first[max(i - 1, 0), j], first[i, j], first[min(i + 1, BINS - 1), j], second[i, j]
+            for k in range(BINS):
+                out[k] = half * row[k] + quarter * (low[k] + high[k])
+    return second.reshape(BINS * BINS * BINS)
 
 
 @njit(**OPTIONS)
@@ -176,12 +188,20 @@ def segment_region(pixels, histograms, background, region, limits):  # pragma: n
 def hide_interior(mask, weight, outline, depth):  # pragma: no cover - compiled
     """Pixels this deep inside of the predicted outline [pixels] that do not show the body show an occluder."""
     shape, (left, top, right, bottom) = outline
-    for y in range(top, bottom):
-        for x in range(left, right):
-            if mask[y - top, x - left] < 0.5 and weight[y - top, x - left] > LEAST_WEIGHT:
-                d = _distance(shape, x, y, left, top)
-                if d < -depth:
-                    weight[y - top, x - left] = LEAST_WEIGHT
+    edges, drawn = shape
+    for y0 in range(top, bottom, TILE):
+        for x0 in range(left, right, TILE):
+            if drawn.size == 0:
+                # A distance changes by a pixel per pixel: no pixel of a tile far from the inside is deep in it.
+                middle, _ = signed_distance(x0 + 0.5 * TILE, y0 + 0.5 * TILE, edges)
+                if middle - 0.7072 * TILE >= -depth:
+                    continue
+            for y in range(y0, min(y0 + TILE, bottom)):
+                for x in range(x0, min(x0 + TILE, right)):
+                    if mask[y - top, x - left] < 0.5 and weight[y - top, x - left] > LEAST_WEIGHT:
+                        d = _distance(shape, x, y, left, top)
+                        if d < -depth:
+                            weight[y - top, x - left] = LEAST_WEIGHT
 
 
 @njit(**OPTIONS)

@@ -41,6 +41,10 @@ BLOCK = 4
 """Side of a block of pixels that shares its candidate edges [pixels]."""
 REACH = 0.7072 * BLOCK
 """Distance from the centre of a block to its corners [pixels]."""
+TILE = 8
+"""Side of a tile of blocks; most tiles are far from the outline and are added at once [pixels]."""
+SUMS = {**INLINE, "fastmath": True}
+"""Options of sums over whole tiles: masks and weights are finite, and their order may change."""
 MIN_FACING_COSINE = 0.25
 """Cosine between normal and ray from which a camera sees a face well enough to measure its colour."""
 
@@ -202,15 +206,22 @@ def outline_equations(projected, basis, pixels, edge):  # pragma: no cover - com
 def _scan(projected, pixels, window, edge, sums, tally):  # pragma: no cover - compiled
     (left, top, right, bottom), points, edges = window, projected.points, projected.edges
     near, which = np.empty((edges.shape[0], 7)), np.empty(edges.shape[0], np.int64)
-    band = 6.0 * edge[0] + REACH
-    for y0 in range(top, bottom, BLOCK):
-        for x0 in range(left, right, BLOCK):
-            block = (x0, y0, min(x0 + BLOCK, right), min(y0 + BLOCK, bottom))
-            middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
-            if abs(middle) > band:
-                _add_uniform_block(pixels, block, 1.0 if middle < 0 else 0.0, tally)
-            else:
-                _add_edge_block(CandidateEdges(near, which, n), pixels, block, edge, sums, tally)
+    band, far = 6.0 * edge[0] + REACH, 6.0 * edge[0] + 0.7072 * TILE
+    for top0 in range(top, bottom, TILE):
+        for left0 in range(left, right, TILE):
+            low, end = min(top0 + TILE, bottom), min(left0 + TILE, right)
+            middle, _ = signed_distance(left0 + 0.5 * TILE, top0 + 0.5 * TILE, edges)
+            if abs(middle) > far:
+                _add_uniform_block(pixels, (left0, top0, end, low), 1.0 if middle < 0 else 0.0, tally)
+                continue
+            for y0 in range(top0, low, BLOCK):
+                for x0 in range(left0, end, BLOCK):
+                    block = (x0, y0, min(x0 + BLOCK, end), min(y0 + BLOCK, low))
+                    middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
+                    if abs(middle) > band:
+                        _add_uniform_block(pixels, block, 1.0 if middle < 0 else 0.0, tally)
+                    else:
+                        _add_edge_block(CandidateEdges(near, which, n), pixels, block, edge, sums, tally)
 
 
 @njit(**INLINE)
@@ -237,17 +248,17 @@ def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compile
     return best, n
 
 
-@njit(**INLINE)
+@njit(**SUMS)
 def _add_uniform_block(pixels, block, inside, tally):  # pragma: no cover - compiled
     """Add a block that lies wholly inside or outside to the tally."""
     (mask, weight, region), (x0, y0, x1, y1) = pixels, block
-    both = shows = squared = counts = 0.0
+    shows = squared = counts = np.float32(0.0)
+    full, none, half = np.float32(inside), np.float32(0.0), np.float32(0.5)
     for i in range(y0 - region[1], y1 - region[1]):
         for j in range(x0 - region[0], x1 - region[0]):
             w, m = weight[np.uint64(i), np.uint64(j)], mask[np.uint64(i), np.uint64(j)]
-            shown = w if m > 0.5 else 0.0
-            shows += shown
-            squared += w * (inside - m) * (inside - m)
+            shows += w if m > half else none
+            squared += w * (full - m) * (full - m)
             counts += w
     both = inside * shows
     tally[0] += squared

@@ -7,7 +7,7 @@ measured against what was learned first, and errors do not add up from frame to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +19,7 @@ from instep.scene.camera import Camera
 from instep.splat.image import Region
 
 from .camera_rig import CameraFrame, MaskCrop, PointTracks
+from .frame_checks import changeable
 from .projection import Outline, calibrated, silhouette, silhouette_kernels
 from .surface_mesh import BodyFaces, hull_faces
 
@@ -92,33 +93,42 @@ class BodyTexture:
 
     def unknown(self) -> dict[str, Any]:
         """Memory before anything was learned."""
-        shape = (len(self._cameras), self.options.slots)
-        patches = (*shape, texture_kernels.LEVELS, texture_kernels.AREA)
-        return {
-            f"{self.name}.texture.places": np.zeros((*shape, 3)),
-            f"{self.name}.texture.tangents": np.zeros((*shape, 3, 2)),
-            f"{self.name}.texture.normals": np.zeros((*shape, 3)),
-            f"{self.name}.texture.patches": np.zeros(patches, np.float32),
-            f"{self.name}.texture.known": np.zeros(shape, bool),
-            f"{self.name}.texture.misses": np.zeros(shape, np.int16),
+        n = self.options.slots
+        empty = {
+            "places": np.zeros((n, 3)),
+            "tangents": np.zeros((n, 3, 2)),
+            "normals": np.zeros((n, 3)),
+            "patches": np.zeros((n, texture_kernels.LEVELS, texture_kernels.AREA), np.float32),
+            "known": np.zeros(n, bool),
+            "misses": np.zeros(n, np.int16),
         }
+        return {self._key(what, c): value.copy() for what, value in empty.items() for c in range(len(self._cameras))}
 
-    def follow(self, frame: CameraFrame, c: int, world_from_body: Array, memory: dict[str, Any]) -> PointTracks | None:
-        """Where the image shows the points that should be visible at a predicted pose; None where none is known."""
+    def follow(
+        self, frame: CameraFrame, c: int, world_from_body: Array, memory: dict[str, Any],
+        most: Callable[[int], int] = lambda known: known,
+    ) -> PointTracks | None:  # fmt: skip
+        """Where the image shows the points that should be visible at a predicted pose; None where none is known.
+
+        `most` says of how many that are known there is time to follow; those are spread over all.
+        """
         slots = self._visible(frame.camera, c, world_from_body, memory)
+        taken = most(len(slots))
+        if taken < len(slots):
+            slots = slots[np.arange(taken) * len(slots) // taken]
         region = self._region(frame.camera, world_from_body)
         if not len(slots) or region is None:
             return None
-        places, R = self._kept(memory, "places")[c, slots], world_from_body[:3, :3]
+        places, R = self._kept(memory, "places", c)[slots], world_from_body[:3, :3]
         predicted, jacobian = silhouette_kernels.project_corners(
             places, world_from_body, calibrated(frame.camera), world_from_body[:3, 3]
         )
         if not np.isfinite(predicted[0, 0]):
             return None
-        warps = jacobian[:, :, :3] @ (R @ self._kept(memory, "tangents")[c, slots])
+        warps = jacobian[:, :, :3] @ (R @ self._kept(memory, "tangents", c)[slots])
         corner = np.array(region[:2], float)
         at, correlation = predicted - corner, np.zeros(len(slots))
-        patches = self._kept(memory, "patches")[c, slots]
+        patches = self._kept(memory, "patches", c)[slots]
         limits = (self.options.min_correlation, self.options.reach)
         texture_kernels.follow_patches(_pyramid(frame, region), at, warps, patches, limits, correlation)
         found = correlation > 0
@@ -130,8 +140,8 @@ class BodyTexture:
     ) -> None:  # fmt: skip
         """Forget points that do not fit the pose that was found, and learn new ones where there are few."""
         good = 0 if tracks is None else self._judge(frame.camera, c, world_from_body, tracks, memory)
-        known = self._kept(memory, "known")
-        if good >= self.options.wanted or (known[c].any() and good < self.options.wanted // 8):
+        known = self._changed(memory, "known", c)
+        if good >= self.options.wanted or (known.any() and good < self.options.wanted // 8):
             return
         region, (_, owner) = crop.region, rendered_faces(crop, self._faces, world_from_body)
         allowed = self._allowed(
@@ -142,18 +152,26 @@ class BodyTexture:
         n = texture_kernels.texture_corners(
             pyramid[0], allowed, self.options.spacing, self.options.min_strength, places
         )
-        free = np.flatnonzero(~known[c])
-        spare = np.setdiff1d(np.flatnonzero(known[c]), self._visible(frame.camera, c, world_from_body, memory))
+        free = np.flatnonzero(~known)
+        spare = np.setdiff1d(np.flatnonzero(known), self._visible(frame.camera, c, world_from_body, memory))
         slots = np.concatenate([free, spare])[:n]
         self._place(frame.camera, c, world_from_body, (places[: len(slots)], region, owner), slots, memory)
         patches = np.zeros((len(slots), texture_kernels.LEVELS, texture_kernels.AREA))
         texture_kernels.learn_patches(pyramid, places[: len(slots)], patches)
-        self._kept(memory, "patches")[c, slots] = patches
-        known[c, slots] = np.isfinite(patches[:, 0, 0])
-        self._kept(memory, "misses")[c, slots] = 0
+        self._changed(memory, "patches", c)[slots] = patches
+        known[slots] = np.isfinite(patches[:, 0, 0])
+        self._changed(memory, "misses", c)[slots] = 0
 
-    def _kept(self, memory: dict[str, Any], what: str) -> Array:
-        return memory[f"{self.name}.texture.{what}"]
+    def _key(self, what: str, c: int) -> str:
+        return f"{self.name}.texture.{what}.{c}"
+
+    def _kept(self, memory: dict[str, Any], what: str, c: int) -> Array:
+        """What is remembered of the points in a camera, to be read."""
+        return memory[self._key(what, c)]
+
+    def _changed(self, memory: dict[str, Any], what: str, c: int) -> Array:
+        """The same, to be written."""
+        return changeable(memory, self._key(what, c))
 
     def _region(self, camera: Camera, world_from_body: Array) -> Region | None:
         region: Region = silhouette.body_region(self._outline.corners, world_from_body, calibrated(camera), 40)
@@ -162,15 +180,15 @@ class BodyTexture:
 
     def _visible(self, camera: Camera, c: int, world_from_body: Array, memory: dict[str, Any]) -> Array:
         """Slots of the points whose faces are turned to the camera."""
-        slots = np.flatnonzero(self._kept(memory, "known")[c])
+        slots = np.flatnonzero(self._kept(memory, "known", c))
         R, eye = world_from_body[:3, :3], camera.body_from_camera[:3, 3]
-        rays = eye - (self._kept(memory, "places")[c, slots] @ R.T + world_from_body[:3, 3])
-        facing = np.sum(rays * (self._kept(memory, "normals")[c, slots] @ R.T), axis=1)
+        rays = eye - (self._kept(memory, "places", c)[slots] @ R.T + world_from_body[:3, 3])
+        facing = np.sum(rays * (self._kept(memory, "normals", c)[slots] @ R.T), axis=1)
         return slots[facing > self.options.min_facing * np.linalg.norm(rays, axis=1)]
 
     def _shown(self, camera: Camera, c: int, world_from_body: Array, memory: dict[str, Any]) -> Array:
         """Pixels of the points that should be visible [n, 2]."""
-        places = self._kept(memory, "places")[c, self._visible(camera, c, world_from_body, memory)]
+        places = self._kept(memory, "places", c)[self._visible(camera, c, world_from_body, memory)]
         if not len(places):
             return np.zeros((0, 2))
         return silhouette_kernels.project_corners(places, world_from_body, calibrated(camera), world_from_body[:3, 3])[
@@ -181,7 +199,7 @@ class BodyTexture:
         self, camera: Camera, c: int, world_from_body: Array, tracks: PointTracks, memory: dict[str, Any]
     ) -> int:
         """Count the misses of points; return how many fit."""
-        misses, known = self._kept(memory, "misses"), self._kept(memory, "known")
+        misses, known = self._changed(memory, "misses", c), self._changed(memory, "known", c)
         off = np.full(len(tracks.slots), np.inf)
         if len(off):
             at, _ = silhouette_kernels.project_corners(
@@ -189,9 +207,9 @@ class BodyTexture:
             )
             off = np.linalg.norm(at - tracks.measured, axis=1)
         fits = off < 3.0 * tracks.sigma
-        misses[c, tracks.slots[fits]] = 0
-        misses[c, np.concatenate([tracks.slots[~fits], tracks.missed])] += 1
-        known[c] &= misses[c] <= self.options.max_misses
+        misses[tracks.slots[fits]] = 0
+        misses[np.concatenate([tracks.slots[~fits], tracks.missed])] += 1
+        known &= misses <= self.options.max_misses
         return int(fits.sum())
 
     def _allowed(self, crop: MaskCrop, owner: Array, points: Array) -> Array:
@@ -225,9 +243,9 @@ class BodyTexture:
             return met @ body_from_camera[:3, :3].T + body_from_camera[:3, 3]
 
         here = on_face((0.0, 0.0))
-        self._kept(memory, "places")[c, slots] = here
-        self._kept(memory, "tangents")[c, slots] = np.stack([on_face((1.0, 0.0)) - here, on_face((0.0, 1.0)) - here], 2)
-        self._kept(memory, "normals")[c, slots] = self._faces.normals[triangle]
+        steps = np.stack([on_face((1.0, 0.0)) - here, on_face((0.0, 1.0)) - here], 2)
+        for what, values in (("places", here), ("tangents", steps), ("normals", self._faces.normals[triangle])):
+            self._changed(memory, what, c)[slots] = values
 
 
 def _pyramid(frame: CameraFrame, region: Region) -> tuple[Array, Array, Array]:

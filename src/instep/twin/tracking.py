@@ -35,7 +35,7 @@ from .focal_refinement import refine_focal
 from .pose_filter import COLOUR_LEARNING_OVERLAP, PoseFilter
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
-from .region import RegionColours
+from .region import PHASES, RegionColours
 from .scene_geometry import parked_joints
 from .start_pose import StartPose
 from .twin import STAGES, JointBlend, Twin
@@ -182,7 +182,8 @@ def _tracked(
     correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
     # Nothing is driven, so that trust is recorded and stops nothing.
     watched = replace(options, stages=replace(options.stages, acts=False))
-    twin = supervised(Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked)), watched)
+    blend = JointBlend(park=parked)
+    twin = supervised(Twin(sim, Recording(episode), correct, blend=blend, budget=options.budget), watched)
     action = rest_action(sim)
     for i, label in enumerate(sim.spec.action.labels):
         action[i] = parked.get(label, action[i])
@@ -247,7 +248,7 @@ def region_overlaps(
                 overlap[row, c], visible[row, c] = fit.overlap, fit.visible
                 if fit.overlap > COLOUR_LEARNING_OVERLAP:
                     colours.learn(frame, c, outline, crop, T, memory)
-        memory["phase"] = (memory["phase"] + 1) % 4
+        memory["phase"] = (memory["phase"] + 1) % PHASES
     return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
 
 

@@ -24,6 +24,7 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
 from instep.physics.engines import rest_action
 
+from .frame_budget import FALL, RISE, Deadline
 from .trust_stages import CHANNEL, LABELS, Evidence, TrustMonitor, TrustStage
 
 MIN_JOINT_SPEED = 0.03
@@ -38,6 +39,8 @@ COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "foll
 world's clock was ahead, for which the simulated world caught up; steps without a valid joint reading."""
 HISTORY = 64
 """Actions that are kept for simulators with latency, and joint positions for late readings."""
+MAX_REST_SHARE = 0.5
+"""Share of the time budget that is kept for what follows the correction, at most."""
 MAX_CATCH_UP_STEPS = 30
 """Most simulated steps in one step of the twin, after a pause of the real world."""
 
@@ -71,9 +74,13 @@ class Correction(Protocol):
         ...
 
     def __call__(
-        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
-    ) -> CorrectedState:
-        """Correct a prediction for time t [s] on the clock of the image stamps."""
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float,
+        deadline: Deadline | None = None,
+    ) -> CorrectedState:  # fmt: skip
+        """Correct a prediction for time t [s] on the clock of the image stamps.
+
+        With a deadline, as well as there is time for; the log says what was left out.
+        """
         ...
 
     def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
@@ -100,8 +107,9 @@ class NoCorrection:
         return replace(self.finder.begin(state, observation), memory={}, log={})
 
     def __call__(
-        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
-    ) -> CorrectedState:
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float,
+        deadline: Deadline | None = None,
+    ) -> CorrectedState:  # fmt: skip
         """Leave the prediction as it is."""
         return CorrectedState(predicted.q, predicted.v, {}, {})
 
@@ -187,11 +195,13 @@ class Twin:
         *,
         blend: JointBlend | None = None,
         images: bool = False,
+        budget: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.sim, self.real, self.correct = sim, real, correct
         self.blend = blend or JointBlend()
-        self.images = images
+        self.images, self.budget = images, budget
+        """Time from one measurement to the next command [s], which the correction keeps to; none where None."""
         self._clock = clock
         self.trust: TrustMonitor | None = None
         """What slows and stops this twin where it cannot be trusted; see `supervised`."""
@@ -264,6 +274,8 @@ class Twin:
             "log": self._log(found, np.full(len(self._joints), np.nan), np.zeros(len(STAGES)), np.zeros(len(COUNTS))),
             "lead": np.zeros(()),
             "sent": self._command(sim, past[-1], 0.0),
+            "rest": np.zeros(()),
+            "corrected": np.asarray(np.nan),
         }
         if self.trust is not None:
             memory["trust"] = self.trust.begin(real.t)
@@ -279,8 +291,10 @@ class Twin:
         timer("predict")
         holding = self.trust is not None and self.trust.stage(watched) >= TrustStage.HOLD
         sent = self._command(sim, action, 0.0 if holding else float(memory["lead"]))
+        rest = self._time_after(memory)
         real = self.real.step(memory["real"], sent)
         timer("follow")
+        deadline = self._deadline(rest)
         observation = self.real.observe(real)
         timer("observe")
         sim, extra = self._catch_up(sim, real.t, action)
@@ -292,7 +306,8 @@ class Twin:
         velocity = (joints[-1] - joints[-2]) / self.sim.spec.dt
         lead = np.asarray(adapt_lead(self.blend, float(memory["lead"]), error, velocity))
         timer("blend")
-        found = self._corrected(memory["correction"], blended, observation, real.t, watched)
+        found = self._corrected(memory["correction"], blended, observation, real.t, watched, deadline)
+        corrected = np.asarray(np.nan if deadline is None else self._clock())
         sim = self._inject(sim, found, past)
         if self.trust is not None:
             moved = found.q - blended.q
@@ -303,7 +318,7 @@ class Twin:
         memory = {
             "sim": sim, "real": real, "correction": dict(found.memory), "past": past, "t": times, "joints": joints,
             "log": self._log(found, error, timer.spent, counts), "lead": lead, "sent": sent,
-            "trust": watched,
+            "trust": watched, "rest": rest, "corrected": corrected,
         }  # fmt: skip
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
@@ -351,13 +366,28 @@ class Twin:
         observation: Observation,
         t: float,
         watched: Mapping[str, Any],
+        deadline: Deadline | None,
     ) -> CorrectedState:
         """The corrected state; while trust has the twin coast, the prediction, with the log of the correction."""
-        found = self.correct(memory, predicted, observation, t)
+        found = self.correct(memory, predicted, observation, t, deadline)
         if self.trust is None or self.trust.stage(watched) < TrustStage.COAST:
             return found
         kept = self.correct.coast(memory, found, predicted)
         return replace(found, q=predicted.q, v=predicted.v, memory=kept, wrench=None)
+
+    def _time_after(self, memory: Mapping[str, Any]) -> Array:
+        """Expected time from the end of a correction to the next command [s]: policy, recorder, prediction."""
+        if self.budget is None or not np.isfinite(memory["corrected"]):
+            return memory["rest"]
+        took, expected = self._clock() - float(memory["corrected"]), float(memory["rest"])
+        return np.asarray(expected + (RISE if took > expected else FALL) * (took - expected))
+
+    def _deadline(self, rest: Array) -> Deadline | None:
+        """When the correction should be done, so that the next command is in time."""
+        if self.budget is None:
+            return None
+        # A policy that takes all of the period does not leave the bodies uncorrected.
+        return Deadline(self._clock() + self.budget - min(float(rest), MAX_REST_SHARE * self.budget), self._clock)
 
     def _catch_up(self, sim: State, t: float, action: Array) -> tuple[State, int]:
         """Step the simulated world on where the real one took longer than a period."""

@@ -29,7 +29,8 @@ from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame
-from .frame_checks import IMAGE_MEMORY, image_log
+from .frame_budget import Deadline
+from .frame_checks import IMAGE_MEMORY, SHARED, image_log
 from .pose_filter import PoseFilter
 from .projection import Outline, free_body, model_of, project_outline
 from .segmentation import colour_of, initial_strength
@@ -82,9 +83,10 @@ class VisualForces:
         return replace(found, memory=memory, log=dict.fromkeys(self.logged, 0.0))
 
     def __call__(
-        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
-    ) -> CorrectedState:
-        """The wrench that pulls the body towards the images."""
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float,
+        deadline: Deadline | None = None,
+    ) -> CorrectedState:  # fmt: skip
+        """The wrench that pulls the body towards the images; its few steps are taken whatever the deadline."""
         frames, memory = self._new_frames(memory, observation, t)
         shown = image_log(self.finder.rig, memory, t)
         if not frames:
@@ -104,6 +106,7 @@ class VisualForces:
     ) -> tuple[list[CameraFrame], dict[str, Any]]:
         """New frames without a fault, those of held-out cameras left out, and the memory with what was found."""
         frames, memory = self.finder.new_frames(memory, observation, t)
+        memory.pop(SHARED, None)
         return [frame for c, frame in enumerate(frames) if frame is not None and not self.finder.held(c)], memory
 
     def _colours(self, frames: list[CameraFrame], T: Array) -> Array:

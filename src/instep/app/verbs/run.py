@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -21,7 +22,16 @@ from instep.app.run_checks import scene_task
 from instep.app.run_page import announce_run, summarize_run
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
-from instep.app.twin_run import TwinStatus, chosen_trust, status_bar, trust_facts, trust_scores, twin_of, write_tracking
+from instep.app.twin_run import (
+    TwinStatus,
+    budget_facts,
+    chosen_trust,
+    status_bar,
+    trust_facts,
+    trust_scores,
+    twin_of,
+    write_tracking,
+)
 from instep.app.viewer.watching import live_view
 from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode
@@ -71,6 +81,9 @@ class RunArgs:
     """what a pose filter compares: silhouettes in the colour that the scene gives a body (mask), by learned colours
     (region), by these and texture (learned), colours of pixels (photo), mask and photo (both, slower). auto is mask
     where the first images show the only body in its colour, else learned."""
+    budget: float | None = None
+    """time from one measurement to the next command [s] that a twin's correction keeps to: it leaves out what does not
+    fit, and says what. By default the period of a robot whose own clock sets the pace, else none; 0 for none."""
     start: Path | None = None
     """file of where bodies are in the first images of a twin (JSON): poses, or points and the pixels that show them."""
     scan: Path | None = None
@@ -115,6 +128,7 @@ def run(
     options = TwinOptions(
         correct=args.correct, residual=args.residual, held_out=args.hold_camera, start=args.start, scan=args.scan,
         calibration=_twin_calibration(world, args.cameras), trust=trust, operator=operator.resumes,
+        budget=_budget(args.budget),
     )  # fmt: skip
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), recording, options, args)
@@ -159,7 +173,15 @@ def _opened(world: str, args: RunArgs, token: str, options: TwinOptions) -> Any:
     if not args.real:
         raise BadInput(f"{world!r} needs its real robot; give --real robot:ADDRESS or --real recording:DATA.")
     real = world_from_spec(args.real, token=token)
-    return twin_of(world.removeprefix("twin:"), real, options, images=args.images)
+    in_time = args.budget is None
+    return twin_of(world.removeprefix("twin:"), real, options, images=args.images, in_time=in_time)
+
+
+def _budget(given: float | None) -> float | None:
+    """The time budget of a correction that was asked for [s]; None for none."""
+    if given is not None and not (0.0 <= given < math.inf):
+        raise BadInput(f"--budget is a time in seconds, 0 for none, and {given:g} is not.")
+    return given or None
 
 
 def _twin_calibration(world: str, words: tuple[str, ...]) -> Calibration | None:
@@ -253,6 +275,7 @@ def _finish(
         scores |= beside.scores
         Console(stderr=True).print(beside.words, highlight=False, markup=False)
     facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts, **trust_facts(episode)}
+    facts |= budget_facts(episode)
     output.write(scores, rows=found.rows, ended=found.ended, **facts)
     return announce_run(found, report, output.page(report))
 
@@ -285,7 +308,7 @@ def _replay(scene: str, recording: Episode, options: TwinOptions, args: RunArgs)
     moved = {name: {"m": refined.shift[name], "rad": refined.turn[name]} for name in refined.cameras}
     output.write(
         scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved,
-        **trust_facts(tracked.run),
+        **trust_facts(tracked.run), **budget_facts(tracked.run),
     )  # fmt: skip
     table = Table("what", "value")
     for name, estimate in scores.items():
