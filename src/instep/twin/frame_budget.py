@@ -22,9 +22,9 @@ from .filter_options import FilterOptions
 from .pose_solver import PoseSolution, SilhouetteFit, solve_pose
 from .projection import Outline
 
-WORK = ("image", "point", "step", "learning")
-"""What takes time, per body: segmenting an image, following a point of its texture, comparing an image once, learning
-from an image."""
+WORK = ("image", "point", "step", "colours", "learning")
+"""What takes time, per body: segmenting an image, following a point of its texture, comparing its silhouette once,
+comparing the colours of its pixels once, learning from an image."""
 LEFT_OUT = ("bodies", "images", "points", "steps", "learning")
 """What can be left out of a frame: bodies, images of cameras, points of texture, Gauss-Newton steps, learning from
 images."""
@@ -54,7 +54,8 @@ class FrameBudget:
     def __init__(self, deadline: Deadline | None, costs: Array):
         self._deadline, self.costs = deadline, costs
         """Expected times [bodies, work] [s]; changed by what is measured, 0 where nothing was."""
-        self._body, self._turns, self.counts = 0, 0, dict.fromkeys(LEFT_OUT, 0.0)
+        self._body, self._turns = 0, 0
+        self.counts: dict[str, float] = dict.fromkeys(LEFT_OUT, 0.0)
         self._begun = 0.0 if deadline is None else deadline.clock()
         self._until = np.inf if deadline is None else deadline.until
 

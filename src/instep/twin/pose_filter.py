@@ -213,8 +213,9 @@ class PoseFilter:
         usable = [self._usable(c, memory) for c in range(len(frames))]
         crops: list[MaskCrop | None] = [None] * len(frames)
         taken = planned_images(budget, b, given, usable, memory)
-        memory["waiting"][b] = memory["waiting"][b] + 1 if any(given) and not taken else 0
-        budget.leave("bodies", float(memory["waiting"][b] > 0))
+        if any(given):
+            memory["waiting"][b] = 0 if taken else memory["waiting"][b] + 1
+            budget.leave("bodies", float(not taken))
         past = np.ascontiguousarray(poses[:, b])
         for c in taken:
             frame = frames[c]
@@ -304,7 +305,7 @@ class PoseFilter:
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = solved()
         if found is not None and good and not memory["learns"]:
-            found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log))
+            found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log), budget)
         self._report(name, found if good else None, prior, basis, log)
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
         note_told(b, [c for c, crop in enumerate(crops) if crop is not None], known, memory)
@@ -355,7 +356,7 @@ class PoseFilter:
     def _refine_by_colour(
         self, b: int, found: PoseSolution,
         seen: tuple[Sequence[MaskCrop], Sequence[int], Sequence[CameraFrame | None]],
-        known: tuple[Array, Array], notes: tuple[dict[str, Any], dict[str, float]],
+        known: tuple[Array, Array], notes: tuple[dict[str, Any], dict[str, float]], budget: FrameBudget,
     ) -> PoseSolution:  # fmt: skip
         """The motion that also fits the colours of the body's pixels, where asked for; the colours are learned."""
         (picked, used, frames), (prior, basis), (memory, log) = seen, known, notes
@@ -367,13 +368,23 @@ class PoseFilter:
             colours = replace(colours, light=memory["strength"].copy())
         gains = [float(memory["strength"][c] / colours.light[c]) for c in used]
         for _ in range(0 if residual in ("mask", "auto") or not learned else 1 if residual == "both" else 2):
-            equations = photo.equations(picked, images, gains, found.xi, colours)
-            found = photometric_step(found, equations, prior, basis, residual == "both")
+            if not budget.fits(colours=len(images)):
+                budget.leave("steps")
+                break
+            with budget.timed("colours", len(images)):
+                equations = photo.equations(picked, images, gains, found.xi, colours)
+                found = photometric_step(found, equations, prior, basis, residual == "both")
+        if not budget.fits(learning=len(images)):
+            budget.leave("learning", len(images))
+            log[f"{name}.colour_residual"] = np.nan
+            return found
+        begun = budget.left()
         here = [replace(crop, world_from_body=moved(crop.world_from_body, found.xi)) for crop in picked]
         log[f"{name}.colour_residual"], latest = photo.compare(here, images, gains, colours)
         if all(fit.overlap > COLOUR_LEARNING_OVERLAP for fit in found.fits):
             colours = colours.updated(latest)
         memory |= colours.to_memory(name)
+        budget.note("learning", begun - budget.left(), len(images))
         return found
 
     def _usable(self, c: int, memory: Mapping[str, Any]) -> bool:
