@@ -23,6 +23,7 @@ from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import container, encode
+from instep.app.viewer.placing import PlacingContent
 from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
 from instep.app.viewer.robot_content import RobotContent
 from instep.app.viewer.shapes import coarser
@@ -37,6 +38,7 @@ from instep.core.world import vector
 from instep.gap.gap_result import RunPair
 from instep.robot import RobotServer, WorldDriver
 from instep.scene import Scene, body_poses
+from instep.twin.start_pose import load_starts
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
 needs_viewer = pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")
@@ -447,3 +449,23 @@ def test_marks_of_a_timeline_say_what_happened_and_where_a_replay_is_worst(arm, 
     assert first["label"] == "largest error of b, 0.25 rad" and first["t"] == round(7 * arm.dt, 4)
     header, _ = decoded(event_message([first, pause]))
     assert [event["t"] for event in header["events"]] == sorted([first["t"], pause["t"]])
+
+
+def test_start_poses_are_written_only_of_objects_with_sound_numbers_to_a_new_file(arm, tmp_path, capsys):
+    path = tmp_path / "start.json"
+    content, name = PlacingContent(arm, path), arm.objects[0]
+    pose = [0.4, 0.1, 0.05, 2.0, 0, 0, 0]
+    for bad in ([0.0] * 7, [float("nan"), *pose[1:]], pose[:3], ["x", *pose[1:]]):
+        with pytest.raises(BadInput):
+            content.answer({"place": {"body": name, "pose": bad}})
+    with pytest.raises(BadInput, match="no object named 'table'"):
+        content.answer({"place": {"body": "table", "pose": pose}})
+    assert not path.exists()
+    content.answer({"place": {"body": name, "pose": pose}})
+    starts = load_starts(path)
+    assert set(starts) == set(arm.objects)
+    np.testing.assert_allclose(starts[name].transform({})[:3, 3], pose[:3])
+    assert main(["view", "arm7", "--place", str(path)]) == 2
+    assert "exists; name a new file" in capsys.readouterr().err
+    assert main(["view", "arm7", "--allow-stop", "--seconds", "0"]) == 2
+    assert "show one with robot:ADDRESS" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.gaussian_content import GaussianContent
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import encode
+from instep.app.viewer.placing import PlacingContent
 from instep.app.viewer.robot_content import RobotContent
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
@@ -31,6 +32,7 @@ from instep.physics import ImageEffects, MujocoRenderer, WithCameras
 from instep.robot import RobotServer, RobotWorld, WorldDriver
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
+from instep.twin.start_pose import load_starts
 
 pytestmark = [
     pytest.mark.slow,  # a browser is started, and its 3D is rendered by the processor
@@ -259,6 +261,59 @@ def test_the_stop_button_stops_a_robot_only_where_it_is_allowed(page, arm):
         assert robot.counts["stops"] == 1
         with RobotWorld(robot.address, robot.token) as world, pytest.raises(LinkLost, match="has stopped: A watcher"):
             world.step(world.latest(), arm.rest_action())
+
+
+SCREEN = """(() => {
+  const p = v.stage.world.localToWorld(POINT); p.project(v.stage.camera);
+  const c = v.stage.renderer.domElement.getBoundingClientRect();
+  return [c.left + (1 + p.x) / 2 * c.width, c.top + (1 - p.y) / 2 * c.height];
+})()
+"""
+
+
+def test_an_object_is_dragged_to_its_start_pose_and_a_file_says_so(page, tmp_path):
+    scene = Scene.load("arm7")
+    content = PlacingContent(scene, tmp_path / "start.json")
+    name = scene.objects[0]
+    body = scene.model.body(name).id
+    place = f"v.still.bodies[{body}].position.clone()"
+    with Opened(page, content) as opened:
+        opened.do("(v.frame.classList.add('closed'), v.stage.view([0, -0.001, 1]))")  # nothing is before the objects
+        opened.image()
+        before = opened.do(f"{place}.toArray()")
+        x, y = opened.do(SCREEN.replace("POINT", place))
+        dragged = [("mousePressed", x, y), ("mouseMoved", x + 15, y), ("mouseMoved", x + 30, y)]
+        for kind, px, py in [*dragged, ("mouseReleased", x + 30, y)]:
+            page.ask("Input.dispatchMouseEvent", type=kind, x=px, y=py, button="left", buttons=1, clickCount=1)
+        wait_for((tmp_path / "start.json").is_file)
+        after = opened.do(f"{place}.toArray()")
+        assert "start.json" in opened.do("v.state().status")
+    start = load_starts(tmp_path / "start.json")[name].transform({})
+    np.testing.assert_allclose(start[:3, 3], after, atol=1e-5)
+    assert np.hypot(after[0] - before[0], after[1] - before[1]) > 0.02 and abs(after[2] - before[2]) < 1e-6
+    with Opened(page, content) as again:
+        np.testing.assert_allclose(again.do(f"{place}.toArray()"), after, atol=1e-5)
+
+
+def test_a_double_click_sends_the_end_effector_there(page, arm):
+    content = TeleopContent(arm)
+    with Opened(page, content) as opened, content.running(opened.server):
+        wait_for(lambda: opened.do("v.grabbing !== null && v.state().t > 0"))
+        tip = "v.grabbing.handles[0].getWorldPosition(v.stage.camera.position.clone())"
+        begin = np.array(opened.do(f"{tip}.toArray()"))
+        goal = begin + np.array([-0.03, 0.06, 0.05])
+        opened.do(f"v.grabbing.sendTo({tip}.fromArray({goal.tolist()}))")
+        assert opened.do("v.state().grabbed")
+        wait_for(lambda: not opened.do("v.state().grabbed"))
+        assert np.linalg.norm(np.array(opened.do(f"{tip}.toArray()")) - goal) < 0.03
+        wait_for(lambda: content._grab is None)
+        opened.do("v.frame.classList.add('closed')")
+        box = f"v.shown.get('robot').model.bodies[{arm.model.body(arm.objects[0]).id}].position.clone()"
+        x, y = opened.do(SCREEN.replace("POINT", box))
+        for count in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+        wait_for(lambda: opened.do("v.state().grabbed"))
 
 
 def test_gaussians_are_drawn_in_their_colour(page, tmp_path):

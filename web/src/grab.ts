@@ -2,11 +2,14 @@
 
 import * as THREE from "three";
 import { setPose } from "./model";
+import type { Hit } from "./picking";
 import type { SceneMessage } from "./protocol";
 import type { Stage } from "./stage";
 
 const SEND_MS = 40;
 const COLOUR = 0xf08c00;
+const ARRIVED_M = 0.01;
+const SENT_MS = 15_000; // a place that cannot be reached is given up
 
 interface Held {
   tip: number;
@@ -29,9 +32,12 @@ export class Grabbing {
   private held: Held | null = null;
   private wanted: object | null = null;
   private timer = 0;
+  /** When the end effector was sent to a place that was clicked [ms]; 0 where a hand holds it. */
+  private sentAt = 0;
 
   constructor(
-    private readonly stage: Stage, private readonly scene: SceneMessage, private readonly send: (request: object) => void,
+    private readonly stage: Stage, private readonly scene: SceneMessage,
+    private readonly at: (clientX: number, clientY: number) => Hit | null, private readonly send: (request: object) => void,
   ) {
     this.target.scale.setScalar(0.018 * scene.radius);
     this.target.renderOrder = this.line.renderOrder = 7;
@@ -77,6 +83,16 @@ export class Grabbing {
     return true;
   }
 
+  /** Send the end effector that is nearest to a place there; it is released once it arrives, or at the next click. */
+  sendTo(place: THREE.Vector3): void {
+    if (this.held) this.release();
+    if (!this.take(new THREE.Matrix4().setPosition(place), Infinity, false)) return;
+    const from = new THREE.Vector3().setFromMatrixPosition(this.held!.start);
+    this.held!.hand.setPosition(from);
+    this.move(new THREE.Matrix4().setPosition(place));
+    this.sentAt = performance.now();
+  }
+
   /** The end effector shall move as the hand did since it was grabbed. */
   move(hand: THREE.Matrix4): void {
     if (!this.held) return;
@@ -100,11 +116,14 @@ export class Grabbing {
     if (!this.held) return;
     const from = this.handles[this.held.tip]!.getWorldPosition(new THREE.Vector3());
     this.line.geometry.setFromPoints([from, this.target.position]);
+    const passed = performance.now() - this.sentAt;
+    if (this.sentAt && (from.distanceTo(this.target.position) < ARRIVED_M || passed > SENT_MS)) this.release();
   }
 
   release(): void {
     window.clearInterval(this.timer);
     this.held = this.wanted = null;
+    this.sentAt = 0;
     this.target.visible = this.line.visible = false;
     this.send({ release: true });
     this.stage.invalidate();
@@ -119,6 +138,7 @@ export class Grabbing {
     };
     const hand = () => new THREE.Matrix4().setPosition(point);
     canvas.addEventListener("pointerdown", (event) => {
+      if (this.sentAt) this.release();
       aim(event);
       const [hit] = this.caster.intersectObjects(this.handles, false);
       if (!hit || event.button !== 0) return;
@@ -129,14 +149,18 @@ export class Grabbing {
       this.stage.controls.enabled = false;
       canvas.setPointerCapture(event.pointerId);
     }, { capture: true });
+    canvas.addEventListener("dblclick", (event) => {
+      const hit = this.at(event.clientX, event.clientY);
+      if (hit) this.sendTo(hit.point);
+    });
     canvas.addEventListener("pointermove", (event) => {
-      if (!this.held || !this.stage.controlled) return;
+      if (!this.held || this.sentAt || !this.stage.controlled) return;
       aim(event);
       if (this.caster.ray.intersectPlane(plane, point)) this.move(hand());
     });
     for (const end of ["pointerup", "pointercancel"] as const) {
       canvas.addEventListener(end, () => {
-        if (!this.held || !this.stage.controlled) return;
+        if (!this.held || this.sentAt || !this.stage.controlled) return;
         this.stage.controls.enabled = true;
         this.release();
       });

@@ -101,6 +101,7 @@ export interface InfoMessage {
   images: string[]; // cameras with recorded images
   compare?: boolean; // whether they can be rendered too
   grab?: boolean; // whether end effectors can be grabbed
+  place?: Record<string, Pose>; // bodies that can be dragged, and where they are
   stop?: boolean; // whether this page may stop the robot
   buffers: Buffers;
 }

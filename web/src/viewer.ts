@@ -12,6 +12,7 @@ import { Contacts, Trail, frameAxes } from "./marks";
 import { Model, Shapes } from "./model";
 import { Panel } from "./panel";
 import { Picking, type Hit } from "./picking";
+import { Placing } from "./placing";
 import { Plots } from "./plots";
 import type { GaussiansMessage, InfoMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
 import { Selection, type Posed } from "./selection";
@@ -70,6 +71,7 @@ export class Viewer {
   private readonly pose = new Float32Array(7);
   readonly headset: Headset;
   grabbing: Grabbing | null = null;
+  private placing: Placing | null = null;
   private contacts: Contacts | null = null;
   private scene: SceneMessage | null = null;
   private shapes: Shapes | null = null;
@@ -169,8 +171,12 @@ export class Viewer {
     this.panel.setTitle(message.title, message.subtitle);
     this.images.setInfo(message);
     this.stopButton.hidden = !message.stop;
+    if (message.place && this.scene && this.still) {
+      this.placing ??= new Placing(this.stage, (x, y) => this.picking.at(x, y), (request) => this.ask(request));
+      this.placing.offer(this.scene, this.still, message.place);
+    }
     if (!message.grab || !this.scene) return;
-    this.grabbing ??= new Grabbing(this.stage, this.scene, (request) => this.ask(request));
+    this.grabbing ??= new Grabbing(this.stage, this.scene, (x, y) => this.picking.at(x, y), (request) => this.ask(request));
     const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;
     if (main) this.grabbing.attach(main.bodies);
   }

@@ -23,6 +23,7 @@ from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
 from instep.scene.folder import Scene
 
 if TYPE_CHECKING:
+    from instep.app.viewer.placing import PlacingContent
     from instep.app.viewer.robot_content import RobotContent
     from instep.app.viewer.teleoperation import TeleopContent
 
@@ -60,6 +61,9 @@ class ViewArgs:
     """simulate the scene in real time; its end effectors follow a drag of the mouse, or a controller in VR."""
     allow_stop: bool = False
     """give the page of robot:ADDRESS a button that stops the robot until it is reset."""
+    place: Path | None = None
+    """write start poses of objects to this new file (JSON), for 'instep run ... --start': drag the objects of the scene
+    to where they are."""
     token: TokenFile = None
     at: float = 0.0
     """time that --image shows [s]."""
@@ -84,7 +88,7 @@ def view(
         thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
     )
     live = _live(thing, args)
-    server = ViewServer(live or open_content(request), port=args.port)
+    server = ViewServer(live or _placed(thing, args) or open_content(request), port=args.port)
     url = server.start()
     try:
         with live.running(server) if live is not None else nullcontext():
@@ -127,6 +131,17 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     from instep.app.viewer.teleoperation import TeleopContent
 
     return TeleopContent(Scene.load(thing))
+
+
+def _placed(thing: str, args: ViewArgs) -> PlacingContent | None:
+    """The scene whose objects are dragged; None where no file is asked for."""
+    if args.place is None:
+        return None
+    if not is_scene(thing):
+        raise BadInput(f"--place takes a scene, and {thing!r} is none; give a shipped name, a folder or a robot file.")
+    from instep.app.viewer.placing import PlacingContent
+
+    return PlacingContent(Scene.load(thing), args.place)
 
 
 def _captured(url: str, args: ViewArgs) -> int:

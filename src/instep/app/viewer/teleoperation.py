@@ -74,7 +74,7 @@ class TeleopContent:
         header: dict[str, Any] = {
             "id": TRACK, "label": "robot", "role": "main", "live": True, "channels": channels, "offset": [0, 0, 0],
         }  # fmt: skip
-        words = "drag the ring of an end effector, or grab it in VR"
+        words = "drag the ring of an end effector, double-click where it shall go, or grab it in VR"
         info = {"title": self._scene.name, "subtitle": words, "images": list[str](), "grab": True}
         return [scene_message(self._scene), encode("track", header), encode("info", info)]
 
