@@ -9,7 +9,7 @@ from build_scenes import box, ring, tee
 from instep.build.convex_parts import convex_parts, hull_mesh
 from instep.build.isosurface import grid_around, isosurface
 from instep.build.mesh_raster import coverage
-from instep.build.prism import prism
+from instep.build.prism import outline_rings, raised
 from instep.build.shape import object_shape, silhouette_overlap
 from instep.build.silhouettes import ObjectMask
 from instep.build.triangle_mesh import TriangleMesh, separated, simplified, surface_distances
@@ -94,7 +94,8 @@ def test_convex_parts_of_a_tee_are_two():
     points = np.stack(np.indices((70, 70)), axis=-1) * 0.002 - [0.07, 0.1]
     bounds = [piece.bounds[:, :2] for piece in separated(tee())]
     inside = [np.minimum(points - low, high - points).min(axis=-1) for low, high in bounds]
-    mesh = prism(np.maximum(*inside) + 5e-4, np.array([-0.07, -0.1]), 0.002, 0.04)
+    (rings,) = outline_rings(np.maximum(*inside) + 5e-4, np.array([-0.07, -0.1]), 0.002)
+    mesh = raised(rings, 0.04)
     assert mesh.watertight and mesh.volume == pytest.approx(tee().volume, rel=0.08)
     found = convex_parts(mesh)
     assert len(found.meshes) == 2

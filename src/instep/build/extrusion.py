@@ -17,10 +17,7 @@ from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
 from .isosurface import Grid
-from .mesh_raster import coverage
-from .prism import prism
 from .silhouettes import ObjectMask, overlap
-from .triangle_mesh import TriangleMesh
 from .visual_hull import HullViews, hull_bounds, hull_views
 
 _SLICES = 9
@@ -49,14 +46,12 @@ class Extrusion:
     agreement: float
     """Mean overlap of its silhouettes with the masks."""
 
-    def mesh(self) -> TriangleMesh:
-        """The shape in the world's frame."""
-        local = prism(self.outline, self.grid.origin, self.grid.pitch, self.height)
-        return local.moved(np.linalg.inv(self.table_from_world))
 
+def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | None = None) -> Extrusion:
+    """The extruded outline with the best overlaps over a search of heights and offsets, for a fit to start from.
 
-def fit_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | None = None) -> Extrusion:
-    """The extruded outline that fits some masks best; `height` [m] is kept where it is given."""
+    `height` [m] is kept where it is given.
+    """
     table_from_world = _table_frame(plane)
     low, high = hull_bounds(masks, plane)
     corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
@@ -80,7 +75,6 @@ def fit_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | 
             "--shape hull."
         )
     sigma = 0.0 if height is not None else search.height_sigma(found, agreement)
-    found, offset, agreement = search.refined(found, offset, fixed=height is not None)
     return Extrusion(table_from_world, search.outline(found) + offset, grid, found, sigma, agreement)
 
 
@@ -111,26 +105,6 @@ class _Search:
         scores = [float(np.mean([self._overlap(one, offset) for one in seen])) for offset in offsets]
         k = int(np.argmax(scores))
         return (scores[k], float(offsets[k]), height)
-
-    def refined(self, height: float, offset: float, *, fixed: bool) -> tuple[float, float, float]:
-        """Height and offset at which the rendered mesh agrees best with the masks, and its mean overlap there."""
-        from scipy.optimize import minimize
-
-        def disagreement(x: Array) -> float:
-            tried = height if fixed else height * float(np.exp(x[1]))
-            outline = self.outline(tried) + x[0] * self.grid.pitch
-            if not (outline > 0).any():
-                return 1.0
-            mesh = Extrusion(self.table_from_world, outline, self.grid, tried, 0.0, 0.0).mesh()
-            return 1 - float(np.mean([overlap(coverage(mesh, m.camera), m.alpha, m.known) for m in self.masks]))
-
-        start = np.array([offset / self.grid.pitch, 0.0])
-        simplex = start + np.array([[0.0, 0.0], [-0.7, 0.0], [0.0, 0.06]])
-        given = {"initial_simplex": simplex, "maxfev": 40, "xatol": 0.02, "fatol": 1e-5}
-        done = minimize(disagreement, start, method="Nelder-Mead", options=given)
-        best = np.asarray(done.x, float)
-        found = height if fixed else height * float(np.exp(best[1]))
-        return found, float(best[0] * self.grid.pitch), 1 - float(done.fun)
 
     def height_sigma(self, height: float, agreement: float) -> float:
         """The change of height at which the overlap falls by what the number of edge pixels lets one notice."""

@@ -14,9 +14,10 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.reading import read_file
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.data.frames import MAX_IMAGE, open_stills
-from instep.splat.background import foreground_mask, static_background
+from instep.splat.background import static_background
 
 from .graph_cut import colour_mixture, min_cut, soften
 from .posed_views import PosedView
@@ -36,6 +37,12 @@ _MAX_GLOSS = 0.35
 _PURE_SHARE = 0.7
 """Share of an object that looks like its prompt from which on it counts as an object of one colour."""
 _ROUNDS = 4
+_BACKGROUND_SHARE = 0.6
+"""Share of the frames without the object that show one background at a pixel where it is certain."""
+_DIFFERENT = 0.15
+"""Difference of a pixel [0 to 1] from the background from which on it shows something else."""
+_SHADED_DIFFERENCE = 0.08
+"""Largest difference of a pixel [0 to 1] from the background in another light."""
 _MIN_PIXELS = 30
 """Fewest pixels of a mask."""
 
@@ -90,20 +97,42 @@ def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
 
 
 def known_pixels(view: PosedView, mask: Array) -> Array:
-    """Where it is known what a view shows [height, width]: all but what occludes the static background."""
+    """Where it is known what a view shows [height, width]: all but what occludes the static background.
+
+    Where few frames show the background, as where the object or an arm rests most of the time, a pixel hides something
+    if its colour is rather that of what certainly occludes the background than that of the background elsewhere.
+    """
     from scipy.ndimage import binary_dilation
 
     found = background_without(view, mask)
     if found is None:
         return np.ones(mask.shape, bool)
-    still, share = found
     own = np.asarray(binary_dilation(mask, iterations=3), bool)
-    hiding = foreground_mask((255 * view.image).astype(np.uint8), still, own) | (share <= 0)
-    return ~hiding | mask
+    sure = (found.share >= _BACKGROUND_SHARE) & (found.unoccluded >= 0.5) & ~own
+    differs = (np.abs(view.image - found.image).max(axis=-1) > _DIFFERENT) & ~_shaded(view.image, found.image)
+    hiding, ground = _blobs(differs & sure), sure & ~differs
+    if not hiding.any() or ground.sum() < _MIN_PIXELS:
+        return np.ones(mask.shape, bool)
+    hider, plain = colour_mixture(view.image[hiding]), colour_mixture(view.image[ground], 8)
+    alike = hider.log_likelihood(view.image) > plain.log_likelihood(view.image)
+    hiding = _blobs(hiding | (alike & ~sure & ~mask))
+    return ~np.asarray(binary_dilation(hiding, iterations=2), bool) | mask
 
 
-def background_without(view: PosedView, mask: Array) -> tuple[Array, Array] | None:
-    """The static background of a fixed camera [height, width, 3] and the share of frames that show it; else None.
+@array_dataclass
+class StaticBackground:
+    """What a fixed camera shows where an object is not."""
+
+    image: Array
+    """[height, width, 3], 0 to 1."""
+    share: Array
+    """Share of the frames without the object at a pixel that show it [height, width]."""
+    unoccluded: Array
+    """Share of the frames without the object at a pixel [height, width]."""
+
+
+def background_without(view: PosedView, mask: Array) -> StaticBackground | None:
+    """The static background of a fixed camera; None of a camera with a single image.
 
     It is what frames at other times show where they do not show the colours of the object, wherever that was then.
     """
@@ -120,7 +149,23 @@ def background_without(view: PosedView, mask: Array) -> tuple[Array, Array] | No
     for k, frame in enumerate(view.frames):
         part = frame[cut] / 255.0
         like[(k, *cut)] = binary_dilation(inner.log_likelihood(part) > outer.log_likelihood(part), iterations=2)
-    return static_background(view.frames, like)
+    return StaticBackground(*static_background(view.frames, like), 1 - like.mean(axis=0))
+
+
+def _blobs(found: Array) -> Array:
+    """The connected parts of some pixels that are neither small nor thin [height, width]."""
+    from scipy.ndimage import binary_opening, label
+
+    labelled: Any = label(binary_opening(found, np.ones((3, 3))))
+    sizes = np.bincount(labelled[0].ravel())
+    sizes[0] = 0
+    return (sizes >= _MIN_PIXELS)[labelled[0]]
+
+
+def _shaded(image: Array, still: Array) -> Array:
+    """Where an image shows the background in a shadow or in another light [height, width]: a multiple of its colour."""
+    shade = np.clip((image * still).sum(axis=-1) / np.maximum((still**2).sum(axis=-1), 1e-6), *_SHADING)
+    return np.abs(image - shade[..., None] * still).max(axis=-1) < _SHADED_DIFFERENCE
 
 
 def _start(

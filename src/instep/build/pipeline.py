@@ -28,16 +28,19 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
+from .camera_refinement import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views
 from .convex_parts import convex_parts
+from .extrusion import coarse_extrusion
 from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
 from .object_masks import background_without, mask_by_prompt, mask_from_file
 from .physical_values import friction_of, mass_of
 from .posed_views import PosedView, views_of
+from .prism_outline import outline_of
 from .prompts import ObjectPrompt, check_cameras, prompt_words
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
-from .shape import ShapeKind, object_shape
+from .shape import ShapeKind, carved, object_shape
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
 from .table_masks import masks_on_table
@@ -59,7 +62,7 @@ class BuildOptions:
     table: Array | None = None
     """The table as nx, ny, nz, d with n . x + d = 0; that of the capture where None."""
     align: bool = True
-    """Whether fixed cameras that disagree about the table are aligned on it."""
+    """Whether cameras that disagree about the table or about silhouettes are moved until they agree."""
     shape: ShapeKind = "auto"
     height: float | None = None
     """Height of the objects [m] where it is known; only of an extruded outline."""
@@ -138,8 +141,11 @@ def _build(
     taken = store.run("capture", lambda _: _capture(capture, options))
     views, plane = _views(taken), taken.arrays["plane"]
     segmented = store.run("segment", lambda report: _segment(views, prompts, plane, work, report))
-    aligned = store.run("cameras", lambda _: _cameras(views, segmented, plane, taken, options))
-    cameras = [replace(v.camera, body_from_camera=p) for v, p in zip(views, aligned.arrays["poses"], strict=True)]
+    found = store.run("cameras", lambda report: _cameras(views, segmented, taken, options, report))
+    cameras = [
+        replace(view.camera, body_from_camera=pose, focal=(float(fx), float(fy)))
+        for view, pose, (fx, fy) in zip(views, found.arrays["poses"], found.arrays["focal"], strict=True)
+    ]
     views = [replace(view, camera=camera) for view, camera in zip(views, cameras, strict=True)]
     seen = {prompt.name: _masks(views, segmented, prompt.name) for prompt in prompts}
     shapes = store.run("shape", lambda report: _shapes(seen, plane, options, report))
@@ -254,28 +260,75 @@ def _masks(views: Sequence[PosedView], segmented: StageOutput, name: str) -> Mas
 
 
 def _cameras(
-    views: Sequence[PosedView], segmented: StageOutput, plane: Array, taken: StageOutput, options: BuildOptions
+    views: Sequence[PosedView], segmented: StageOutput, taken: StageOutput, options: BuildOptions, report: PartReport
 ) -> StageOutput:
-    """Fixed cameras aligned on the table by what does not move in front of them; others as they are."""
-    poses = np.stack([view.camera.body_from_camera for view in views])
-    if not options.align or len(views) < 2 or any(view.frames is None for view in views):
-        why = "--no-align" if not options.align else "only fixed cameras with videos are aligned on the table"
-        return StageOutput({"poses": poses}, {"aligned": False, "because": why})
+    """Cameras aligned on the table by what does not move in front of them, then refined on the silhouettes."""
+    if not options.align:
+        return _camera_output([view.camera for view in views], {"aligned": False, "because": "--no-align"})
+    report(0.0, "alignment on the table")
+    cameras, info = _aligned(views, segmented, taken)
+    refined = _refined(cameras, views, segmented, taken.arrays["plane"], options, report)
+    return _camera_output(refined.cameras, info | {"silhouettes": refined.info})
+
+
+def _camera_output(cameras: Sequence[Camera], info: dict[str, Any]) -> StageOutput:
+    poses, focal = [camera.body_from_camera for camera in cameras], [camera.focal for camera in cameras]
+    return StageOutput({"poses": np.stack(poses), "focal": np.array(focal)}, info)
+
+
+def _aligned(
+    views: Sequence[PosedView], segmented: StageOutput, taken: StageOutput
+) -> tuple[Sequence[Camera], dict[str, Any]]:
+    """Fixed cameras aligned on the table; others as they are."""
+    cameras = [view.camera for view in views]
+    if len(views) < 2 or any(view.frames is None for view in views):
+        return cameras, {"aligned": False, "because": "only fixed cameras with videos are aligned on the table"}
     images: list[WeightedImage] = []
     for view in views:
         names = [name for name in segmented.info["objects"] if f"alpha:{name}:{view.name}" in segmented.arrays]
         inside = [segmented.arrays[f"alpha:{name}:{view.name}"] > 127 for name in names]
         found = background_without(view, np.any(inside, axis=0)) if inside else None
         if found is None:
-            return StageOutput({"poses": poses}, {"aligned": False, "because": f"{view.name} shows no object"})
-        background, share = found
-        images.append(WeightedImage(view.camera, background, (share > 0.8).astype(np.float32)))
+            return cameras, {"aligned": False, "because": f"{view.name} shows no object"}
+        images.append(WeightedImage(view.camera, found.image, (found.share > 0.8).astype(np.float32)))
     (x0, y0), (x1, y1) = taken.arrays["bounds"].tolist()
-    done = align_on_plane(images, Plane(plane, (x0, y0), (x1, y1)))
+    done = align_on_plane(images, Plane(taken.arrays["plane"], (x0, y0), (x1, y1)))
     moved = {v.name: float(np.linalg.norm(s)) for v, s in zip(views, done.shifts, strict=True)}
     turned = {v.name: float(np.degrees(np.linalg.norm(t))) for v, t in zip(views, done.turns, strict=True)}
     info = {"aligned": True, "shift_m": moved, "turn_deg": turned, "correlation": [done.before, done.after]}
-    return StageOutput({"poses": np.stack([camera.body_from_camera for camera in done.cameras])}, info)
+    return done.cameras, info
+
+
+def _refined(
+    cameras: Sequence[Camera],
+    views: Sequence[PosedView],
+    segmented: StageOutput,
+    plane: Array,
+    options: BuildOptions,
+    report: PartReport,
+) -> Refinement:
+    """Cameras refined on the silhouettes of all objects, with how far each was moved."""
+    placed = [replace(view, camera=camera) for view, camera in zip(views, cameras, strict=True)]
+    place, objects = {view.name: i for i, view in enumerate(views)}, list[SeenObject]()
+    for name in segmented.info["objects"]:
+        masks = [mask for _, mask in _masks(placed, segmented, name)]
+        if carved(masks, options.shape, options.height):
+            because = f"cameras are refined on upright outlines, and {name} is a visual hull"
+            return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
+        outline = outline_of(coarse_extrusion(masks, plane, height=options.height))
+        objects.append(seen_object(masks, [place[mask.camera.name] for mask in masks], plane, outline))
+    done = refine_cameras(cameras, objects, report)
+    if not done.info["refined"]:
+        return done
+    moved = {
+        camera.name: {
+            "shift_m": float(np.linalg.norm(motion[:3])),
+            "turn_deg": float(np.degrees(np.linalg.norm(motion[3:6]))),
+            "focal": float(np.exp(motion[6])),
+        }
+        for camera, motion in zip(cameras, done.motions, strict=True)
+    }
+    return replace(done, info={**done.info, "moved": moved})
 
 
 def _shapes(seen: Mapping[str, MaskedViews], plane: Array, options: BuildOptions, report: PartReport) -> StageOutput:

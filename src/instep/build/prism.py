@@ -10,20 +10,23 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array
 
-from .triangle_mesh import TriangleMesh, joined
+from .triangle_mesh import TriangleMesh
 
 
-def prism(outline: Array, origin: Array, pitch: float, height: float) -> TriangleMesh:
-    """The closed mesh from z = 0 to a height over where a field [x, y] is positive; one piece per separate polygon."""
-    pieces: list[TriangleMesh] = []
+def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float = 0.3) -> list[list[Array]]:
+    """Polygons of where a field [x, y] is positive: of each an outer ring, anticlockwise, and holes, clockwise [n, 2].
+
+    Corners within a tolerance [cells] of the line between others are left out.
+    """
+    pieces: list[list[Array]] = []
     for polygon in _polygons(outline):
-        rings = [_simplified(ring, 0.3) for ring in polygon]
-        rings = [ring for ring in rings if len(ring) >= 3 and abs(_area(ring)) > 2.0]
+        rings = [_simplified(ring, tolerance) for ring in polygon]
+        rings = [origin[:2] + pitch * ring for ring in rings if len(ring) >= 3 and abs(_area(ring)) > 2.0]
         if rings:
-            pieces.append(_raised([origin[:2] + pitch * ring for ring in rings], height))
+            pieces.append([ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)])
     if not pieces:
         raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
-    return joined(pieces)
+    return pieces
 
 
 def _polygons(outline: Array) -> list[list[Array]]:
@@ -66,12 +69,11 @@ def _area(ring: Array) -> float:
     return 0.5 * float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum())
 
 
-def _raised(rings: Sequence[Array], height: float) -> TriangleMesh:
-    """The prism of an outer ring and holes."""
-    turned = [ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)]
-    points = np.concatenate(turned)
+def raised(rings: Sequence[Array], height: float) -> TriangleMesh:
+    """The prism of an outer ring, anticlockwise, and holes, clockwise: vertices at z = 0, then those at the height."""
+    points = np.concatenate(rings)
     n = len(points)
-    starts = np.cumsum([0, *(len(ring) for ring in turned)])
+    starts = np.cumsum([0, *(len(ring) for ring in rings)])
     cap = np.array(_ears(points, [list(range(a, b)) for a, b in pairwise(starts)]))
     sides: list[list[int]] = []
     for a, b in pairwise(starts):

@@ -12,9 +12,11 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
-from .extrusion import fit_extrusion
+from .camera_refinement import fit_shape, seen_object
+from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
 from .mesh_raster import coverage
+from .prism_outline import PrismOutline, outline_of
 from .silhouettes import ObjectMask, overlap
 from .triangle_mesh import TriangleMesh, checked_mesh, joined, separated, simplified
 from .visual_hull import hull_field
@@ -64,23 +66,30 @@ def object_shape(
             f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
             f"{MIN_GIVEN_HULL_VIEWS} or more from all around, or use --shape extrusion."
         )
-    if kind == "auto":
-        kind = "hull" if len(masks) >= MIN_HULL_VIEWS and span >= MIN_HULL_SPAN_DEG and height is None else "extrusion"
+    kind = "hull" if carved(masks, kind, height) else "extrusion"
     info: dict[str, Any] = {"method": kind, "views": len(masks), "span_deg": round(span, 1)}
     if kind == "hull":
         field, grid = hull_field(masks, plane)
         mesh = _without_specks(isosurface(field, grid))
         info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
     else:
-        found = fit_extrusion(masks, plane, height=height)
+        start = coarse_extrusion(masks, plane, height=height)
+        found = _fitted(masks, plane, start, fixed_height=height is not None)
         mesh = _without_specks(found.mesh())
         size = _pixel_size(mesh, masks) * 0.5
-        info |= {"height_m": found.height, "height_sigma_m": found.height_sigma, "height_given": height is not None}
-        info |= {"uncertainty_m": max(size, found.height_sigma), "uncertainty_from": "half a pixel, and the height"}
+        info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
+        info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
     return ObjectShape(mesh, info)
+
+
+def carved(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
+    """Whether the shape of an object is a visual hull, not an upright outline."""
+    if kind != "auto":
+        return kind == "hull"
+    return len(masks) >= MIN_HULL_VIEWS and viewed_span(masks) >= MIN_HULL_SPAN_DEG and height is None
 
 
 def silhouette_overlap(mesh: TriangleMesh, mask: ObjectMask) -> float:
@@ -96,6 +105,19 @@ def viewed_span(masks: Sequence[ObjectMask]) -> float:
     angle = np.sort(np.degrees(np.arctan2(*(positions - middle)[:, 1::-1].T)))
     gaps = np.diff(np.append(angle, angle[0] + 360))
     return float(360 - gaps.max()) if len(masks) > 1 else 0.0
+
+
+def _fitted(masks: Sequence[ObjectMask], plane: Array, start: Extrusion, *, fixed_height: bool) -> PrismOutline:
+    """The corners and the height that fit the masks; those of the start where its silhouettes overlap them better."""
+    cameras, first = [mask.camera for mask in masks], outline_of(start)
+    one = seen_object(masks, range(len(masks)), plane, first)
+    fitted = fit_shape(one, cameras, fixed_height=fixed_height).outline
+
+    def agreement(outline: PrismOutline) -> float:
+        mesh = outline.mesh()
+        return float(np.mean([silhouette_overlap(mesh, mask) for mask in masks])) if mesh.volume > 0 else 0.0
+
+    return max((fitted, first), key=agreement)
 
 
 def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:

@@ -61,10 +61,11 @@ class ObjectMask:
         """Distance of each pixel's centre from the outline [height, width] [pixels], positive inside; UNKNOWN_PX else.
 
         The outline passes where the interpolated alpha is one half, so distances are exact to a fraction of a pixel.
+        Where the object borders on unknown pixels it may go on behind them, and there is no outline.
         """
         from scipy.spatial import cKDTree
 
-        crossings = _crossings(self.alpha)
+        crossings = _crossings(self.alpha, self.known)
         sign = np.where(self.alpha > 0.5, 1.0, -1.0)
         out = sign * FAR_PX
         if len(crossings):
@@ -82,14 +83,16 @@ def overlap(a: Array, b: Array, known: Array | None = None) -> float:
     return float((weight * np.minimum(a, b)).sum()) / union if union > 0 else 0.0
 
 
-def _crossings(alpha: Array) -> Array:
-    """Points (x, y) between neighbouring pixels where the interpolated alpha is one half [n, 2] [pixels]."""
+def _crossings(alpha: Array, known: Array) -> Array:
+    """Points (x, y) between neighbouring known pixels where the interpolated alpha is one half [n, 2] [pixels]."""
     level = alpha - 0.5
     level = np.where(np.abs(level) < 1e-6, 1e-6, level)
     found: list[Array] = []
     for axis in (0, 1):
-        first, second = (np.moveaxis(level, axis, 0)[cut] for cut in (slice(None, -1), slice(1, None)))
-        a, b = np.nonzero(first * second < 0)
+        ends = (slice(None, -1), slice(1, None))
+        first, second = (np.moveaxis(level, axis, 0)[cut] for cut in ends)
+        sure, too = (np.moveaxis(known, axis, 0)[cut] for cut in ends)
+        a, b = np.nonzero((first * second < 0) & sure & too)
         share = first[a, b] / (first[a, b] - second[a, b])
         along, across = a + 0.5 + share, b + 0.5
         found.append(np.stack([across, along] if axis == 0 else [along, across], axis=1))

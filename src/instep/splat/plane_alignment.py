@@ -86,9 +86,9 @@ def align_on_plane(
         pose = _refine(base, texture, points, start)
         poses.append(pose)
         scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
-    cameras = [_moved(image.camera, pose) for image, pose in zip(images, poses, strict=True)]
+    cameras = [moved_camera(image.camera, pose) for image, pose in zip(images, poses, strict=True)]
     cameras = _remove_mean_motion([image.camera for image in images], cameras)
-    shifts, turns = zip(*(_relative_pose(p.camera, c) for p, c in zip(images, cameras, strict=True)), strict=True)
+    shifts, turns = zip(*(relative_pose(p.camera, c) for p, c in zip(images, cameras, strict=True)), strict=True)
     before, after = np.mean(scores, axis=0)
     return CameraAlignment(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
 
@@ -158,7 +158,7 @@ def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, re
     centre = points.reshape(-1, 3).mean(axis=0)
     for angle in np.radians(np.arange(-3.0, 3.01, 0.75)):
         turned = _rotation_about(centre, np.array([0.0, 0.0, angle]), texture.camera)
-        flat = _rectify(texture, _moved(texture.camera, turned), points)
+        flat = _rectify(texture, moved_camera(texture.camera, turned), points)
         for score, shift in _correlate(base, flat, int(reach / pitch)):
             found.append((score, turned + np.concatenate([shift * pitch, np.zeros(4)])))
     found.sort(key=lambda pair: -pair[0])
@@ -216,10 +216,10 @@ def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, ro
     gradients = np.stack([np.gradient(texture.bands, axis=1), np.gradient(texture.bands, axis=0)], axis=-1)
     steep = replace(texture, bands=gradients.reshape(*texture.weight.shape, -1))
     for round_ in range(rounds):
-        camera = _moved(texture.camera, pose)
+        camera = moved_camera(texture.camera, pose)
         here = _rectify(texture, camera, spots)
         gradient = _rectify(steep, camera, spots).bands.reshape(len(spots), -1, 2)
-        J = gradient @ _pixel_jacobian(camera, spots)
+        J = gradient @ pixel_jacobian(camera, spots)
         error = here.bands - wanted
         trust = np.array([0.3, 1.0]) if round_ < rounds // 2 else np.array([1.0, 1.0])
         robust = here.weight[:, None] * trust / (1 + (error / 0.7) ** 2)
@@ -232,7 +232,7 @@ def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, ro
     return pose
 
 
-def _pixel_jacobian(camera: Camera, points: Array) -> Array:
+def pixel_jacobian(camera: Camera, points: Array) -> Array:
     """Derivatives of the pixels of fixed points [..., 3] by the pose of their camera [..., 2, 6]."""
     place = camera.body_from_camera
     arm = points - place[:3, 3]
@@ -253,13 +253,13 @@ def _pixel_jacobian(camera: Camera, points: Array) -> Array:
 
 
 def _score(base: _Rectified, texture: _Texture, points: Array, pose: Array) -> float:
-    flat = _rectify(texture, _moved(texture.camera, pose), points)
+    flat = _rectify(texture, moved_camera(texture.camera, pose), points)
     weight = (flat.weight * base.weight)[..., None]
     a, b = base.bands * weight, flat.bands * weight
     return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
 
 
-def _moved(camera: Camera, motion: Array) -> Camera:
+def moved_camera(camera: Camera, motion: Array) -> Camera:
     """A camera translated, and rotated about its own position, along the world's axes."""
     place = np.array(camera.body_from_camera, float)
     place[:3, :3] = matrix_from_quat(quat_exp(motion[3:])) @ place[:3, :3]
@@ -267,7 +267,7 @@ def _moved(camera: Camera, motion: Array) -> Camera:
     return replace(camera, body_from_camera=place)
 
 
-def _relative_pose(old: Camera, new: Camera) -> tuple[Array, Array]:
+def relative_pose(old: Camera, new: Camera) -> tuple[Array, Array]:
     """Translation and rotation vector from one camera pose to another."""
     turn = new.body_from_camera[:3, :3] @ old.body_from_camera[:3, :3].T
     return new.body_from_camera[:3, 3] - old.body_from_camera[:3, 3], quat_log(quat_from_matrix(turn))
@@ -275,11 +275,11 @@ def _relative_pose(old: Camera, new: Camera) -> tuple[Array, Array]:
 
 def _remove_mean_motion(old: Sequence[Camera], new: Sequence[Camera]) -> list[Camera]:
     """Move all cameras together so that their mean correction is zero."""
-    turns = [_relative_pose(a, b)[1] for a, b in zip(old, new, strict=True)]
+    turns = [relative_pose(a, b)[1] for a, b in zip(old, new, strict=True)]
     back = np.eye(4)
     back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))
     turned = [replace(c, body_from_camera=back @ c.body_from_camera) for c in new]
-    shift = np.mean([_relative_pose(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
+    shift = np.mean([relative_pose(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
     out: list[Camera] = []
     for camera in turned:
         place = camera.body_from_camera.copy()

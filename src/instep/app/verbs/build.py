@@ -35,7 +35,7 @@ class BuildArgs:
     table_height: float | None = None
     """height of a level table in the frame of the cameras [m]; ground_plane.json says it otherwise."""
     align: bool = True
-    """first align fixed cameras that disagree about the table; --no-align takes them as they are."""
+    """first move cameras that disagree about the table or about silhouettes; --no-align takes them as they are."""
     shape: Literal["auto", "hull", "extrusion"] = "auto"
     """a visual hull, or an outline that rises upright from the table; auto decides by the views."""
     height: float | None = None

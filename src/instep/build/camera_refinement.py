@@ -1,0 +1,239 @@
+"""Refine the poses and focal lengths of cameras together with shapes, so that the silhouettes of all views agree.
+
+Gauss-Newton on the distances between the silhouettes of shapes and the outlines of masks [pixels], gross errors
+weighted down. Corrections of cameras have Gaussian priors at the given calibration, which also fix what silhouettes
+cannot tell: a common motion and the scale. The corners and the height of upright outlines are parameters too. Every
+other sector of every mask is first kept back: cameras that do not agree better there stay as they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.plane_alignment import moved_camera, pixel_jacobian
+
+from .contour_points import MaskField, contour_points, mask_field, residuals
+from .extrusion import coarse_extrusion
+from .prism_outline import PrismOutline, outline_of
+from .silhouettes import ObjectMask
+from .triangle_mesh import TriangleMesh
+
+SHIFT_SIGMA = 0.02
+"""Standard deviation of the position of a camera, as a share of its distance from the object."""
+TURN_SIGMA = np.radians(1.0)
+"""Standard deviation of the orientation of a camera [rad]."""
+FOCAL_SIGMA = 0.005
+"""Standard deviation of a focal length, as a share of it, where cameras have lenses of their own."""
+PIXEL_SIGMA = 0.5
+"""Standard deviation of an outline [pixels]."""
+AGREED_PX = 0.4
+"""Disagreement of silhouettes up to which cameras are kept [pixels]."""
+MIN_GAIN = 0.1
+"""Share by which the disagreement on what was kept back must fall for cameras to be moved."""
+_CORRELATED = 3.0
+"""Neighbouring points of a contour whose errors are about the same."""
+_ROBUST_PX = 1.5
+"""Distance from which on a point counts less [pixels]."""
+_CLIPPED_PX = 3.0
+"""Largest distance that counts in a disagreement [pixels]."""
+_ROUNDS = 24
+_SETTLED = 3e-5
+"""Change of positions [m] and turns [rad] that ends the rounds."""
+_BEND_SIGMA_PX = 1.0
+"""How differently neighbouring corners of an outline move, standard deviation [pixels at the object]."""
+_SECTORS = 12
+"""Sectors around the middle of a mask, every other of which is kept back."""
+Report = Callable[[float, str], None]
+
+
+@array_dataclass
+class SeenObject:
+    """An object in the views that show it."""
+
+    masks: Sequence[ObjectMask]
+    fields: Sequence[MaskField]
+    views: Sequence[int]
+    """Of each mask, the place of its camera among all cameras."""
+    plane: Array
+    outline: PrismOutline
+    """Its shape."""
+
+
+@array_dataclass
+class Refinement:
+    """Cameras, moved or as given, and why."""
+
+    cameras: tuple[Camera, ...]
+    motions: Array
+    """Of each camera its translation [m], rotation vector [rad] and logarithm of its focal length [cameras, 7]."""
+    info: dict[str, Any]
+    """Whether cameras were moved and how far, and how much silhouettes disagree before and after [pixels]."""
+
+
+def seen_object(masks: Sequence[ObjectMask], views: Sequence[int], plane: Array, outline: PrismOutline) -> SeenObject:
+    """An object, prepared for fitting, with the outline to start from."""
+    return SeenObject(masks, [mask_field(mask) for mask in masks], views, plane, outline)
+
+
+def refine_cameras(
+    cameras: Sequence[Camera], objects: Sequence[SeenObject], report: Report | None = None
+) -> Refinement:
+    """Move cameras so that the silhouettes of objects agree; as given where they agree or where it does not help."""
+    tell = report or (lambda share, words: None)
+    still = np.zeros((len(cameras), 7))
+    tell(0.0, "how far silhouettes disagree")
+    given = [fit_shape(one, cameras) for one in objects]
+    before = disagreement(cameras, given)
+    info: dict[str, Any] = {"refined": False, "disagreement_px": [before, before]}
+    if before <= AGREED_PX:
+        return Refinement(tuple(cameras), still, info | {"because": f"silhouettes agree within {AGREED_PX:g} pixels"})
+    tell(0.2, "cameras, on half of each outline")
+    tried = _corrected(cameras, fit_jointly(cameras, [_half(one, 0) for one in given])[0])
+    again = [fit_shape(_restarted(one, tried), tried) for one in given]
+    back = [
+        disagreement(cams, [_half(one, 1) for one in shapes]) for cams, shapes in ((cameras, given), (tried, again))
+    ]
+    info["kept_back_px"] = back
+    if back[1] > (1 - MIN_GAIN) * back[0]:
+        because = "moved cameras agree no better on the halves of the outlines that were kept back"
+        return Refinement(tuple(cameras), still, info | {"because": because})
+    tell(0.6, "cameras, on whole outlines")
+    motions = fit_jointly(cameras, given)[0]
+    motions, shapes = fit_jointly(cameras, [_restarted(one, _corrected(cameras, motions)) for one in given], motions)
+    moved = _corrected(cameras, motions)
+    info |= {"refined": True, "disagreement_px": [before, disagreement(moved, shapes)]}
+    return Refinement(tuple(moved), motions, info)
+
+
+def disagreement(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> float:
+    """Root mean square distance of the silhouettes of shapes from the outlines of masks, over all views [pixels]."""
+    squares: list[float] = []
+    for one in objects:
+        mesh = one.outline.mesh()
+        for field, i in zip(one.fields, one.views, strict=True):
+            r, _, known = residuals(field, contour_points(mesh, cameras[i]).pixels)
+            if known.any():
+                squares.append(float(np.mean(np.minimum(np.abs(r[known]), _CLIPPED_PX) ** 2)))
+    return float(np.sqrt(np.mean(squares))) if squares else 0.0
+
+
+def fit_shape(one: SeenObject, cameras: Sequence[Camera], *, fixed_height: bool = False) -> SeenObject:
+    """The object with its outline fitted to the masks."""
+    return _fit(cameras, [one], np.zeros((len(cameras), 7)), free_cameras=False, fixed_height=fixed_height)[1][0]
+
+
+def fit_jointly(
+    cameras: Sequence[Camera], objects: Sequence[SeenObject], start: Array | None = None
+) -> tuple[Array, list[SeenObject]]:
+    """Corrections of cameras [cameras, 7] and the shapes that fit the masks best together."""
+    motions = np.zeros((len(cameras), 7)) if start is None else start
+    return _fit(cameras, objects, motions, free_cameras=True, fixed_height=False)
+
+
+def _fit(
+    cameras: Sequence[Camera], objects: Sequence[SeenObject], motions: Array, *, free_cameras: bool, fixed_height: bool
+) -> tuple[Array, list[SeenObject]]:
+    shapes = list(objects)
+    sigmas = _prior_sigmas(cameras, objects)
+    for _ in range(_ROUNDS):
+        now = _corrected(cameras, motions)
+        meshes = [one.outline.mesh() for one in shapes]
+        starts = np.cumsum([7 * len(cameras), *(one.outline.parameters for one in shapes)])
+        H, g = np.zeros((starts[-1], starts[-1])), np.zeros(starts[-1])
+        for k, one in enumerate(shapes):
+            _add_object(H, g, now, one, meshes[k], int(starts[k]))
+        H[np.diag_indices(7 * len(cameras))] += sigmas.ravel() ** -2
+        g[: 7 * len(cameras)] += (motions * sigmas**-2).ravel()
+        free = np.ones(len(g), bool)
+        free[: 7 * len(cameras)] = free_cameras
+        if fixed_height:
+            free[starts[1:] - 1] = False
+        step = np.zeros(len(g))
+        damped = H[np.ix_(free, free)]
+        step[free] = -np.linalg.solve(damped + np.diag(1e-3 * np.diag(damped) + 1e-9), g[free])
+        motions = motions + np.clip(step[: 7 * len(cameras)].reshape(-1, 7), -0.02, 0.02)
+        for k, one in enumerate(shapes):
+            limit = 6 * _pixel_size(one, meshes[k])
+            shapes[k] = replace(one, outline=one.outline.changed(step[starts[k] : starts[k + 1]], limit))
+        if np.abs(step).max() < _SETTLED:
+            break
+    return motions, shapes
+
+
+def _add_object(H: Array, g: Array, cameras: Sequence[Camera], one: SeenObject, mesh: TriangleMesh, start: int) -> None:
+    """Add the normal equations of an object, whose own parameters begin at `start`."""
+    own = np.s_[start : start + one.outline.parameters]
+    for field, i in zip(one.fields, one.views, strict=True):
+        seen = contour_points(mesh, cameras[i])
+        r, slope, known = residuals(field, seen.pixels)
+        by_camera, by_point = _pixel_derivatives(cameras[i], seen.points)
+        rows = np.einsum("ni,nij->nj", slope, by_camera)
+        weight = known / (1 + (r / _ROBUST_PX) ** 2) / (_CORRELATED * PIXEL_SIGMA**2)
+        place = np.s_[7 * i : 7 * i + 7]
+        H[place, place] += rows.T @ (rows * weight[:, None])
+        g[place] += rows.T @ (weight * r)
+        shape = one.outline.chained(np.einsum("ni,nij->nj", slope, by_point), seen.ends, seen.share)
+        across = rows.T @ (shape * weight[:, None])
+        H[place, own] += across
+        H[own, place] += across.T
+        H[own, own] += shape.T @ (shape * weight[:, None])
+        g[own] += shape.T @ (weight * r)
+    H[own, own] += one.outline.bending() / (_BEND_SIGMA_PX * _pixel_size(one, mesh)) ** 2
+
+
+def _corrected(cameras: Sequence[Camera], motions: Array) -> list[Camera]:
+    out: list[Camera] = []
+    for camera, motion in zip(cameras, motions, strict=True):
+        (fx, fy), factor = camera.focal, float(np.exp(motion[6]))
+        out.append(replace(moved_camera(camera, motion[:6]), focal=(fx * factor, fy * factor)))
+    return out
+
+
+def _prior_sigmas(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> Array:
+    """Standard deviations of the corrections [cameras, 7]."""
+    middle = np.mean([one.outline.mesh().centroid for one in objects], axis=0)
+    # Views of one camera share its lens, whose error only scales distances: it is left as it is.
+    own = len({camera.focal for camera in cameras}) == len(cameras)
+    out = np.full((len(cameras), 7), TURN_SIGMA)
+    for sigma, camera in zip(out, cameras, strict=True):
+        sigma[:3] = SHIFT_SIGMA * np.linalg.norm(camera.body_from_camera[:3, 3] - middle)
+        sigma[6] = FOCAL_SIGMA if own else 1e-7
+    return out
+
+
+def _pixel_size(one: SeenObject, mesh: TriangleMesh) -> float:
+    """The median size of a pixel at an object [m]."""
+    cameras, centre = [field.camera for field in one.fields], mesh.centroid
+    return float(np.median([np.linalg.norm(c.body_from_camera[:3, 3] - centre) / c.focal[0] for c in cameras]))
+
+
+def _pixel_derivatives(camera: Camera, points: Array) -> tuple[Array, Array]:
+    """Derivatives of pixels by a correction of the camera [n, 2, 7] and by the points [n, 2, 3]."""
+    by_pose, place = pixel_jacobian(camera, points), camera.body_from_camera
+    pixels = camera.project((points - place[:3, 3]) @ place[:3, :3])
+    by_focal = (pixels - np.array(camera.centre))[..., None]
+    return np.concatenate([by_pose, by_focal], axis=-1), -by_pose[..., :3]
+
+
+def _restarted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
+    """The object with an outline that is found anew with moved cameras: corners may be missing in the old one."""
+    masks = [replace(mask, camera=cameras[i]) for mask, i in zip(one.masks, one.views, strict=True)]
+    return replace(one, outline=outline_of(coarse_extrusion(masks, one.plane, height=one.outline.height)))
+
+
+def _half(one: SeenObject, side: int) -> SeenObject:
+    """The object with every other sector of each outline unknown."""
+    fields: list[MaskField] = []
+    for field in one.fields:
+        rows, columns = np.indices(field.known.shape)
+        angle = np.arctan2(rows + 0.5 - field.middle[1], columns + 0.5 - field.middle[0])
+        sector = np.floor((angle + np.pi) / (2 * np.pi) * _SECTORS).astype(int)
+        fields.append(replace(field, known=field.known & (sector % 2 == side)))
+    return replace(one, fields=fields)
