@@ -3,7 +3,7 @@
 Gauss-Newton on the distances between the silhouettes of shapes and the outlines of masks [pixels], gross errors
 weighted down. Corrections of cameras have Gaussian priors at the given calibration, which also fix what silhouettes
 cannot tell: a common motion and the scale. The corners and the height of upright outlines are parameters too. Every
-other sector of every mask is first kept back: cameras that do not agree better there stay as they were given.
+third of the sectors of all masks is kept back once: cameras that do not agree better there stay as they were given.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ PIXEL_SIGMA = 0.5
 """Standard deviation of an outline [pixels]."""
 AGREED_PX = 0.4
 """Disagreement of silhouettes up to which cameras are kept [pixels]."""
-MIN_GAIN = 0.1
+MIN_GAIN = 0.05
 """Share by which the disagreement on what was kept back must fall for cameras to be moved."""
 _CORRELATED = 3.0
 """Neighbouring points of a contour whose errors are about the same."""
 _ROBUST_PX = 1.5
 """Distance from which on a point counts less [pixels]."""
-_CLIPPED_PX = 3.0
-"""Largest distance that counts in a disagreement [pixels]."""
 _ROUNDS = 24
 _SETTLED = 3e-5
 """Change of positions [m] and turns [rad] that ends the rounds."""
 _BEND_SIGMA_PX = 1.0
 """How differently neighbouring corners of an outline move, standard deviation [pixels at the object]."""
 _SECTORS = 12
-"""Sectors around the middle of a mask, every other of which is kept back."""
+"""Sectors around the middle of a mask."""
+_FOLDS = 3
+"""Parts of the sectors, each of which is kept back once."""
 Report = Callable[[float, str], None]
 
 
@@ -86,41 +86,46 @@ def refine_cameras(
     cameras: Sequence[Camera], objects: Sequence[SeenObject], report: Report | None = None
 ) -> Refinement:
     """Move cameras so that the silhouettes of objects agree; as given where they agree or where it does not help."""
-    tell = report or (lambda share, words: None)
     still = np.zeros((len(cameras), 7))
-    tell(0.0, "how far silhouettes disagree")
+    _tell(report, 0.0, "how far silhouettes disagree")
     given = [fit_shape(one, cameras) for one in objects]
     before = disagreement(cameras, given)
     info: dict[str, Any] = {"refined": False, "disagreement_px": [before, before]}
     if before <= AGREED_PX:
         return Refinement(tuple(cameras), still, info | {"because": f"silhouettes agree within {AGREED_PX:g} pixels"})
-    tell(0.2, "cameras, on half of each outline")
-    tried = _corrected(cameras, fit_jointly(cameras, [_half(one, 0) for one in given])[0])
-    again = [fit_shape(_restarted(one, tried), tried) for one in given]
-    back = [
-        disagreement(cams, [_half(one, 1) for one in shapes]) for cams, shapes in ((cameras, given), (tried, again))
-    ]
+    squares: list[list[float]] = []
+    for fold in range(_FOLDS):
+        _tell(report, 0.1 + 0.6 * fold / _FOLDS, f"cameras without part {fold + 1} of {_FOLDS} of the outlines")
+        fitted = [_sectors(one, fold, kept_back=False) for one in given]
+        tried = _corrected(cameras, fit_jointly(cameras, fitted)[0])
+        rivals = ((cameras, given), (tried, [_refitted(one, tried) for one in given]))
+        scores = [disagreement(c, [_sectors(one, fold, kept_back=True) for one in some]) for c, some in rivals]
+        squares.append([score**2 for score in scores])
+    back = np.sqrt(np.mean(squares, axis=0)).tolist()
     info["kept_back_px"] = back
     if back[1] > (1 - MIN_GAIN) * back[0]:
-        because = "moved cameras agree no better on the halves of the outlines that were kept back"
+        because = "moved cameras agree no better on the parts of the outlines that were kept back"
         return Refinement(tuple(cameras), still, info | {"because": because})
-    tell(0.6, "cameras, on whole outlines")
-    motions = fit_jointly(cameras, given)[0]
-    motions, shapes = fit_jointly(cameras, [_restarted(one, _corrected(cameras, motions)) for one in given], motions)
+    _tell(report, 0.7, "cameras on whole outlines")
+    motions, shapes = _best_fit(cameras, given)
     moved = _corrected(cameras, motions)
     info |= {"refined": True, "disagreement_px": [before, disagreement(moved, shapes)]}
     return Refinement(tuple(moved), motions, info)
 
 
 def disagreement(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> float:
-    """Root mean square distance of the silhouettes of shapes from the outlines of masks, over all views [pixels]."""
+    """Distance of the silhouettes of shapes from the outlines of masks, over all views [pixels].
+
+    It is the root of the mean robust loss that fits minimise, s^2 log(1 + (r / s)^2), so that a false outline, as where
+    something hides the object unnoticed, does not decide; small distances count as in a root mean square.
+    """
     squares: list[float] = []
     for one in objects:
         mesh = one.outline.mesh()
         for field, i in zip(one.fields, one.views, strict=True):
             r, _, known = residuals(field, contour_points(mesh, cameras[i]).pixels)
             if known.any():
-                squares.append(float(np.mean(np.minimum(np.abs(r[known]), _CLIPPED_PX) ** 2)))
+                squares.append(float(np.mean(_ROBUST_PX**2 * np.log1p((r[known] / _ROBUST_PX) ** 2))))
     return float(np.sqrt(np.mean(squares))) if squares else 0.0
 
 
@@ -222,18 +227,36 @@ def _pixel_derivatives(camera: Camera, points: Array) -> tuple[Array, Array]:
     return np.concatenate([by_pose, by_focal], axis=-1), -by_pose[..., :3]
 
 
+def _tell(report: Report | None, share: float, words: str) -> None:
+    if report is not None:
+        report(share, words)
+
+
+def _best_fit(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> tuple[Array, list[SeenObject]]:
+    """The joint fit, or one with outlines found anew from its cameras where its silhouettes agree better."""
+    first = fit_jointly(cameras, objects)
+    second = fit_jointly(cameras, [_restarted(one, _corrected(cameras, first[0])) for one in objects], first[0])
+    return min((first, second), key=lambda fit: disagreement(_corrected(cameras, fit[0]), fit[1]))
+
+
+def _refitted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
+    """The object with its outline fitted to other cameras: the old one, or one found anew where that agrees better."""
+    rivals = [fit_shape(start, cameras) for start in (one, _restarted(one, cameras))]
+    return min(rivals, key=lambda rival: disagreement(cameras, [rival]))
+
+
 def _restarted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
     """The object with an outline that is found anew with moved cameras: corners may be missing in the old one."""
     masks = [replace(mask, camera=cameras[i]) for mask, i in zip(one.masks, one.views, strict=True)]
     return replace(one, outline=outline_of(coarse_extrusion(masks, one.plane, height=one.outline.height)))
 
 
-def _half(one: SeenObject, side: int) -> SeenObject:
-    """The object with every other sector of each outline unknown."""
+def _sectors(one: SeenObject, fold: int, *, kept_back: bool) -> SeenObject:
+    """The object with nothing known of its outlines but the sectors of a fold, or but the others."""
     fields: list[MaskField] = []
     for field in one.fields:
         rows, columns = np.indices(field.known.shape)
         angle = np.arctan2(rows + 0.5 - field.middle[1], columns + 0.5 - field.middle[0])
         sector = np.floor((angle + np.pi) / (2 * np.pi) * _SECTORS).astype(int)
-        fields.append(replace(field, known=field.known & (sector % 2 == side)))
+        fields.append(replace(field, known=field.known & ((sector % _FOLDS == fold) == kept_back)))
     return replace(one, fields=fields)
