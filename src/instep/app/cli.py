@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "record": ("record:record", "record a run, safe against crashes"),
     "gap": ("gap:gap", "measure how far a simulator is from recordings, or two sets of recordings from each other"),
     "tune": ("tune:tune", "identify parameters from recordings, with gates and posteriors"),
+    "reidentify": ("reidentify:reidentify", "replay recordings through the on-line filter of parameters"),
     "excite": ("excite:excite", "design motions that reveal parameters"),
     "train": ("train:train", "clone behaviour from a dataset, or train in simulation over randomized worlds"),
     "augment": ("augment:augment", "collect demonstrations where a policy fails"),

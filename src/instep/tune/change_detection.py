@@ -17,7 +17,7 @@ from instep.core.param import Param
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 
-from .parameter_filter import Estimated, Evidence, NoiseModel, updated
+from .parameter_filter import Estimated, NoiseModel, WindowEvidence, updated
 
 MAX_SCORE = 6.0
 """Largest score that counts: one window is an outlier, not a change."""
@@ -46,7 +46,7 @@ class FilteredWindow:
     """A window as the filter took it."""
 
     before: Estimated
-    evidence: Evidence
+    evidence: WindowEvidence
     seconds: float
     """Time since the window before [s]."""
     t: float

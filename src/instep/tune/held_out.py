@@ -90,7 +90,7 @@ def compare(
     return HeldOutComparison(
         bootstrap(pairs[:, 0] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
         bootstrap(pairs[:, 1] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
-        _reduction(pairs, sizes, seed),
+        relative_reduction(pairs, sizes, seed),
         channels,
         lost,
         diverged,
@@ -128,7 +128,7 @@ def _errors(before: Simulator, after: Simulator, episodes: Sequence[Episode], wi
     return _PairedErrors(first, second, windows.run, motion.var(axis=0), form.measured_labels)
 
 
-def _reduction(pairs: Array, sizes: Array, seed: int) -> Estimate:
+def relative_reduction(pairs: Array, sizes: Array, seed: int) -> Estimate:
     """Relative reduction of the root mean square error from one column to the other, whole blocks resampled."""
     rng = np.random.default_rng((seed, 0xB10C))
     picks = rng.integers(0, len(pairs), (2000, len(pairs)))
@@ -153,7 +153,7 @@ def _open_loop(whole: _PairedErrors, seed: int) -> Estimate | None:
     first, second = first[:, predicted], second[:, predicted]
     scale = np.maximum(first.mean(axis=0), 1e-300)
     pairs = np.stack([(first / scale).mean(axis=1), (second / scale).mean(axis=1)], axis=1)
-    return _reduction(pairs, np.ones(len(pairs)), seed)
+    return relative_reduction(pairs, np.ones(len(pairs)), seed)
 
 
 def _blocks(run: Array) -> list[Array]:

@@ -36,7 +36,7 @@ MAX_WIDENING = 50.0
 
 
 @options_dataclass
-class FilterOptions:
+class DriftOptions:
     """How fast parameters may move, and how well they are known at first."""
 
     spread: float = 0.1
@@ -48,7 +48,7 @@ class FilterOptions:
 
 
 @array_dataclass
-class Evidence:
+class WindowEvidence:
     """What one window says about the parameters, linearised at a point."""
 
     x: Array
@@ -132,7 +132,7 @@ def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
 
 
 def updated(
-    now: Estimated, evidence: Evidence, noise: NoiseModel, drift: Array, robust: bool = True
+    now: Estimated, evidence: WindowEvidence, noise: NoiseModel, drift: Array, robust: bool = True
 ) -> tuple[Estimated, Innovation]:
     """The estimate after a window, `drift` being the variance that parameters gained since the last one [params]."""
     prior = now.covariance + np.diag(drift)
@@ -163,7 +163,7 @@ def _combined(prior: Array, information: Array) -> Array:
     return 0.5 * (found + found.T)
 
 
-def prediction_covariance(evidence: Evidence, now: Estimated) -> Array:
+def prediction_covariance(evidence: WindowEvidence, now: Estimated) -> Array:
     """Covariance of the prediction of a window for want of better parameters, by channel [channels, bins, bins]."""
     return np.einsum("pcb,pq,qcd->cbd", evidence.jacobian, now.covariance, evidence.jacobian, optimize=True)
 
@@ -171,9 +171,9 @@ def prediction_covariance(evidence: Evidence, now: Estimated) -> Array:
 class ParameterFilter:
     """The filter over a run: the estimate, the noise as measured so far, and the scores of past windows."""
 
-    def __init__(self, params: Sequence[Param], start: Array, options: FilterOptions | None = None):
+    def __init__(self, params: Sequence[Param], start: Array, options: DriftOptions | None = None):
         """`start` are the first values, in unit coordinates [params]."""
-        self.params, self.options = tuple(params), options or FilterOptions()
+        self.params, self.options = tuple(params), options or DriftOptions()
         values = [float(p.from_unit(x)) for p, x in zip(self.params, start, strict=True)]
         spread = np.array([scale_of(p, v, self.options.spread) for p, v in zip(self.params, values, strict=True)])
         self.now = Estimated(np.asarray(start, float), np.diag(spread**2))
@@ -205,7 +205,7 @@ class ParameterFilter:
         values = [float(p.from_unit(x)) for p, x in zip(self.params, self.now.x, strict=True)]
         return np.array([scale_of(p, v, share) for p, v in zip(self.params, values, strict=True)])
 
-    def begin(self, windows: Sequence[Evidence], seconds: float, floor: Array) -> None:
+    def begin(self, windows: Sequence[WindowEvidence], seconds: float, floor: Array) -> None:
         """Measure the noise from the first windows, `seconds` apart, and estimate the parameters from all of them."""
         first = last = self.now
         drift = self.drift(seconds)
@@ -219,12 +219,12 @@ class ParameterFilter:
             doubt = np.mean([prediction_covariance(one, last) for one in windows], axis=0)
         self.now = last
 
-    def step(self, evidence: Evidence, seconds: float) -> Innovation:
+    def step(self, evidence: WindowEvidence, seconds: float) -> Innovation:
         """Take in a window that ended some time after the last one."""
         self.now, found = updated(self.now, evidence, self.noise, self.drift(seconds))
         return found
 
-    def learn_noise(self, evidence: Evidence, found: Innovation) -> None:
+    def learn_noise(self, evidence: WindowEvidence, found: Innovation) -> None:
         """Take the errors that are left into the measured noise; not for windows in which a change is suspected."""
         left = evidence.at(self.now.x)
         # One window far off may not widen the noise by more than the usual scatter of windows does.
@@ -236,7 +236,7 @@ class ParameterFilter:
         self._share(evidence)
         self._noise = NoiseModel.of(covariance, self._widening())
 
-    def _share(self, evidence: Evidence) -> None:
+    def _share(self, evidence: WindowEvidence) -> None:
         """Which channels inform about which parameter, on average [params, channels]."""
         inverse = self.noise.inverse
         own = np.einsum("pcb,cbd,pcd->pc", evidence.jacobian, inverse, evidence.jacobian)

@@ -22,20 +22,25 @@ from instep.core.world import Array, Simulator, Spec
 from instep.scene.folder import Scene
 
 from .change_detection import Change, ChangeDetector, ChangeOptions, FilteredWindow
+from .held_out import relative_reduction
 from .online_selection import AUTO, online_params, online_world
 from .param_selection import Bounds
-from .parameter_filter import Estimated, Evidence, FilterOptions, ParameterFilter
+from .parameter_filter import DriftOptions, Estimated, ParameterFilter, WindowEvidence
 from .sample_windows import SampleBuffer
 from .update_gate import Trial, UpdateOptions
 from .window_prediction import WindowPredictor
 from .windows import Windows
 
+BLOCK_WINDOWS = 25
+"""Neighbouring windows that are resampled together."""
 PAUSE_S = 10.0
 """Time that the pause between two recordings counts as [s]: parameters may have drifted meanwhile."""
 RELINEARISED = 8
 """Most windows that are simulated again where a change was found."""
 UNSETTLED = 0.2
 """Share of a sudden change by which the value after it may still be off: the first window may lie across the change."""
+MAX_ERROR = 1e3
+"""Largest error of a window that counts, in standard deviations; that of a simulation that diverged."""
 EventKind = Literal["ready", "change", "proposed", "applied", "not applied", "rolled back"]
 
 
@@ -47,7 +52,7 @@ class ReidentifyOptions:
     """Length of the windows that are predicted [s]."""
     warm_up: int = 20
     """Windows from which noise is measured before anything is estimated."""
-    filter: FilterOptions = FilterOptions()
+    filter: DriftOptions = DriftOptions()
     change: ChangeOptions = ChangeOptions()
     update: UpdateOptions = UpdateOptions()
     min_shift: float = 3.0
@@ -80,6 +85,9 @@ class DriftPoint:
     high: Array
     used: Array
     """Values in use [params]."""
+    errors: Array
+    """Error of the window as predicted by the estimate before it, by the values in use and by the first values, in
+    standard deviations of the usual error [3]; NaN until the noise is measured."""
 
 
 @array_dataclass
@@ -110,6 +118,18 @@ class Reidentification:
         rows = zip(self.params, last.values, low, high, strict=True)
         return {p.address: Estimate(float(v), float(a), float(b), n, p.unit) for p, v, a, b in rows}
 
+    def improvement(self, seed: int = 0) -> Estimate:
+        """Share by which estimates predict the next window better than the first values, blocks of windows resampled.
+
+        Each estimate is the one before the window that it predicts. NaN where there are fewer than two blocks.
+        """
+        rows = np.array([point.errors for point in self.points if np.isfinite(point.errors).all()])
+        blocks = [rows[i : i + BLOCK_WINDOWS] ** 2 for i in range(0, len(rows) - BLOCK_WINDOWS + 1, BLOCK_WINDOWS)]
+        if len(blocks) < 2:
+            return Estimate(np.nan, np.nan, np.nan, len(blocks), "1")
+        sums = np.array([block[:, [2, 0]].mean(axis=0) for block in blocks])
+        return relative_reduction(sums, np.ones(len(sums)), seed)
+
     def counts(self) -> dict[str, int]:
         """How often each kind of event happened."""
         kinds: tuple[EventKind, ...] = ("change", "proposed", "applied", "not applied", "rolled back")
@@ -137,11 +157,12 @@ class Reidentifier:
         span, rest = max(2, round(self.options.window / sim.spec.dt)), sim.reset(0)
         self._buffer = SampleBuffer(sim.spec, source, span, (rest.q, rest.v))
         self._predictor = WindowPredictor(sim, self.params)
-        self._used = np.array([float(np.clip(p.to_unit(start[p.address]), 0, 1)) for p in self.params])
+        self._start = np.array([float(np.clip(p.to_unit(start[p.address]), 0, 1)) for p in self.params])
+        self._used = self._start
         self._filter = ParameterFilter(self.params, self._used, self.options.filter)
         self._detector = ChangeDetector(self.params, self.options.change)
         self._recent: deque[Windows] = deque(maxlen=RELINEARISED)
-        self._first: list[Evidence] = []
+        self._first: list[WindowEvidence] = []
         self._proposal: Trial | None = None
         self._replaced: Trial | None = None
         self._refused: Array | None = None
@@ -186,23 +207,25 @@ class Reidentifier:
 
     def _take(self, window: Windows, t: float) -> None:
         trials = [trial for trial in (self._proposal, self._replaced) if trial is not None]
-        found = self._predictor.evidence(window, self._filter.now.x, [self._used, *(one.other for one in trials)])
+        others = [self._used, self._start, *(one.other for one in trials)]
+        found = self._predictor.evidence(window, self._filter.now.x, others)
         if found is None:
             self._diverged += 1
             return
         evidence, errors = found
+        sizes = self._sizes(np.concatenate([evidence.error[None], errors]))
         if not self._filter.begun:
             self._warm_up(evidence, t)
         else:
-            self._judge(trials, errors, t)
+            self._judge(trials, sizes[1], sizes[3:], t)
             self._estimate(evidence, window, t)
             self._propose(t)
         half = Z95 * np.sqrt(np.diag(self._filter.now.covariance))
         x = self._filter.now.x
         low, high = (self._values(np.clip(x + sign * half, 0.0, 1.0)) for sign in (-1, 1))
-        self._points.append(DriftPoint(t, self._values(x), low, high, self._values(self._used)))
+        self._points.append(DriftPoint(t, self._values(x), low, high, self._values(self._used), sizes[:3]))
 
-    def _warm_up(self, evidence: Evidence, t: float) -> None:
+    def _warm_up(self, evidence: WindowEvidence, t: float) -> None:
         self._first.append(evidence)
         if len(self._first) < self.options.warm_up:
             return
@@ -210,7 +233,7 @@ class Reidentifier:
         self._first, self._last, self._pause = [], t, 0.0
         self._note(t, "ready", f"Noise was measured from {self.options.warm_up} windows; estimates begin.", {})
 
-    def _estimate(self, evidence: Evidence, window: Windows, t: float) -> None:
+    def _estimate(self, evidence: WindowEvidence, window: Windows, t: float) -> None:
         seconds = self._pause or max(t - self._last, 0.0)
         self._pause, self._last = 0.0, t
         before, found = self._filter.now, self._filter.step(evidence, seconds)
@@ -260,18 +283,18 @@ class Reidentifier:
             self._filter.step(old.evidence if found is None else found[0], old.seconds)
         return self._filter.now
 
-    def _judge(self, trials: Sequence[Trial], errors: Array, t: float) -> None:
-        """Compare the values in use with those on trial by a window that neither has seen.
-
-        `errors` are those of the values in use, then those of the trials.
-        """
-        if not trials:
-            return
+    def _sizes(self, errors: Array) -> Array:
+        """Root mean square of errors [points, channels, bins] in standard deviations of the usual ones [points]."""
+        if not self._filter.begun:
+            return np.full(len(errors), np.nan)
         finite = np.isfinite(errors).all(axis=(1, 2))
         squared = np.where(finite, self._filter.noise.squared(np.nan_to_num(errors)) / errors[0].size, np.inf)
-        sizes = np.sqrt(np.minimum(squared, 1e6))
-        for trial, size in zip(trials, sizes[1:], strict=True):
-            decision = trial.add(float(sizes[0]), float(size))
+        return np.sqrt(np.minimum(squared, MAX_ERROR**2))
+
+    def _judge(self, trials: Sequence[Trial], used: float, others: Array, t: float) -> None:
+        """Compare the values in use with those on trial by the errors of a window that neither has seen."""
+        for trial, size in zip(trials, others, strict=True):
+            decision = trial.add(float(used), float(size))
             if decision is not None:
                 self._decide(trial, decision, t)
 
@@ -354,7 +377,7 @@ def reidentify(
     return found.result()
 
 
-def _floor(windows: Sequence[Evidence]) -> Array:
+def _floor(windows: Sequence[WindowEvidence]) -> Array:
     """Least noise of each channel: a hundredth of its usual error, so that a perfect model stays invertible."""
     rms = np.sqrt(np.mean([one.error**2 for one in windows], axis=(0, 2)))
     return np.maximum(0.01 * rms, 1e-9)

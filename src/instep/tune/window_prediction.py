@@ -10,7 +10,7 @@ import numpy as np
 from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
-from .parameter_filter import Evidence
+from .parameter_filter import WindowEvidence
 from .windows import Shooter, Windows
 
 BINS = 5
@@ -28,7 +28,7 @@ class WindowPredictor:
         self._sim, self._params = sim, tuple(params)
         self._free: Any = getattr(sim, "without_contacts", lambda: None)()  # a MujocoWorld has it
 
-    def evidence(self, window: Windows, x: Array, others: Sequence[Array] = ()) -> tuple[Evidence, Array] | None:
+    def evidence(self, window: Windows, x: Array, others: Sequence[Array] = ()) -> tuple[WindowEvidence, Array] | None:
         """What a window says at a point [params], and the errors of other points [others, channels, bins].
 
         None where the simulation diverges at the point or next to it.
@@ -43,7 +43,7 @@ class WindowPredictor:
             return None
         # Errors are measured less predicted: where a prediction rises the error falls.
         slope = (errors[1 : 1 + n] - errors[1 + n : 1 + 2 * n]) / (high - low)[:, None, None]
-        return Evidence(x.copy(), errors[0], slope), errors[1 + 2 * n :]
+        return WindowEvidence(x.copy(), errors[0], slope), errors[1 + 2 * n :]
 
     def errors(self, window: Windows, points: Array) -> Array:
         """Measured less predicted at some points [points, params], in bins: [points, channels, bins]."""

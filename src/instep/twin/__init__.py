@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .frame_budget import Deadline
     from .hand_eye import HandEye, HandEyeOptions, PointSighting, RobotCalibration, calibrate_hand_eye, calibrate_robot
     from .image_checks import FAULT_WORDS, ImageFault
+    from .parameter_updates import ParameterUpdates
     from .pose_filter import PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
     from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "Deadline", "FilterOptions", "ForceOptions", "HandEye",
-    "HandEyeOptions", "ImageFault", "JointBlend", "NoCorrection", "Outline", "PointSighting", "PoseFilter",
-    "RefineOptions", "RefinedCameras", "RefinedRig", "RobotCalibration", "SilhouetteOverlaps", "StageOptions",
-    "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage", "Twin", "TwinOptions", "VisualForces",
-    "block_median", "calibrate_hand_eye", "calibrate_robot", "calibrate_trust", "correction_log", "draw_outline",
-    "open_twin", "outline_of", "recorded_rig", "refine_rig", "shipped_trust", "silhouette_overlaps",
+    "HandEyeOptions", "ImageFault", "JointBlend", "NoCorrection", "Outline", "ParameterUpdates", "PointSighting",
+    "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig", "RobotCalibration", "SilhouetteOverlaps",
+    "StageOptions", "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage", "Twin", "TwinOptions",
+    "VisualForces", "block_median", "calibrate_hand_eye", "calibrate_robot", "calibrate_trust", "correction_log",
+    "draw_outline", "open_twin", "outline_of", "recorded_rig", "refine_rig", "shipped_trust", "silhouette_overlaps",
     "track_recording", "transform_at", "trust_events",
 ]  # fmt: skip
 
@@ -42,6 +43,7 @@ __getattr__ = lazy_names(
         "frame_budget": "Deadline",
         "hand_eye": "HandEye HandEyeOptions PointSighting RobotCalibration calibrate_hand_eye calibrate_robot",
         "image_checks": "FAULT_WORDS ImageFault",
+        "parameter_updates": "ParameterUpdates",
         "pose_filter": "PoseFilter",
         "projection": "Outline draw_outline outline_of transform_at",
         "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",

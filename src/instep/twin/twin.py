@@ -25,6 +25,7 @@ from instep.core.world import Array, Channel, Observation, Simulator, Spec, Stat
 from instep.physics.engines import rest_action
 
 from .frame_budget import FALL, RISE, Deadline
+from .parameter_updates import PARAMETERS, ParameterUpdates
 from .trust_stages import CHANNEL, LABELS, Evidence, TrustMonitor, TrustStage
 
 MIN_JOINT_SPEED = 0.03
@@ -205,6 +206,8 @@ class Twin:
         self._clock = clock
         self.trust: TrustMonitor | None = None
         """What slows and stops this twin where it cannot be trusted; see `supervised`."""
+        self.updates: ParameterUpdates | None = None
+        """Where new parameters of the simulated world come from; see `reidentified`."""
         joints = [n for n in sim.spec.q.labels if n in real.spec.q.labels and "." not in n]
         self._joints = tuple(joints)
         self._sim_q = np.array([sim.spec.q.labels.index(n) for n in joints], int)
@@ -215,6 +218,12 @@ class Twin:
         """The twin, slowed and stopped by a monitor of trust, whose numbers are observed as `twin.trust`."""
         made = copy.copy(self)
         made.trust = trust
+        return made
+
+    def reidentified(self, updates: ParameterUpdates) -> Twin:
+        """The twin whose simulated world takes new parameters while it runs, observed as `twin.parameters`."""
+        made = copy.copy(self)
+        made.updates = updates
         return made
 
     def resume(self, state: State) -> State:
@@ -248,6 +257,8 @@ class Twin:
         named["twin.counts"] = vector(COUNTS)
         if self.trust is not None:
             named[CHANNEL] = vector(LABELS)
+        if self.updates is not None:
+            named[PARAMETERS] = self.updates.channel
         if self.images:
             named |= {k: c for k, c in self.real.spec.observation.items() if k.startswith("observation.images.")}
         return replace(inner, observation={**inner.observation, **named})
@@ -285,6 +296,7 @@ class Twin:
         """Predict, let the real world follow, measure, correct."""
         action = checked_action(action, self.sim.spec, state.batch)
         memory, timer = state.hidden[KEY], _StageTimer(self._clock)
+        self._take_parameters()
         action, watched = self._allowed(memory, action)
         past = np.concatenate([memory["past"][1:], [action]])
         sim, diverged = self._predict(memory["sim"], action, past)
@@ -296,6 +308,7 @@ class Twin:
         timer("follow")
         deadline = self._deadline(rest)
         observation = self.real.observe(real)
+        self._give_sample(memory["real"].t, real, sent, observation)
         timer("observe")
         sim, extra = self._catch_up(sim, real.t, action)
         timer("predict")
@@ -335,6 +348,8 @@ class Twin:
         seen["twin.stages"], seen["twin.counts"] = log["stages"], log["counts"]
         if self.trust is not None:
             seen[CHANNEL] = self.trust.observed(memory["trust"])
+        if self.updates is not None:
+            seen[PARAMETERS] = self.updates.observed()
         if self.images:
             shown = self.real.observe(memory["real"])
             seen |= {k: value for k, value in shown.items() if k.startswith("observation.images.")}
@@ -343,6 +358,18 @@ class Twin:
     def sent(self, state: State) -> Array:
         """The set point that the real robot was last given."""
         return state.hidden[KEY]["sent"]
+
+    def _take_parameters(self) -> None:
+        """Go on with new parameters where there are any: states do not depend on them."""
+        new = None if self.updates is None else self.updates.retuned(self.sim)
+        self.sim = self.sim if new is None else new
+
+    def _give_sample(self, t: float, real: State, sent: Array, observation: Observation) -> None:
+        """Give the command of time t and the reading after it to what identifies parameters."""
+        if self.updates is not None:
+            stamps = observation.get("observation.state.stamp")
+            stamp = real.t if stamps is None else float(np.max(stamps))
+            self.updates.sample(t, real.q, np.asarray(observation.get("action.sent", sent)), stamp)
 
     def _allowed(self, memory: Mapping[str, Any], action: Array) -> tuple[Array, dict[str, Any]]:
         """The action that trust allows, and the memory of its monitor."""

@@ -17,6 +17,7 @@ from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, World
 from instep.app.operator_console import OperatorConsole
 from instep.app.output import Output, new_output
 from instep.app.recorded_run import RecordedRun, record_run
+from instep.app.reidentified_run import LiveReidentification, live_facts, live_numbers, live_sections
 from instep.app.robot_events import EventCounter, RobotEvents
 from instep.app.run_checks import scene_task
 from instep.app.run_page import announce_run, summarize_run
@@ -95,6 +96,9 @@ class RunArgs:
     background: bool = False
     """infer in a background thread while the last chunk is executed, so that a slow policy never makes a robot wait;
     for policies that infer chunks of actions."""
+    reidentify: tuple[str, ...] = ()
+    """parameters to estimate again while a twin or a robot (--scene) runs, as addresses with * for any part, or auto:
+    carried mass and friction. A twin takes better values once they pass a gate; of a robot they are only shown."""
     shadow: str = ""
     """a second policy that sees the same observations in a process of its own: what it would have done is compared
     with what was done, and never sent."""
@@ -131,12 +135,18 @@ def run(
         budget=_budget(args.budget),
     )  # fmt: skip
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
+        if args.reidentify:
+            raise BadInput(
+                "--reidentify is for a robot that runs; replay a recording with instep reidentify DATA SCENE."
+            )
         return _replay(world.removeprefix("twin:"), recording, options, args)
     secret = link_token(args.token)
     output = _checked_output(args.out, args.seed)
     with ExitStack() as stack:
         opened, scene = stack.enter_context(_opened(world, args, secret, options)), _scene(args.scene)
         opened = _prepared(opened, world, args)
+        live_params = _reidentified(opened, world, args, stack)
+        opened = opened.reidentified(live_params) if live_params and world.startswith("twin:") else opened
         decider = policy_from_spec(policy, in_scene(opened, scene) if policy == "expert" else opened)
         scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         if args.background:
@@ -150,9 +160,11 @@ def run(
         live = stack.enter_context(
             live_view(args.view, scene, opened.spec, title, paced=world.startswith(("sim:", "recording:")))
         )
-        found = _ran(opened, decider, title, args, (output, trust, [operator, *([shadow] if shadow else []), *live]))
+        beside: list[Watcher] = [shadow] if shadow else []
+        beside += [live_params] if live_params and world.startswith("robot:") else []
+        found = _ran(opened, decider, title, args, (output, trust, [operator, *beside, *live]))
         events = counter.events()
-    watched = trust, shadow.answers() if shadow else None, events
+    watched = trust, shadow.answers() if shadow else None, events, live_params
     return _finish(output, found, scene, f"{policy} in {world}", args, watched)
 
 
@@ -213,6 +225,23 @@ def _prepared(opened: Any, world: str, args: RunArgs) -> Any:
     return with_adaptation(opened, args.adapt, _scene(args.scene))
 
 
+def _reidentified(opened: Any, world: str, args: RunArgs, stack: ExitStack) -> LiveReidentification | None:
+    """What estimates parameters beside the run, begun; None where it was not asked for."""
+    if not args.reidentify:
+        return None
+    if world.startswith("twin:"):
+        scene, source = world.removeprefix("twin:"), opened.real.spec
+    elif world.startswith("robot:"):
+        if not args.scene:
+            raise BadInput(
+                "--reidentify of a robot needs the scene whose parameters are estimated; give --scene SCENE."
+            )
+        scene, source = args.scene, opened.spec
+    else:
+        raise BadInput(f"--reidentify is for twin:SCENE and robot:ADDRESS, not for {world!r}.")
+    return stack.enter_context(LiveReidentification(scene, source, args.reidentify))
+
+
 def _with_goal(opened: Any, scene: Scene | None) -> Any:
     """The world with the goal of its task among the observations, where the task has one that can be told."""
     task = scene_task(scene)
@@ -247,10 +276,10 @@ def _finish(
     scene: Scene | None,
     title: str,
     args: RunArgs,
-    watched: tuple[Trust | None, ShadowAnswers | None, RobotEvents],
+    watched: tuple[Trust | None, ShadowAnswers | None, RobotEvents, LiveReidentification | None],
 ) -> int:
     """Write the result and the page, say what came out, and raise what ended the run."""
-    [episode], (trust, answers, events) = found.episodes, watched
+    [episode], (trust, answers, events, live_params) = found.episodes, watched
     doubts = [*twin_problems(episode, args.hold_camera), *events.doubts]
     summary = summarize_run(found, scene, title=title, folder=output.folder, doubts=doubts)
     scores = dict(summary.scores)
@@ -263,10 +292,11 @@ def _finish(
     beside = None if answers is None else summarize_shadow(answers, found, output.folder)
     report = replace(
         summary.report,
-        numbers=[*summary.report.numbers, *twin_numbers(episode, scores)],
+        numbers=[*summary.report.numbers, *twin_numbers(episode, scores), *live_numbers(live_params)],
         sections=[
             *summary.report.sections,
             *twin_sections(episode, trust),
+            *live_sections(live_params),
             *(beside.sections if beside else ()),
             *events.sections,
         ],
@@ -276,6 +306,7 @@ def _finish(
         Console(stderr=True).print(beside.words, highlight=False, markup=False)
     facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts, **trust_facts(episode)}
     facts |= budget_facts(episode)
+    facts |= live_facts(live_params, output.folder)
     output.write(scores, rows=found.rows, ended=found.ended, **facts)
     return announce_run(found, report, output.page(report))
 

@@ -151,7 +151,7 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
     from instep.tune.param_selection import select_params
 
     options = IdentifyOptions(
-        bounds=_bounds(args.bounds),
+        bounds=parse_bounds(args.bounds),
         window=args.window,
         windows=args.windows,
         held_out=args.held_out,
@@ -320,7 +320,8 @@ def _print_summary(found: Identification) -> None:
     console.print(gates)
 
 
-def _bounds(words: Sequence[str]) -> dict[str, tuple[float, float]]:
+def parse_bounds(words: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Ranges of parameters by pattern, from words such as 'joint.*.damping=0.01:2'."""
     from instep.core.errors import BadInput
 
     found: dict[str, tuple[float, float]] = {}

@@ -1,0 +1,104 @@
+"""The verb reidentify: recordings through the on-line filter of parameters, as if the robot ran."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from instep.app.arguments import Options, OutFolder, SceneArg
+from instep.app.data_args import DataArgs
+from instep.core.records import options_dataclass
+
+if TYPE_CHECKING:
+    from instep.core.statistics import Estimate
+    from instep.tune.reidentification import Reidentification
+
+Positional = tyro.conf.Positional
+
+
+@options_dataclass
+class ReidentifyArgs:
+    """Options of `instep reidentify`."""
+
+    params: tuple[str, ...] = ("auto",)
+    """what to estimate: addresses with * for any part ('joint.*.frictionloss' body.hand.mass), or auto: the mass that
+    the last link carries, and the dry friction of driven joints."""
+    bounds: tuple[str, ...] = ()
+    """ranges of parameters, as 'body.hand.mass=0.1:4'."""
+    source: Options[DataArgs] = DataArgs()
+    window: float = 0.2
+    """length of the windows that are predicted [s]."""
+    drift: float = 0.02
+    """how far a parameter may drift in a second, as a share of its value."""
+    out: OutFolder = None
+
+
+def reidentify(
+    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
+    scene: SceneArg,
+    /,
+    args: Options[ReidentifyArgs] = ReidentifyArgs(),
+) -> int:
+    """Replay recordings through the on-line filter of parameters, as a robot or a twin runs it with --reidentify.
+
+    Recordings are one run, in their order. Estimates at a time depend on nothing after it. OUT/report.html shows every
+    parameter with its interval over time, sudden changes, and the updates that passed the gate; OUT/drift.parquet holds
+    the numbers. Nothing is written into the scene. Exits 1 where the recordings are too short for any estimate.
+
+    Args:
+        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+
+    """
+    from dataclasses import replace
+
+    from instep.app.gap_run import read_runs
+    from instep.app.output import new_output
+    from instep.app.reidentified_run import drift_facts, write_drift
+    from instep.app.tune_progress import tune_progress
+    from instep.app.verbs.tune import parse_bounds
+    from instep.gap.measure import recorded_at_rate
+    from instep.scene.folder import scene_for
+    from instep.tune import ReidentifyOptions, online_params
+    from instep.tune.parameter_filter import DriftOptions
+    from instep.tune.reidentification import reidentify as replayed
+    from instep.tune.reidentification_page import reidentification_page
+
+    bounds = parse_bounds(args.bounds)
+    options = ReidentifyOptions(window=args.window, filter=replace(DriftOptions(), drift=args.drift))
+    runs = read_runs(data, args.source, scene)
+    loaded = scene_for(scene, runs, rate=args.source.rate)
+    episodes, resampled = recorded_at_rate(runs, loaded.dt)
+    for sentence in resampled:
+        print(sentence, file=sys.stderr)
+    # Names and bounds are checked before a folder is made.
+    online_params(loaded, args.params, bounds)
+    output = new_output("reidentify", args.out)
+    output.read(Path(data) if Path(data).exists() else Path(data).parent)
+    output.read_scene(loaded)
+    with tune_progress() as progress:
+        found = replayed(loaded, episodes, args.params, options, bounds=bounds, progress=progress)
+    write_drift(output.folder, found)
+    output.write(_scores(found), **drift_facts(found))
+    hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
+    report = reidentification_page(f"instep reidentify: {loaded.name}", found, hashes)
+    _print(found, f"{report.verdict.headline} {report.verdict.because}")
+    print(output.page(report))
+    return 0 if found.ready else 1
+
+
+def _scores(found: Reidentification) -> dict[str, Estimate]:
+    return {**found.estimates, "reduction of the next window's error": found.improvement()}
+
+
+def _print(found: Reidentification, words: str) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    for event in found.events:
+        if event.kind in ("change", "applied", "rolled back"):
+            console.print(f"{event.t:8.1f} s  {event.words}", highlight=False, markup=False)
+    console.print(words, highlight=False, markup=False)
