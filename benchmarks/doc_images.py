@@ -26,9 +26,14 @@ from PIL import Image
 
 import instep
 from instep.app.viewer.headless import view_page
+from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
+from instep.evaluate import run_batch
+from instep.policy import expert_of
+from instep.policy.chunking import Latency
+from instep.scene import Tasked, task_of
 from instep.scene.folder import Scene
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -398,13 +403,25 @@ def view_teleop(folder: Path) -> Path:
     return path
 
 
+def view_eval(folder: Path) -> Path:
+    """A grid of worlds in which a policy whose decisions come late pushes a block, at the end of their episodes."""
+    scene = Scene.load("pusht")
+    task = task_of(scene)
+    world = Tasked(instep.open_world(scene), task)
+    with LiveView(scene, scene.spec, "instep eval expert pusht", worlds=12) as live, view_page() as page:
+        page.open(f"{live.url}&theme=light", (1200, 760))
+        run_batch(world, Latency(expert_of(task, scene), 24), range(12), watch=[live])
+        time.sleep(4)  # the page shows the last row
+        return page.screenshot(folder / "view.png")
+
+
 MAKERS: dict[str, Make] = {
     "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
-    "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop,
+    "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
 }  # fmt: skip
 
 
