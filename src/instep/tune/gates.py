@@ -26,7 +26,7 @@ from .identifiability import Identifiability, assess_fit, motion_for
 from .least_squares import FitStatus
 from .parameter_recovery import MIN_RECOVERED, planted_sets, recover_parameters, subset
 from .recording_checks import recording_problems, recording_warnings, refuse
-from .searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchOptions, first_fit, search
+from .searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchPlan, first_fit, search
 from .shooting import Fit, ShootingOptions, fit, start_value
 
 GateState = Literal["passed", "failed", "not run"]
@@ -125,7 +125,7 @@ def gated_fit(
     fitted, held_out = episodes
     results = [_telemetry([*fitted, *held_out])]
     values = {**options.start, **gates.scene_values}
-    searching = SearchOptions(
+    searching = SearchPlan(
         options, gates.seeds, gates.starts, values, gates.seed, gates.search, hold_unseen=gates.hold_unseen
     )
     first = first_fit(sim, fitted, params, searching, progress.part(0.0, 0.2, of_time_left=0.3))

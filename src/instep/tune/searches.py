@@ -63,7 +63,7 @@ class SearchMethod(Protocol):
 
 
 @array_dataclass
-class SearchOptions:
+class SearchPlan:
     """How many searches there are, how they search, and where they begin."""
 
     shooting: ShootingOptions
@@ -101,7 +101,7 @@ class Searches:
 
 
 def first_fit(
-    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: SearchOptions, progress: Progress
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: SearchPlan, progress: Progress
 ) -> Fit:
     """Brief fits of all parameters over some of the windows from each given start; the best of them."""
     options = replace(options, shooting=_with_priors(options, params, None)) if options.hold_unseen else options
@@ -123,7 +123,7 @@ def first_fit(
 
 
 def search(
-    sim: Simulator, episodes: Sequence[Episode], first: Fit, weak: Identifiability, options: SearchOptions,
+    sim: Simulator, episodes: Sequence[Episode], first: Fit, weak: Identifiability, options: SearchPlan,
     progress: Progress,
 ) -> Searches:  # fmt: skip
     """Search from several starts over some of the windows, then finish the best search over all of them.
@@ -209,7 +209,7 @@ def explained(found: Fit) -> bool:
     return bool(quiet.all()) and correlation_time(residual / found.problem.scale) < MAX_CORRELATION
 
 
-def _method(params: Sequence[Param], options: SearchOptions) -> SearchMethod:
+def _method(params: Sequence[Param], options: SearchPlan) -> SearchMethod:
     """The method that was given, or that for contacts where all parameters act through impacts only."""
     kinds = {param.parts.kind for param in params}
     return contact_fit if "geom" in kinds and kinds <= {"geom", "body", "option"} else options.method
@@ -220,7 +220,7 @@ def _searches(
     episodes: Sequence[Episode],
     known: Fit | None,
     kept: Sequence[Param],
-    options: SearchOptions,
+    options: SearchPlan,
     progress: Progress,
 ) -> tuple[list[Fit], list[bool]]:
     """Fits from the first fit and from points around it, while there is time; and which ended by themselves.
@@ -263,7 +263,7 @@ def _agrees(one: Fit, cost: float, best: Fit, least: float) -> bool:
 
 
 def _finished(
-    sim: Simulator, episodes: Sequence[Episode], best: Fit, options: SearchOptions, progress: Progress
+    sim: Simulator, episodes: Sequence[Episode], best: Fit, options: SearchPlan, progress: Progress
 ) -> tuple[Fit, bool]:
     """The best search continued over all windows, where it had only some of them or did not converge.
 
@@ -305,7 +305,7 @@ def _settled(best: Fit, agreeing: Array, searches: int) -> Fit:
 
 
 def _without_vague(
-    sim: Simulator, episodes: Sequence[Episode], found: Searches, options: SearchOptions, progress: Progress
+    sim: Simulator, episodes: Sequence[Episode], found: Searches, options: SearchPlan, progress: Progress
 ) -> Searches:
     """The same without parameters whose final interval spans most of their range: they keep their given values."""
     vague = vague_params(found.fit, tuple(options.shooting.priors))
@@ -325,7 +325,7 @@ def _without_vague(
     return replace(found, fit=again, fixed=fixed, agreeing=found.agreeing[:, columns], late=vague)
 
 
-def _with_priors(options: SearchOptions, params: Sequence[Param], weak: Identifiability | None) -> ShootingOptions:
+def _with_priors(options: SearchPlan, params: Sequence[Param], weak: Identifiability | None) -> ShootingOptions:
     """The options with a Gaussian prior at the scene's value of each confounded parameter, or of all where None.
 
     Fixing them instead would bias the others, which would compensate for a wrong value.
