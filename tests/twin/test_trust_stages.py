@@ -57,8 +57,11 @@ def judged(watch, seconds: float, memory=None, t: float = 0.0, **changes: object
     error = np.asarray(fields.get("joint_error", np.zeros(2)), float)
     for k in range(round(seconds / DT)):
         t += DT
-        found = {**WELL, **{name.replace("__", "."): value for name, value in changes.items() if name != "flip"}}
-        moved = np.full(9, 0.004 * (-1) ** k) if changes.get("flip") else np.zeros(9)
+        shown = {name.replace("__", "."): value for name, value in changes.items() if name not in ("flip", "turn")}
+        found, sign = {**WELL, **shown}, (-1) ** k
+        moved = np.zeros(9)
+        moved[2:5] = 0.006 * sign if changes.get("flip") else 0.0
+        moved[5:] = 0.006 * sign if changes.get("turn") else 0.0
         memory = watch.judge(memory, Evidence(t, found, error, moved, bool(fields.get("diverged", False)) and k == 0))
     return memory, t
 
@@ -101,6 +104,31 @@ def test_corrections_that_oscillate_are_frozen_within_five_frames() -> None:
     assert watch.stage(memory) == COAST and TrustCause(int(memory["cause"])) == TrustCause.UNSTABLE
     memory, t = judged(watch, 2.0, memory, t)
     assert watch.stage(memory) == NORMAL
+
+
+@pytest.mark.fault(28)
+def test_a_body_that_is_pushed_to_and_fro_does_not_oscillate() -> None:
+    """Its corrections turn round with the pushes, seconds apart; and to be turned by a degree is no oscillation."""
+    watch = monitor()
+    memory, t = judged(watch, 1.0)
+    for _ in range(6):
+        for changes in ({"flip": True}, {"flip": True}, {}, {"tee__nis": np.nan}):
+            memory, t = judged(watch, DT, memory, t, **changes)
+        assert watch.stage(memory) == NORMAL
+    memory, t = judged(watch, 1.0, memory, t, turn=True)
+    assert watch.stage(memory) == NORMAL
+
+
+@pytest.mark.fault(28)
+def test_images_between_which_steps_lie_can_oscillate_too() -> None:
+    watch = monitor()
+    memory, t = judged(watch, 1.0)
+    for k in range(5):
+        moved = np.zeros(9)
+        moved[2] = 0.02 * (-1) ** k
+        memory = watch.judge(memory, Evidence(t := t + DT, WELL, np.zeros(2), moved))
+        memory, t = judged(watch, 5 * DT, memory, t, tee__nis=np.nan)
+    assert watch.stage(memory) == COAST and TrustCause(int(memory["cause"])) == TrustCause.UNSTABLE
 
 
 def test_three_divergences_in_ten_seconds_hand_over() -> None:

@@ -32,9 +32,11 @@ LABELS = ("level", "stage", "cause", "feature")
 """What is observed of a monitor: the level of the frame over the nominal limit, the `TrustStage`, the `TrustCause` of
 that stage, and the feature with the largest level, by its place in `FEATURES`."""
 FLIPS = 4
-"""Corrections in a row, each against the one before, after which a correction is unstable."""
+"""Corrections by successive images, each against the one before, after which a correction is unstable."""
 MIN_FLIP_M = 0.01
 """Corrections smaller than this are motions of a body that somebody pushes, not oscillation [m]."""
+LEVER_M = 0.1
+"""Distance from a body's centre at which its turning counts as motion [m]."""
 MAX_LAG = {"m": 0.06, "rad": 0.2}
 """Distance of a robot's joint from the twin's that is more than any lag explains [m or rad]."""
 MAX_DIVERGED = 3
@@ -283,16 +285,26 @@ class TrustMonitor:
         self._note_flips(kept, evidence)
 
     def _note_flips(self, kept: dict[str, Any], evidence: Evidence) -> None:
-        now, last = evidence.correction, kept["last_correction"]
+        innovations = [value for name, value in evidence.log.items() if name.endswith(".nis")]
+        if innovations and not np.isfinite(innovations).any():
+            # Between two images nothing is corrected; that says nothing of the next.
+            return
+        now, last = evidence.correction * self._as_lengths(), kept["last_correction"]
         size = float(np.linalg.norm(now))
         if size < MIN_FLIP_M:
-            # Between two images nothing is corrected; that says nothing of the next.
+            # Pushes to and fro, seconds apart, are corrected to and fro as well.
+            kept["flips"], kept["last_correction"] = np.array(0), np.zeros(0)
             return
         against = last.size == now.size and float(now @ last) < -0.5 * size * float(np.linalg.norm(last))
         kept["flips"] = kept["flips"] + 1 if against else np.array(0)
         kept["last_correction"] = now
         if kept["flips"] >= FLIPS:
             kept["unstable_at"] = np.array(evidence.t)
+
+    def _as_lengths(self) -> Array:
+        """What each coordinate of the positions is multiplied by to be a length; a quaternion holds half the angle."""
+        turns = np.array([label.rpartition(".")[2] in ("qw", "qx", "qy", "qz") for label in self.spec.q.labels])
+        return np.where(turns, 2 * LEVER_M, 1.0)
 
     def _wanted(self, kept: Mapping[str, Any], t: float) -> tuple[TrustStage, TrustCause]:
         """The highest stage that any cause asks for now."""
