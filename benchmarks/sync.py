@@ -2,6 +2,7 @@
 
 The simulated robot has another friction, other servos, other light, and noisy images that arrive one frame late. Images
 are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
+A machine half as fast is this one, pinned to one core, with clocks that run twice as fast: all work has half the time.
 
     instep bench sync
     python benchmarks/sync.py render FOLDER          # keep the images, where there are graphics
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import copy
 import lzma
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,14 +43,17 @@ from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
 from instep.twin.camera_rig import IMAGES
+from instep.twin.frame_budget import left_out
 from instep.twin.twin import COUNTS, STAGES
 from rendered_recordings import PerfectImage, render_recording, with_images
-from rows import row
+from rows import Row, row
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the simulated robot: the scene has 0.4 and 500."""
 COLOURS = FilterOptions(residual="both")
 """The filter that compares colours as well as silhouettes."""
+HALF = 2.0
+"""Factor of the clocks on a machine half as fast."""
 BEGIN = 10
 """Rows that are not scored, while the twin finds the T."""
 
@@ -99,7 +105,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode]) -> list[dict[str, Any]]:
     """The rows of runs through recordings."""
     rans: dict[int, list[Ran]] = {60: [], 120: []}
-    coloured = list[Ran]()
+    coloured, halved = list[Ran](), list[Row]()
     dense, taken = (np.nan, 0), steal()
     for rate, seconds, seed in cuts:
         scene, shown = at_rate(rate), recorded((rate, seconds, seed))
@@ -108,6 +114,8 @@ def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode])
                 _in_time(scene, shown.rows(0, 6), options)  # compiles everything before the clock matters
             dense = _dense(scene, shown.rows(0, 10 * seconds))
             coloured.append(_in_time(scene, shown.rows(0, 20 * seconds), COLOURS, out / "recorded_colours"))
+            for what, options in (("silhouettes", FilterOptions()), ("silhouettes and colours", COLOURS)):
+                halved += _halved(what, scene, shown, options, out / "recorded_halved")
         rans[rate].append(_in_time(scene, shown, FilterOptions(), out / f"recorded_{rate}_{seed}"))
         rans[rate][-1] = replace(rans[rate][-1], recorded=_without_images(shown))
     work = np.concatenate([ran.work for ran in rans[60]])
@@ -117,6 +125,7 @@ def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode])
         *_rows(rans[60], dense),
         *_fast("120 Hz", rans[120]),
         *_fast("silhouettes and colours", coloured),
+        *halved,
         row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
         row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
         row("the machine: processor time taken by other guests", 100 * others / max(whole, 1.0), "%"),
@@ -198,10 +207,14 @@ class Restless:
         return self._expert.act(seen) + shift
 
 
-def _in_time(scene: Scene, recorded: Episode, options: FilterOptions, folder: Path | None = None) -> Ran:
-    """A run in real time; with a folder everything is recorded, images as well."""
-    real = Paced(recorded, scene.dt)
-    twin = Twin(open_world(scene), real, PoseFilter(scene, CameraRig.of(scene), options))
+def _in_time(
+    scene: Scene, recorded: Episode, options: FilterOptions, folder: Path | None = None, *, slower: float = 1.0,
+    budget: float | None = None,
+) -> Ran:  # fmt: skip
+    """A run in real time, on a machine so many times slower; with a folder everything is recorded, images as well."""
+    real = Paced(recorded, scene.dt / slower)
+    correct, clock = PoseFilter(scene, CameraRig.of(scene), options), lambda: slower * time.perf_counter()
+    twin = Twin(open_world(scene), real, correct, budget=budget, clock=clock)
     if folder is None:
         return Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
@@ -216,6 +229,42 @@ def _in_time(scene: Scene, recorded: Episode, options: FilterOptions, folder: Pa
     dropped = recorder.stop().dropped
     shutil.rmtree(folder)  # gigabytes of images that were rendered here
     return Ran(episode, recorded, twin, real, dropped)
+
+
+def _halved(what: str, scene: Scene, recorded: Episode, options: FilterOptions, folder: Path) -> list[Row]:
+    """A machine half as fast, with the time budget of a robot and without; its error beside the unhurried filter's."""
+    name = f"machine half as fast, {what}"
+    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene), options))
+    calm = Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, Paced(recorded, scene.dt))
+    with _pinned():
+        late = _in_time(scene, recorded, options, folder, slower=HALF)
+        kept = _in_time(scene, recorded, options, folder, slower=HALF, budget=scene.dt)
+    said = left_out(correction_log(kept.episode))
+    ratio = float(np.median(kept.error) / np.median(calm.error))
+    return [
+        row(f"{name}: missed deadlines", 100 * kept.real.missed / len(kept.episode), "%", at_most=0.1),
+        row(f"{name}: pose error over that of the unhurried filter", ratio, "x", at_most=1.3),
+        row(f"{name}: median pose error", 1e3 * float(np.median(kept.error)), "mm"),
+        row(f"{name}: p99 of the loop's own work", 1e3 * float(np.quantile(kept.work, 0.99)), "ms"),
+        row(f"{name}: frames of which something was left out", 100 * said["frames"] / len(kept.episode), "%"),
+        row(f"{name}: images left out, per frame", said["images"] / len(kept.episode), ""),
+        row(f"{name}: missed deadlines without a budget", 100 * late.real.missed / len(late.episode), "%"),
+        row(f"{name}: p99 of the loop's own work without a budget", 1e3 * float(np.quantile(late.work, 0.99)), "ms"),
+    ]
+
+
+@contextmanager
+def _pinned() -> Generator[None]:
+    """Keep this thread on one core, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _dense(scene: Scene, recorded: Episode) -> tuple[float, int]:
@@ -243,7 +292,7 @@ def _plain_work(dt: float, size: float, frames: int) -> Array:
 
     n = round(20_000 * size / min(timed(20_000) for _ in range(20)))
     with realtime_priority():
-        start, times = time.perf_counter(), []
+        start, times = time.perf_counter(), list[float]()
         for k in range(frames):
             times.append(timed(n))
             time.sleep(max(0.0, start + (k + 1) * dt - time.perf_counter()))

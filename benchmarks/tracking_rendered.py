@@ -60,6 +60,8 @@ class Tracked:
     features: list[Scored]
     edges: list[Scored]
     nis: Array
+    covered: Array
+    """Whether the error of a position is within two of the standard deviations that the twin reports [rows]."""
     visible: Array
     work_ms: Array
 
@@ -74,6 +76,8 @@ def rendered_rows(scans: Path | None, quick: bool) -> list[Row]:
     out += _errors("rendered, one camera", single, (4.0, 1.5, None, None, None))
     nis = np.concatenate([one.nis for one in found])
     out.append(row("rendered: mean NIS over its expectation", mean(nis / 3), ok=abs(float(nis.mean()) / 3 - 1) <= 0.2))
+    covered = np.concatenate([one.covered for one in found])
+    out.append(row("rendered: errors within two standard deviations", mean(100.0 * covered, "%")))
     shares = np.concatenate([one.visible for one in found])
     out.append(row("rendered: mean error of the visible share", mean(shares), at_most=0.1))
     work = np.concatenate([one.work_ms for one in found])
@@ -113,12 +117,16 @@ def tracked(given: RenderedScene) -> Tracked:
         for i in [scene.spec.q.labels.index(f"{body}.x")]
     ]  # fmt: skip
     nis = np.concatenate([log[f"{body}.nis"][BEGIN:] for body in scene.objects])
+    sigmas = [1e3 * log[f"{body}.sigma"][BEGIN:] for body in scene.objects]
+    covered = np.concatenate([one.far <= 2 * sigma for one, sigma in zip(own, sigmas, strict=True)])
     shares = [np.abs(log[f"{body}.visible"] - given.visible[body]) for body in scene.objects]
     seen = np.concatenate(shares)
     stages = run["twin.stages"][BEGIN:]
     features = [_scored(given, body, poses) for body in scene.objects if (poses := _features(given, body)) is not None]
     edges = [_scored(given, body, _edges(given, body)) for body in scene.objects]
-    return Tracked(own, features, edges, nis[np.isfinite(nis)], seen[np.isfinite(seen)], 1e3 * stages.sum(axis=1))
+    return Tracked(
+        own, features, edges, nis[np.isfinite(nis)], covered, seen[np.isfinite(seen)], 1e3 * stages.sum(axis=1)
+    )
 
 
 def _scored(given: RenderedScene, body: str, poses: Array) -> Scored:

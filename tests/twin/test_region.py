@@ -12,10 +12,11 @@ import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
-from instep.scene.camera import Camera
+from instep.scene.camera import Camera, look_at
 from instep.twin import Outline
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.contrast_search import find_by_regions
+from instep.twin.innovation import systematic_spread
 from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from instep.twin.projection import project_outline
 from instep.twin.region import RegionColours
@@ -174,3 +175,17 @@ def test_auto_takes_the_colour_of_the_scene_where_images_show_it_and_learns_it_e
     other = follow(blue)
     assert other.log["tee.learned"][1:].all()
     assert np.median(other.error[5:]) < 0.004
+
+
+def test_a_systematic_error_of_the_outline_is_wider_for_one_camera_and_along_its_view() -> None:
+    camera = looking_down()
+    other = replace(camera, name="side", body_from_camera=look_at(np.array([0.6, 0.0, 0.3]), PLACED[:3, 3]))
+    flat, free = planar_basis(UP), np.eye(6)
+    one = systematic_spread([camera], PLACED, 0.1, flat)
+    near = 0.6 / 200.0  # metres per pixel from 0.6 m at a focal length of 200 pixels
+    assert 1.2 * near < one < 2.0 * near  # of two directions
+    assert systematic_spread([camera, camera], PLACED, 0.1, flat) == pytest.approx(one / np.sqrt(2))
+    assert systematic_spread([camera, other], PLACED, 0.1, flat) < one
+    depth = systematic_spread([camera], PLACED, 0.1, free)
+    assert depth > 3 * one  # size alone tells how far away it is
+    assert systematic_spread([camera, other], PLACED, 0.1, free) < 0.5 * depth

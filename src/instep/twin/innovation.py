@@ -8,18 +8,26 @@ from typing import Any
 import numpy as np
 
 from instep.core.world import Array
+from instep.scene.camera import Camera
 
 from .filter_options import FilterOptions
 from .pose_solver import PoseSolution, SilhouetteFit
 
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
+SYSTEMATIC_PX = 1.0
+"""Error of a silhouette by learned colours that all of its pixels have in common, as standard deviation [pixels]."""
 SLOW_M_S = 0.02
 """Speed below which a body says little about the age of images [m/s]."""
 
 
-def innovation_numbers(found: PoseSolution, prior: Array, basis: Array, bias: float) -> dict[str, float]:
-    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible."""
+def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:
+    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible.
+
+    Without a correction those are NaN that only an image gives.
+    """
+    if found is None:
+        return dict.fromkeys(("nis", "residual", "colour_residual", "weakest_sigma"), np.nan)
     M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
     eta = basis.T @ found.xi
     gradient = (M + prior_information) @ eta
@@ -35,6 +43,25 @@ def innovation_numbers(found: PoseSolution, prior: Array, basis: Array, bias: fl
         "weakest_sigma": float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf,
         "visible": max(fit.visible for fit in found.fits),
     }
+
+
+def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: float, basis: Array) -> float:
+    """Standard deviation of a position by what all pixels of an outline have in common [m].
+
+    As if each camera showed the body, of a radius `reach` [m], shifted by `SYSTEMATIC_PX` along both axes of its image
+    and larger by as much: a shape that is not quite the body's, shadows and colours that look like another. Images do
+    not average it away, and no innovation shows it.
+    """
+    M = np.zeros((3, 3))
+    for camera in cameras:
+        R, f = camera.body_from_camera[:3, :3], camera.focal
+        x, y, z = R.T @ (world_from_body[:3, 3] - camera.body_from_camera[:3, 3])
+        shown = np.array(
+            [f[0] * (R[:, 0] - x / z * R[:, 2]), f[1] * (R[:, 1] - y / z * R[:, 2]), reach * f[0] / z * R[:, 2]]
+        )
+        M += shown.T @ shown / z**2
+    directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
+    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ M @ directions))))
 
 
 def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
@@ -77,6 +104,14 @@ def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
     v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
     drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
     return float(drag[0] / (drag[1] + SLOW_M_S**2))
+
+
+def initial_spread(options: FilterOptions) -> Array:
+    """Standard deviations of predictions before any innovation: the geometric mean of their bounds.
+
+    That nobody knows where a body is at the beginning is in its covariance, not in how well physics predicts it.
+    """
+    return np.sqrt([np.prod(options.position_sigma), np.prod(options.orientation_sigma)])
 
 
 def adapted_spread(spread: Array, xi: Array, position: tuple[float, float], orientation: tuple[float, float]) -> Array:

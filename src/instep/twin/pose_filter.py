@@ -32,16 +32,18 @@ from .frame_budget import (
 from .frame_checks import MAX_FRAME_GAP_S, SHARED, healthy_frame, image_log, new_frames
 from .global_search import FOUND_OVERLAP, find_body
 from .image_checks import unknown_views
-from .innovation import SMOOTHING, adapted_spread, exclude_outlier, grown_covariance, image_delay, innovation_numbers
-from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
-from .pose_solver import (
-    PoseSolution,
-    SilhouetteFit,
-    compare_silhouette,
-    motion_between,
-    moved,
-    planar_basis,
+from .innovation import (
+    SMOOTHING,
+    adapted_spread,
+    exclude_outlier,
+    grown_covariance,
+    image_delay,
+    initial_spread,
+    innovation_numbers,
+    systematic_spread,
 )
+from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
+from .pose_solver import PoseSolution, SilhouetteFit, compare_silhouette, motion_between, moved, planar_basis
 from .projection import FreeBody, Outline, free_body, model_of, outline_of, silhouette
 from .region import PHASES, RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
@@ -126,7 +128,7 @@ class PoseFilter:
         cameras, bodies = len(self.rig.cameras), len(self._bodies)
         memory: dict[str, Any] = {
             "t": np.full(HISTORY, state.t),
-            "spread": np.tile([self.options.position_sigma[1], self.options.orientation_sigma[1]], (bodies, 1)),
+            "spread": np.tile(initial_spread(self.options), (bodies, 1)),
             "covariance": np.tile(self._widest(), (bodies, 1, 1)),
             "joints": np.tile(state.q, (HISTORY, 1)),
             "frames_lost": np.zeros(bodies, int),
@@ -217,9 +219,8 @@ class PoseFilter:
             memory["waiting"][b] = 0 if taken else memory["waiting"][b] + 1
             budget.leave("bodies", float(not taken))
         past = np.ascontiguousarray(poses[:, b])
-        for c in taken:
-            frame = frames[c]
-            if frame is not None:
+        for c, frame in enumerate(frames):
+            if c in taken and frame is not None:
                 with budget.timed("image"):
                     crops[c] = self._crop(b, c, frame, silhouette.transform_at(times, past, frame.stamp), memory)
                     self._mask_robot(crops[c], frame, times, joints)
@@ -306,7 +307,10 @@ class PoseFilter:
             found = solved()
         if found is not None and good and not memory["learns"]:
             found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log), budget)
-        self._report(name, found if good else None, prior, basis, log)
+        cameras, learns = [crop.camera for crop in picked], bool(picked and memory["learns"])
+        bias = systematic_spread(cameras, T, outline.reach, basis) if learns else options.bias
+        numbers = innovation_numbers(found if good else None, prior, basis, bias)
+        log |= {f"{name}.{word}": value for word, value in numbers.items()}
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
         note_told(b, [c for c, crop in enumerate(crops) if crop is not None], known, memory)
         self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log, budget)
@@ -478,12 +482,6 @@ class PoseFilter:
         """Pixels around the prediction that are segmented: more, the larger the covariance."""
         sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
         return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
-
-    def _report(self, name: str, found: PoseSolution | None, prior: Array, basis: Array, log: dict[str, float]) -> None:
-        if found is None:
-            log |= {f"{name}.{word}": np.nan for word in ("nis", "residual", "colour_residual", "weakest_sigma")}
-            return
-        log |= {f"{name}.{w}": x for w, x in innovation_numbers(found, prior, basis, self.options.bias).items()}
 
     def _score_cameras(
         self, outline: Outline, crops: Sequence[MaskCrop | None], xi: Array, known: Mapping[int, SilhouetteFit],
