@@ -52,16 +52,16 @@ def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: 
     and larger by as much: a shape that is not quite the body's, shadows and colours that look like another. Images do
     not average it away, and no innovation shows it.
     """
-    M = np.zeros((3, 3))
+    information = np.zeros((3, 3))
     for camera in cameras:
         R, f = camera.body_from_camera[:3, :3], camera.focal
         x, y, z = R.T @ (world_from_body[:3, 3] - camera.body_from_camera[:3, 3])
         shown = np.array(
             [f[0] * (R[:, 0] - x / z * R[:, 2]), f[1] * (R[:, 1] - y / z * R[:, 2]), reach * f[0] / z * R[:, 2]]
         )
-        M += shown.T @ shown / z**2
+        information += shown.T @ shown / z**2
     directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
-    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ M @ directions))))
+    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
 
 
 def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
