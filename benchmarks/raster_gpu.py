@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from fit_gpu import fitting_rows
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -35,7 +36,6 @@ PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
 POSED = ((1024, 84, 84, 5_000, 3.0), (1024, 96, 96, 5_000, 3.0))
 """Worlds with poses of their own, width, height, Gaussians, and how many times faster than gsplat is wanted."""
 CPU_CAMERAS = 16
-FIT_COUNT, FIT_VIEWS, FIT_STEPS = 100_000, 24, 48
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -46,7 +46,8 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     many = 3 if quick else 20
     fused = [row for workload in WORKLOADS for row in _many_images(*workload, many)]
     fused += [row for workload in POSED for row in _posed_worlds(*workload, many)]
-    fused += [*_harmonics(many), *_differentiated(gaussians, cameras, repeats), *_fitting()]
+    fused += [*_harmonics(many), *_differentiated(gaussians, cameras, repeats)]
+    fused += fitting_rows(1 if quick else 3)
     fused += image_policy_rows(5 if quick else 30)
     if find_spec("gsplat") is None:
         return fused
@@ -238,72 +239,6 @@ def _differentiated(gaussians: Gaussians, cameras: list[Camera], repeats: int) -
             f"ours over gsplat, forward + backward by poses, {small_what}", theirs.value / ours.value, "x", at_least=2.0
         ),
     ]
-
-
-def _fitting() -> list[Row]:
-    """Steps of a fit to views of the same scene, each on one image."""
-    import torch
-
-    from instep.splat.fitting import GaussianFitOptions, fit_gaussians
-    from instep.splat.image import WeightedImage
-
-    truth, what = table_arm_and_tee(FIT_COUNT), f"{FIT_COUNT} Gaussians, {FIT_VIEWS} views of 480x270"
-    cameras, fused = _circle(FIT_VIEWS, 480, 270), FusedRasterizer(truth)
-    images = [fused.render(c, STILL).colour for c in cameras]
-    rng = np.random.default_rng(2)
-    start = replace(truth, sh=truth.sh + 0.3 * rng.normal(size=truth.sh.shape))
-    targets = [
-        WeightedImage(c, image, np.ones(image.shape[:2]), poses=STILL) for c, image in zip(cameras, images, strict=True)
-    ]
-    options = GaussianFitOptions(steps=FIT_STEPS, max_count=FIT_COUNT, degree=0, device="cuda")
-    fit_gaussians(targets, start, replace(options, steps=3))
-    begin = time.perf_counter()
-    fit_gaussians(targets, start, options)
-    ours = 1e3 * (time.perf_counter() - begin) / FIT_STEPS
-    rows = [row(f"ours, a step of fitting, {what}", ours, "ms")]
-    if find_spec("gsplat") is None:
-        return rows
-    step = _gsplat_trainer(start, cameras, images)
-    for _ in range(5):
-        step()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(FIT_STEPS):
-        step()
-    torch.cuda.synchronize()
-    theirs = 1e3 * (time.perf_counter() - begin) / FIT_STEPS
-    return [
-        *rows,
-        row(f"gsplat, a step of fitting, {what}", theirs, "ms"),
-        row(f"fitting, ours over gsplat, {what}", theirs / ours, "x", at_least=0.9),
-    ]
-
-
-def _gsplat_trainer(start: Gaussians, cameras: list[Camera], images: list[Array]) -> Callable[[], None]:
-    """Adam on everything, by gsplat."""
-    import torch
-    from gsplat import rasterization
-
-    parts = {name: value.clone().requires_grad_(True) for name, value in gpu.CudaRasterizer(start).parts.items()}
-    adam = torch.optim.Adam(list(parts.values()), lr=1e-3, fused=True)
-    views, targets = _views(cameras), torch.tensor(np.stack(images), device="cuda")
-    lenses, next_view = (
-        torch.tensor(np.stack([c.K for c in cameras]).astype(np.float32), device="cuda"),
-        iter(range(10**9)),
-    )
-
-    def step() -> None:
-        i = next(next_view) % len(cameras)
-        colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
-        shown = rasterization(
-            parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, views[i : i + 1],
-            lenses[i : i + 1], cameras[0].width, cameras[0].height, packed=False,
-        )[0]  # fmt: skip
-        ((shown[0] - targets[i]) ** 2).mean().backward()
-        adam.step()
-        adam.zero_grad()
-
-    return step
 
 
 def _forward_gsplat(gaussians: Gaussians, cameras: list[Camera], degree: int | None = None) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from instep.core.errors import BadInput, InstepError, MissingExtra, Unsupported
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, RenderedImage
+from instep.splat.image import RenderedImage
 from instep.splat.raster import fused_kernels
 from instep.splat.raster.fused import FusedRasterizer, PixelTensors
 from instep.splat.raster.fused_kernels import Arguments, RenderChannels, RenderedTensors
@@ -22,17 +22,10 @@ from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import LayeredRasterizer, Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
-from scenes import LENS, a_camera, a_scene, some_poses
+from scenes import LENS, a_backdrop, a_camera, a_scene, some_poses
 
 SOURCES = Path(fused_kernels.__file__).parent
 PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
-
-
-def a_backdrop(width: int = 61, height: int = 43) -> Backdrop:
-    """Random colours at depths among the Gaussians."""
-    rng = np.random.default_rng(0)
-    colour = rng.uniform(size=(height, width, 3)).astype(np.float32)
-    return Backdrop(colour, rng.uniform(0.6, 1.4, (height, width)).astype(np.float32))
 
 
 def assert_alike(there: RenderedImage, here: RenderedImage) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from instep.core.poses import normalized
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
+from instep.splat.image import Backdrop
 
 NAMES = ("table", "block", "wrist")
 LENS = (-0.32, 0.12, 0.002, -0.003, -0.02)
@@ -50,3 +51,10 @@ def some_poses(seed: int = 1) -> np.ndarray:
     rng = np.random.default_rng(seed)
     moved = [np.concatenate([0.1 * rng.normal(size=3), normalized(rng.normal(size=4))]) for _ in range(2)]
     return np.stack([[0.0, 0, 0, 1, 0, 0, 0], *moved])
+
+
+def a_backdrop(width: int = 61, height: int = 43) -> Backdrop:
+    """Random colours at depths among the Gaussians."""
+    rng = np.random.default_rng(0)
+    colour = rng.uniform(size=(height, width, 3)).astype(np.float32)
+    return Backdrop(colour, rng.uniform(0.6, 1.4, (height, width)).astype(np.float32))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -26,9 +26,12 @@ from .gaussians import Gaussians, concatenate, gaussians_from_colours
 from .image import RenderedImage, WeightedImage, checked_region
 from .plane_alignment import Plane
 
+if TYPE_CHECKING:
+    from .fitting_cuda import DeviceOptimizer
+
 Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done and a few words."""
-_MAX_LOG_THICKNESS = np.log(0.002)
+MAX_LOG_THICKNESS = np.log(0.002)
 """Largest standard deviation normal to a surface, its logarithm [m]."""
 _SPACING_PX = 7
 """Distance between initial Gaussians where nothing is known of the scene."""
@@ -99,26 +102,18 @@ def fit_gaussians(
     if len(start) == 0:
         raise BadInput("Fitting Gaussians needs some to start with, and none was given.")
     rng = np.random.default_rng((options.seed, 0xF17))
-    scene = _Optimizer(start.with_degree(options.degree), options, surface)
-    rasterizer = open_rasterizer(scene.gaussians(), options.device)
-    losses = np.zeros(options.steps)
+    scene = _open_optimizer(start.with_degree(options.degree), options, surface)
     order: list[int] = []
     for step in range(options.steps):
         order = order or list(rng.permutation(len(targets)))
-        target = targets[order.pop()]
-        loss = _loss(target, losses, step)
-        _, gradients = rasterizer.render_with_gradients(
-            target.camera, target.poses, loss, backdrop=target.backdrop, region=target.region
-        )
-        scene.step(gradients, target.camera, step / options.steps)
+        scene.descend(targets[order.pop()], step)
         if (step + 1) % options.densify_every == 0 and step < options.steps * 2 // 3:
             scene.prune()
             scene.densify(rng)
-        rasterizer = rasterizer.updated(scene.gaussians())
         if progress is not None and step % 20 == 0:
-            progress(step / options.steps, f"{len(scene)} Gaussians, error {losses[step] ** 0.5:.4f}")
+            progress(step / options.steps, f"{len(scene)} Gaussians, error {scene.losses()[step] ** 0.5:.4f}")
     scene.prune()
-    return GaussianFit(scene.gaussians(), losses)
+    return GaussianFit(scene.gaussians(), scene.losses())
 
 
 def initial_gaussians(
@@ -207,11 +202,58 @@ def _adam(values: Any, gradient: Any, moments: Any, rates: Any, fade: Any) -> No
             values[i, j] -= rates[j] * (m / fade_1) / (math.sqrt(v / fade_2) + 1e-12)
 
 
+@options_dataclass
+class LearningRates:
+    """About how far a step of Adam moves each kind of parameter."""
+
+    means: float
+    quats: float
+    logs: float
+    """Of scales, their logarithms."""
+    logits: float
+    """Of opacities, their logits."""
+    colour: float
+    """Of the harmonics of degree 0."""
+    harmonics: float
+    """Of the others."""
+
+
+def learning_rates(options: GaussianFitOptions, done: float) -> LearningRates:
+    """The rates when a share of the steps is done."""
+    cool = 0.01**done
+    colour = 1.5e-2 * (0.2 + 0.8 * cool)
+    return LearningRates(
+        means=options.means_rate * cool, quats=2e-3, logs=1e-2, logits=3e-2, colour=colour,
+        harmonics=options.sh_rate_ratio * colour,
+    )  # fmt: skip
+
+
+def pixel_weights(target: WeightedImage) -> Array:
+    """Weights of an image's pixels [height, width], 0 outside its region, that sum to a third."""
+    left, top, right, bottom = checked_region(target.camera, target.region)
+    out = np.zeros(np.shape(target.weight))
+    out[top:bottom, left:right] = target.weight[top:bottom, left:right]
+    return out / (3.0 * max(float(out.sum()), 1e-6))
+
+
+def _open_optimizer(
+    start: Gaussians, options: GaussianFitOptions, surface: SurfaceConstraint | None
+) -> _Optimizer | DeviceOptimizer:
+    """An optimiser on the processor, or one whose steps stay on a CUDA device."""
+    if options.device != "cpu":
+        from .fitting_cuda import DeviceOptimizer
+        from .raster.cuda_driver import why_no_kernels
+
+        if not why_no_kernels():
+            return DeviceOptimizer(start, options, surface)
+    return _Optimizer(start, options, surface)
+
+
 def _loss(target: WeightedImage, losses: Array, step: int) -> Callable[[RenderedImage], ImageGradient]:
     """Huber loss, linear beyond a tenth of full brightness so that outliers do not dominate."""
     left, top, right, bottom = checked_region(target.camera, target.region)
     cut = np.s_[top:bottom, left:right]
-    weight = target.weight[cut][..., None] / (3.0 * max(float(target.weight[cut].sum()), 1e-6))
+    weight = pixel_weights(target)[cut][..., None]
 
     def gradient(image: RenderedImage) -> ImageGradient:
         error = image.colour - target.image[cut]
@@ -238,6 +280,8 @@ class _Optimizer:
         self._adams = [Adam(values.shape) for values in shapes]
         self._gradient_sums = np.zeros(len(self))
         self._counts = np.zeros(len(self))
+        self._losses = np.zeros(options.steps)
+        self._rasterizer = open_rasterizer(self.gaussians(), options.device)
 
     def __len__(self) -> int:
         return len(self.means)
@@ -247,7 +291,21 @@ class _Optimizer:
         opacities = 1.0 / (1.0 + np.exp(-self.logits))
         return Gaussians(self.means.copy(), self.quats, np.exp(self.logs), opacities, self.sh, self.body, self.names)
 
-    def step(self, gradient: Gradients, camera: Camera, done: float) -> None:
+    def losses(self) -> Array:
+        """Mean weighted squared error of each step, 0 for those to come."""
+        return self._losses.copy()
+
+    def descend(self, target: WeightedImage, step: int) -> None:
+        """Render an image, and take a step against the gradient of the loss on it."""
+        if step > 0:
+            self._rasterizer = self._rasterizer.updated(self.gaussians())
+        _, gradients = self._rasterizer.render_with_gradients(
+            target.camera, target.poses, _loss(target, self._losses, step),
+            backdrop=target.backdrop, region=target.region,
+        )  # fmt: skip
+        self._step(gradients, target.camera, learning_rates(self.options, step / self.options.steps))
+
+    def _step(self, gradient: Gradients, camera: Camera, rates: LearningRates) -> None:
         """One step of Adam on every parameter."""
         scales, opacities = np.exp(self.logs), 1.0 / (1.0 + np.exp(-self.logits))
         means, quats, logs, logits, sh = self._adams
@@ -255,15 +313,14 @@ class _Optimizer:
         size = np.linalg.norm(gradient.means, axis=1) * distance
         self._gradient_sums += size
         self._counts += size > 0
-        cool = 0.01**done
-        means.step(self.means, gradient.means, self.options.means_rate * cool)
-        quats.step(self.quats, gradient.quats, 2e-3)
-        logs.step(self.logs, gradient.scales * scales, 1e-2)
+        means.step(self.means, gradient.means, rates.means)
+        quats.step(self.quats, gradient.quats, rates.quats)
+        logs.step(self.logs, gradient.scales * scales, rates.logs)
         by_logit = (gradient.opacities * opacities * (1 - opacities))[:, None]
-        logits.step(self.logits[:, None], by_logit, 3e-2)
-        rates = np.full(self.sh.shape[1:], 1.5e-2 * self.options.sh_rate_ratio)
-        rates[0] = 1.5e-2
-        sh.step(self.sh, gradient.sh, rates * (0.2 + 0.8 * cool))
+        logits.step(self.logits[:, None], by_logit, rates.logits)
+        by_band = np.full(self.sh.shape[1:], rates.harmonics)
+        by_band[0] = rates.colour
+        sh.step(self.sh, gradient.sh, by_band)
         middle = np.sort(self.logs, axis=1)[:, 1:2]
         np.minimum(self.logs, middle + np.log(self.options.max_elongation), out=self.logs)
         self._project_to_surface()
@@ -290,7 +347,7 @@ class _Optimizer:
         cosine = np.maximum(up @ normal, -0.999)
         back = normalized(np.column_stack([1 + cosine, np.cross(up, normal)]))
         self.quats[self.held] = quat_mul(back, quats)
-        self.logs[self.held, 2] = np.minimum(self.logs[self.held, 2], _MAX_LOG_THICKNESS)
+        self.logs[self.held, 2] = np.minimum(self.logs[self.held, 2], MAX_LOG_THICKNESS)
 
     def prune(self) -> None:
         """Drop transparent Gaussians, and those so large that they blur everything."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from .fused_kernels import (
     RenderedTensors,
     SceneTensors,
     differentiate_images,
+    pack_tensors,
     render_images,
 )
 from .gaussian_projection import view_parameters
@@ -76,7 +78,7 @@ class FusedRasterizer:
     """Gaussians on a CUDA device, rendered for all cameras of all worlds in one call."""
 
     def __init__(self, gaussians: Gaussians, *, device: str = "cuda"):
-        self.scene = SceneTensors(gaussians, device)
+        self.scene = SceneTensors(pack_tensors(gaussians, device), device)
         self.gaussians, self.device = gaussians, device
         self._sets: dict[tuple[int, ...], CameraSet] = {}
 
@@ -107,7 +109,7 @@ class FusedRasterizer:
         found = {"by_pose": zeros(worlds, views, bodies, 6), "by_camera": zeros(worlds, views, 6)}
         if gaussians:
             found |= {"by_gaussian": zeros(n, 10), "by_harmonics": zeros(*self.gaussians.sh.shape)}
-            found |= {"by_quat": zeros(n, 4), "by_scale": zeros(n, 3), **self.scene.shape_parameters}
+            found |= {"by_quat": zeros(n, 4), "by_scale": zeros(n, 3), **self._shape_parameters}
         pixels = {
             f"by_{name}": None if value is None else value.to(self.device, torch.float32).contiguous()
             for name, value in (("colour", by.colour), ("alpha", by.alpha), ("depth", by.depth))
@@ -117,7 +119,7 @@ class FusedRasterizer:
         if not gaussians:
             return images, out
         by_gaussian = found["by_gaussian"]
-        opacities = by_gaussian[:, 9] / self.scene.opacities
+        opacities = by_gaussian[:, 9] / self._opacities
         return images, replace(
             out, means=by_gaussian[:, :3], quats=found["by_quat"], scales=found["by_scale"], opacities=opacities,
             sh=found["by_harmonics"],
@@ -221,6 +223,16 @@ class FusedRasterizer:
     def updated(self, gaussians: Gaussians) -> FusedRasterizer:
         """A rasteriser of changed Gaussians on the same device."""
         return FusedRasterizer(gaussians, device=self.device)
+
+    @cached_property
+    def _shape_parameters(self) -> dict[str, Any]:
+        """Quaternions [n, 4] and scales [n, 3], which only gradients need."""
+        return {"quats": self.scene.tensor(self.gaussians.quats), "scales": self.scene.tensor(self.gaussians.scales)}
+
+    @cached_property
+    def _opacities(self) -> Any:
+        """Opacities [n], not 0."""
+        return self.scene.tensor(np.maximum(np.asarray(self.gaussians.opacities, float), 1e-12))
 
     def _one(self, camera: Camera, backdrop: Backdrop | None) -> CameraSet:
         return self.camera_set([camera], None if backdrop is None else [backdrop])

@@ -263,7 +263,8 @@ __device__ void pull_record(const Arguments &a, long long at, const float *frame
         if (by[c] != 0) atomicAdd(a.by_gaussian + 10ll * i + c, by[c]);
 }
 
-// One block per image: its records one after the other, the pushes on its bodies, and what they mean in the world's frame.
+// One block per image, or several: its records one after the other, the pushes on its bodies, and what they mean in the
+// world's frame.
 extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
     extern __shared__ float4 shared[];
     float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
@@ -273,10 +274,11 @@ extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
     for (int k = threadIdx.x; k < 8 * a.bodies * PUSH; k += 256) pushes[k] = 0;
     __syncthreads();
     long long base = (long long)blockIdx.x * a.stride;
-    for (int from = warp * 32; from < total; from += 256) {
+    for (int from = blockIdx.y * 256 + warp * 32; from < total; from += 256 * gridDim.y) {
         float push[PUSH] = {};
         int body = -1;
         if (from + lane < total) pull_record(a, base + from + lane, frames, eyes, view, push, body);
+        if (!a.by_pose) continue;
         u32 left = __ballot_sync(FULL, body >= 0);
         while (left) {
             int which = __shfl_sync(FULL, body, __ffs(left) - 1);
@@ -289,6 +291,7 @@ extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
         }
     }
     __syncthreads();
+    if (!a.by_pose) return;
     float R[9], c[3], B[9], b[3];
     for (int body = threadIdx.x; body < a.bodies; body += 256) {
         float sum[PUSH] = {};
@@ -305,19 +308,16 @@ extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
         float *to = a.by_pose + 6ll * ((long long)image * a.bodies + body), *camera = a.by_camera + 6ll * image;
         for (int k = 0; k < 3; k++) {
             int l = (k + 1) % 3, m = (k + 2) % 3;
-            to[k] = force[k] - eye[k];
-            to[3 + k] = torque[k] + arm[l] * eye[m] - arm[m] * eye[l];
+            atomicAdd(to + k, force[k] - eye[k]);
+            atomicAdd(to + 3 + k, torque[k] + arm[l] * eye[m] - arm[m] * eye[l]);
             atomicAdd(camera + k, eye[k] - force[k]);
             atomicAdd(camera + 3 + k, -(torque[k] + arm[l] * force[m] - arm[m] * force[l]));
         }
     }
 }
 
-// By quaternions of any length and by scales, from those by covariances S = M M^T, M = turn diag(scales).
-extern "C" __global__ void unfold_covariances(Arguments a) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= a.n) return;
-    const float *g = a.by_gaussian + 10ll * i + 3, *given = a.quats + 4ll * i;
+// By a quaternion of any length and by scales, from the gradient g by the covariance S = M M^T, M = turn diag(scales).
+__device__ void unfold_covariance(const float *g, const float *given, const float *scales, float *by_quat, float *by_scale) {
     float w = given[0], x = given[1], y = given[2], z = given[3];
     float shrink = rsqrtf(w * w + x * x + y * y + z * z);
     w *= shrink, x *= shrink, y *= shrink, z *= shrink;
@@ -325,21 +325,28 @@ extern "C" __global__ void unfold_covariances(Arguments a) {
     float R[9] = {1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
                   2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
                   2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)};
+#pragma unroll
     for (int column = 0; column < 3; column++) {
-        float scale = a.scales[3ll * i + column], sum = 0;
+        float scale = scales[column], sum = 0;
+#pragma unroll
         for (int row = 0; row < 3; row++) {
             float value = G[3 * row] * R[column] + G[3 * row + 1] * R[3 + column] + G[3 * row + 2] * R[6 + column];
             sum += value * R[3 * row + column];
             V[3 * row + column] = 2 * scale * scale * value;
         }
-        a.by_scale[3ll * i + column] = 2 * scale * sum;
+        by_scale[column] = 2 * scale * sum;
     }
     float by_w = 2 * (x * (V[7] - V[5]) + y * (V[2] - V[6]) + z * (V[3] - V[1]));
     float by_x = 2 * (w * (V[7] - V[5]) + y * (V[1] + V[3]) + z * (V[2] + V[6]) - 2 * x * (V[4] + V[8]));
     float by_y = 2 * (w * (V[2] - V[6]) + x * (V[1] + V[3]) + z * (V[5] + V[7]) - 2 * y * (V[0] + V[8]));
     float by_z = 2 * (w * (V[3] - V[1]) + x * (V[2] + V[6]) + y * (V[5] + V[7]) - 2 * z * (V[0] + V[4]));
     float along = by_w * w + by_x * x + by_y * y + by_z * z;
-    float *to = a.by_quat + 4ll * i;
-    to[0] = (by_w - along * w) * shrink, to[1] = (by_x - along * x) * shrink;
-    to[2] = (by_y - along * y) * shrink, to[3] = (by_z - along * z) * shrink;
+    by_quat[0] = (by_w - along * w) * shrink, by_quat[1] = (by_x - along * x) * shrink;
+    by_quat[2] = (by_y - along * y) * shrink, by_quat[3] = (by_z - along * z) * shrink;
+}
+
+extern "C" __global__ void unfold_covariances(Arguments a) {
+    long long i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.n) return;
+    unfold_covariance(a.by_gaussian + 10 * i + 3, a.quats + 4 * i, a.scales + 3 * i, a.by_quat + 4 * i, a.by_scale + 3 * i);
 }

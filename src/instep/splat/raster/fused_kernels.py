@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,8 @@ BACKWARD = (*FORWARD, "fused_gradients.cu")
 LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 128, 6
 _QUEUE_BLOCKS = 264
 """Blocks that list, or render, the regions whose lists had no room."""
+_BLOCKS = 1056
+"""Blocks that keep a large GPU busy."""
 _JOBS = 8
 """Groups of eight tiles in a region."""
 _MOMENTS = 10
@@ -121,48 +122,78 @@ class CameraSet:
     """Whether a camera has a lens that bends the image."""
 
 
-class SceneTensors:
+@array_dataclass
+class PackedTensors:
     """Gaussians on a CUDA device, as the kernels take them."""
 
-    def __init__(self, gaussians: Gaussians, device: str = "cuda"):
-        torch = torch_library()
-        if not torch.cuda.is_available():
-            raise Unsupported("There is no CUDA device on this machine; render with device='cpu'.")
-        if reason := why_no_kernels():
-            raise Unsupported(reason)
-        self.gaussians, self.device = gaussians, device
-        packed = pack(gaussians)
-        sigma = np.asarray(gaussians.scales, np.float32).max(axis=1, initial=0.0)
-        bound = np.where(packed.strengths[:, 1] < 0, -1.0, packed.strengths[:, 1] * sigma)
-        body = np.ascontiguousarray(gaussians.body, np.int32)
-        numbers = packed.means, body.view(np.float32), packed.covariances, packed.strengths, packed.colours
-        self.means = self.tensor(np.column_stack([packed.means, bound]))
-        self.rows = self.tensor(np.column_stack([*numbers, np.zeros(len(body))]))
-        self.harmonics = self.tensor(packed.harmonics)
-        self.body = torch.tensor(body, device=device)
-        self.solid = bool(len(gaussians)) and float(np.max(gaussians.opacities)) > MAX_ALPHA
+    means: Any
+    """Centres and bounds of their size [n, 4]."""
+    rows: Any
+    """Centres, bodies, covariances, strengths and colours [n, 16]."""
+    harmonics: Any
+    """[n, (degree + 1)^2, 3]; not read for degree 0."""
+    body: Any
+    """[n], int32."""
+    bodies: int
+    degree: int
+    solid: bool
+    """Whether an opacity may be above MAX_ALPHA."""
+    sorted_by_blocks: bool = True
+    """Whether one block sorts the Gaussians of an image; for a single image torch's sort is faster."""
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+
+def pack_tensors(gaussians: Gaussians, device: str = "cuda") -> PackedTensors:
+    """Gaussians, copied to a CUDA device."""
+    torch = torch_library()
+    check_kernels()
+    packed = pack(gaussians)
+    sigma = np.asarray(gaussians.scales, np.float32).max(axis=1, initial=0.0)
+    bound = np.where(packed.strengths[:, 1] < 0, -1.0, packed.strengths[:, 1] * sigma)
+    body = np.ascontiguousarray(gaussians.body, np.int32)
+    numbers = packed.means, body.view(np.float32), packed.covariances, packed.strengths, packed.colours
+    return PackedTensors(
+        float_tensor(np.column_stack([packed.means, bound]), device),
+        float_tensor(np.column_stack([*numbers, np.zeros(len(body))]), device),
+        float_tensor(packed.harmonics, device), torch.tensor(body, device=device), len(gaussians.names),
+        gaussians.degree, bool(len(gaussians)) and float(np.max(gaussians.opacities)) > MAX_ALPHA,
+    )  # fmt: skip
+
+
+def check_kernels() -> None:
+    """Refuse a machine on which no kernel can be compiled or run."""
+    if not torch_library().cuda.is_available():
+        raise Unsupported("There is no CUDA device on this machine; render with device='cpu'.")
+    if reason := why_no_kernels():
+        raise Unsupported(reason)
+
+
+def float_tensor(values: Array, device: str) -> Any:
+    """Numbers as float32 on a device."""
+    return torch_library().tensor(np.ascontiguousarray(values, np.float32), device=device)
+
+
+class SceneTensors:
+    """Gaussians on a CUDA device, with the kernels compiled for them."""
+
+    def __init__(self, packed: PackedTensors, device: str = "cuda"):
+        self.packed, self.device = packed, device
         self._kernels: dict[tuple[object, ...], CompiledKernels] = {}
         self._prepared: tuple[CameraSet, Arguments] | None = None
 
-    @cached_property
-    def shape_parameters(self) -> dict[str, Any]:
-        """Quaternions [n, 4] and scales [n, 3], which only gradients need."""
-        return {"quats": self.tensor(self.gaussians.quats), "scales": self.tensor(self.gaussians.scales)}
-
-    @cached_property
-    def opacities(self) -> Any:
-        """Opacities [n], not 0."""
-        return self.tensor(np.maximum(np.asarray(self.gaussians.opacities, float), 1e-12))
-
     def tensor(self, values: Array) -> Any:
         """Numbers as float32 on the device."""
-        return torch_library().tensor(np.ascontiguousarray(values, np.float32), device=self.device)
+        return float_tensor(values, self.device)
 
     def sorting(self) -> tuple[int, int]:
-        """Threads that sort the Gaussians of an image, and how many each takes."""
-        n = len(self.gaussians)
+        """Threads that sort the Gaussians of an image, and how many each takes; 0 where torch sorts them."""
+        n = len(self.packed)
         threads = next((count for count in (256, 512) if n <= 20 * count), 1024)
-        return threads, next((k for k in _ITEMS if k * threads >= n), 1)
+        if n > _MAX_SORTED or not self.packed.sorted_by_blocks:
+            return 256, 0
+        return threads, next(k for k in _ITEMS if k * threads >= n)
 
     def kernels(
         self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...] = FORWARD
@@ -176,10 +207,10 @@ class SceneTensors:
     def _compiled(self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...]) -> CompiledKernels:
         threads, items = self.sorting()
         return compiled(sources, {
-            "RANK": "unsigned short" if len(self.gaussians) < _WIDE else "unsigned int",
-            "DEGREE": self.gaussians.degree, "LENS": int(cameras.lens), "SOLID": int(self.solid),
+            "RANK": "unsigned short" if len(self.packed) < _WIDE else "unsigned int",
+            "DEGREE": self.packed.degree, "LENS": int(cameras.lens), "SOLID": int(self.packed.solid),
             "DEPTH": int(channels.depth), "OCCLUDE": int(cameras.limit is not None),
-            "LABELS": len(self.gaussians.names) if channels.bodies else 0, "SORT_THREADS": threads, "ITEMS": items,
+            "LABELS": self.packed.bodies if channels.bodies else 0, "SORT_THREADS": threads, "ITEMS": max(1, items),
             "LIST_THREADS": LIST_THREADS, "WALK_THREADS": WALK_THREADS, "WALK_BLOCKS": WALK_BLOCKS,
         })  # fmt: skip
 
@@ -192,18 +223,18 @@ class SceneTensors:
         return out
 
     def _arguments(self, cameras: CameraSet) -> Arguments:
-        first, n = cameras.cameras[0], len(self.gaussians)
+        first, n, packed = cameras.cameras[0], len(self.packed), self.packed
         stride = (n // 128 + 1) * 128
         width, height = _region_size(n, first.width, first.height)
         pool, lists = next(sizes for most, *sizes in _REGION_BYTES if first.width * first.height <= most)
         out = Arguments(
-            n=n, bodies=len(self.gaussians.names), cameras=len(cameras.cameras), stride=stride, width=first.width,
+            n=n, bodies=packed.bodies, cameras=len(cameras.cameras), stride=stride, width=first.width,
             height=first.height, region_width=width, region_height=height, across=-(-first.width // width),
             pool=pool, lists=max(lists, stride // 8) * _rank_bytes(n) // 2,
         )  # fmt: skip
         out.regions = out.across * -(-first.height // height)
         out.point(
-            means=self.means, gaussians=self.rows, harmonics=self.harmonics, body=self.body,
+            means=packed.means, gaussians=packed.rows, harmonics=packed.harmonics, body=packed.body,
             views=cameras.views, mounts=cameras.mounts, mount_body=cameras.mount_body, behind=cameras.behind,
             limit=cameras.limit,
         )  # fmt: skip
@@ -226,15 +257,15 @@ def render_images(scene: SceneTensors, cameras: CameraSet, poses: Any, channels:
     arguments.point(colour=out.colour, bytes=out.bytes, alpha=out.alpha, depth=out.depth, labels=out.bodies)
     images = shape[0] * shape[1]
     group = _group(arguments, images, 0)
-    lists = _allocate(scene, arguments, group, ids=channels.bodies)
+    lists = list_tensors(scene, arguments, group, ids=channels.bodies)
     arguments.point(**lists)
     for start in range(0, images, group):
         arguments.first = start
         count = min(group, images - start)
-        _make_lists(kernels, scene, arguments, count)
-        _walk(kernels, "blend", arguments, count)
+        make_lists(kernels, scene, arguments, count)
+        walk_lists(kernels, "blend", arguments, count)
         if channels.bodies:
-            _walk(kernels, "label", arguments, count)
+            walk_lists(kernels, "label", arguments, count)
     return out
 
 
@@ -247,25 +278,29 @@ def differentiate_images(
     and where they are wanted by_gaussian, by_harmonics, by_quat and by_scale, with quats and scales. What is added up
     must be 0 before.
     """
-    torch = torch_library()
     channels = RenderChannels(alpha=True, depth=images.depth is not None)
     kernels, arguments = scene.kernels(cameras, channels, BACKWARD), scene.arguments(cameras, poses)
     arguments.point(colour=images.colour, alpha=images.alpha, depth=images.depth, **gradients)
     total = len(poses) * len(cameras.cameras)
     group = _group(arguments, total, 4 * (_MOMENTS + 1) * arguments.stride)
-    lists = _allocate(scene, arguments, group, ids=True)
-    moments = torch.empty((group, arguments.stride, _MOMENTS), dtype=torch.float32, device=scene.device)
+    lists = list_tensors(scene, arguments, group, ids=True)
+    moments = moment_tensor(scene, arguments, group)
     arguments.point(moments=moments, **lists)
-    memory = _placing_memory(arguments) + 4 * 8 * _PUSH * arguments.bodies
     for start in range(0, total, group):
         arguments.first = start
         count = min(group, total - start)
-        moments.zero_()
-        _make_lists(kernels, scene, arguments, count)
-        _walk(kernels, "gradient", arguments, count)
-        kernels.launch("pull_gradients", (count, 1), 256, memory, arguments)
+        make_lists(kernels, scene, arguments, count)
+        differentiate_lists(kernels, arguments, moments, count)
     if "by_gaussian" in gradients:
         kernels.launch("unfold_covariances", (-(-arguments.n // 128), 1), 128, 0, arguments)
+
+
+def differentiate_lists(kernels: CompiledKernels, arguments: Arguments, moments: Any, count: int) -> None:
+    """Add up gradients of some images whose lists are made and which have been blended."""
+    moments.zero_()
+    walk_lists(kernels, "gradient", arguments, count)
+    memory = _placing_memory(arguments) + 4 * 8 * _PUSH * arguments.bodies
+    kernels.launch("pull_gradients", (count, _shares(arguments.n, count)), 256, memory, arguments)
 
 
 def _group(arguments: Arguments, images: int, more_bytes: int) -> int:
@@ -276,7 +311,7 @@ def _group(arguments: Arguments, images: int, more_bytes: int) -> int:
     return -(-images // -(-images // most))
 
 
-def _allocate(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> dict[str, Any]:
+def list_tensors(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> dict[str, Any]:
     """Memory for the records and lists of some images."""
     torch = torch_library()
 
@@ -297,20 +332,27 @@ def _allocate(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bo
     return lists | ({"ids": empty((images, stride), torch.int32)} if ids else {})
 
 
-def _make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Arguments, count: int) -> None:
+def moment_tensor(scene: SceneTensors, arguments: Arguments, images: int) -> Any:
+    """Memory for the moments of the records of some images."""
+    torch = torch_library()
+    return torch.empty((images, arguments.stride, _MOMENTS), dtype=torch.float32, device=scene.device)
+
+
+def make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Arguments, count: int) -> None:
     """Project, cull and sort the Gaussians of some images into records, and list those of every tile."""
     placing = _placing_memory(arguments)
-    if arguments.n <= _MAX_SORTED:
-        threads, items = scene.sorting()
+    threads, items = scene.sorting()
+    if items:
         memory = placing + 4 * (256 + 8) + 32 * threads + 6 * threads * items
         kernels.launch("prepare", (count, 1), threads, memory, arguments)
     else:
         torch = torch_library()
         keys = torch.empty((count, arguments.n), dtype=torch.int32, device=scene.device)
         arguments.point(keys=keys)
-        kernels.launch("depth_keys", (count, 1), 512, placing, arguments)
+        shares = _shares(arguments.n, count)
+        kernels.launch("depth_keys", (count, shares), threads, placing, arguments)
         arguments.point(order=(order := torch.sort(keys, dim=1, stable=True).indices))
-        kernels.launch("write_records", (count, 1), 512, placing, arguments)
+        kernels.launch("write_records", (count, shares), threads, placing, arguments)
         del order  # its memory may be used again by what comes later in the stream
     kernels.launch("list_tiles", (arguments.regions, count), LIST_THREADS, _list_memory(arguments), arguments)
     queue = _queue_arguments(arguments, _QUEUE_POOL_BYTES, _QUEUE_LIST_BYTES * _rank_bytes(arguments.n) // 2)
@@ -318,13 +360,18 @@ def _make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Argume
     kernels.launch("list_queue", (blocks, 1), LIST_THREADS, _list_memory(queue), queue)
 
 
-def _walk(kernels: CompiledKernels, what: str, arguments: Arguments, count: int) -> None:
+def walk_lists(kernels: CompiledKernels, what: str, arguments: Arguments, count: int) -> None:
     """Blend, label or differentiate some images whose lists are made."""
     kernels.launch(f"{what}_lists", (arguments.regions, count), WALK_THREADS, 0, arguments)
     words, rank = (arguments.n + 31) // 32 | 1, _rank_bytes(arguments.n)
     queue = _queue_arguments(arguments, max(_QUEUE_POOL_BYTES, 32 * words), _PART_ENTRIES * rank)
     blocks = min(_QUEUE_BLOCKS, arguments.regions * count)
     kernels.launch(f"{what}_queue", (blocks, 1), LIST_THREADS, _list_memory(queue), queue)
+
+
+def _shares(n: int, images: int) -> int:
+    """Blocks of 256 threads that share the Gaussians of an image: more than one where the images alone are few."""
+    return max(1, min(-(-n // 256), _BLOCKS // images))
 
 
 def _queue_arguments(arguments: Arguments, pool: int, lists: int) -> Arguments:

@@ -66,7 +66,7 @@ struct Arguments {
     const float *scales;     // [n, 3]
     float *by_quat;
     float *by_scale;
-    float *by_pose;          // [images, bodies, 6]
+    float *by_pose;          // [images, bodies, 6]; this and what follows may be 0
     float *by_camera;        // [images, 6]
     int n, bodies, cameras, first, stride, width, height, region_width, region_height, across, regions, pool, lists;
     u32 capacity; // entries there is room for
@@ -410,13 +410,14 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) 
     }
 }
 
+// Where Gaussians are sorted elsewhere, several blocks share an image, in this kernel and the next.
 extern "C" __global__ void depth_keys(Arguments a) {
     extern __shared__ float4 shared[];
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
     float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
     place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
     __syncthreads();
-    for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < a.n; i += gridDim.y * blockDim.x) {
         float z = visible_depth(a, i, frames, view);
         a.keys[(long long)blockIdx.x * a.n + i] = z > 0 ? __float_as_uint(z) : 0x7f800000u;
     }
@@ -428,7 +429,7 @@ extern "C" __global__ void write_records(Arguments a) {
     place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
     __syncthreads();
     long long from = (long long)blockIdx.x * a.n, base = (long long)blockIdx.x * a.stride;
-    for (int r = threadIdx.x; r < a.n; r += blockDim.x) {
+    for (int r = blockIdx.y * blockDim.x + threadIdx.x; r < a.n; r += gridDim.y * blockDim.x) {
         int i = (int)a.order[from + r];
         bool seen = a.keys[from + i] != 0x7f800000u;
         bool next = r + 1 < a.n && a.keys[from + a.order[from + r + 1]] != 0x7f800000u;
