@@ -71,6 +71,8 @@ class _DeviceTarget:
     poses: Any
     image: Any
     weight: Any
+    eye: tuple[float, float, float]
+    """Where the camera is."""
 
 
 @array_dataclass
@@ -195,7 +197,7 @@ class DeviceOptimizer:
 
         packed = PackedTensors(
             zeros(n, 4), zeros(n, 16), self._sh, self._body, len(self.names), self.degree, solid=True,
-            sorted_by_blocks=False,
+            single_image=True,
         )  # fmt: skip
         self._scene = SceneTensors(packed, self.device)
         self._by = {"by_gaussian": zeros(n, 10), "by_harmonics": zeros(*self._sh.shape)}
@@ -218,6 +220,7 @@ class DeviceOptimizer:
         out = _DeviceTarget(
             target, self._rasterizer.camera_set([target.camera], backdrops), self._rasterizer.pose_tensor(target.poses),
             self._tensor(target.image), self._tensor(pixel_weights(target)),
+            tuple(map(float, target.camera.body_from_camera[:3, 3])),
         )  # fmt: skip
         size = 16 * out.weight.numel() * (2 if target.backdrop is not None else 1)
         if self._target_bytes + size <= _MAX_TARGET_BYTES:
@@ -261,10 +264,11 @@ class DeviceOptimizer:
         self._steps += 1
         _point(
             out, colour=frame.tensors["colour"], by_colour=frame.tensors["by_colour"], target=given.image,
-            weight=given.weight, loss=self._losses[step:],
+            weight=given.weight,
         )  # fmt: skip
+        out.loss = self._losses.data_ptr() + 4 * step
         out.pixels = given.weight.numel()
-        out.eye_x, out.eye_y, out.eye_z = given.cameras.cameras[0].body_from_camera[:3, 3]
+        out.eye_x, out.eye_y, out.eye_z = given.eye
         out.means_rate, out.quats_rate, out.logs_rate = rates.means, rates.quats, rates.logs
         out.logits_rate, out.colour_rate, out.harmonics_rate = rates.logits, rates.colour, rates.harmonics
         out.first_fade, out.second_fade = 1 - 0.9**self._steps, 1 - 0.999**self._steps

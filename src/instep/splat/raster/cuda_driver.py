@@ -21,6 +21,7 @@ from instep.core.errors import MissingExtra, Unsupported
 _MAX_DYNAMIC_SHARED = 8
 """The attribute of a function that allows it more shared memory than 48 KiB."""
 _FOLDER = Path(__file__).parent
+_Taken = ctypes.c_void_p * 1
 
 
 class CompiledKernels:
@@ -33,21 +34,18 @@ class CompiledKernels:
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, arguments: ctypes.Structure) -> None:
         """Start a kernel on torch's current stream; `arguments` is the structure it takes by value."""
-        function = self._functions.get(name)
-        if function is None:
-            function = ctypes.c_void_p()
-            _check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()), name)
-            most = ctypes.c_int(shared_memory())
-            _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, most), name)
-            self._functions[name] = function
-        stream = ctypes.c_void_p(torch_library().cuda.current_stream().cuda_stream)
-        taken = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(arguments), ctypes.c_void_p))
-        _check(
-            self._driver.cuLaunchKernel(
-                function, grid[0], grid[1], 1, threads, 1, 1, ctypes.c_uint(shared), stream, taken, None
-            ),
-            name,
-        )
+        function = self._functions.get(name) or self._function(name)
+        stream, taken = torch_library().cuda.current_stream().cuda_stream, _Taken(ctypes.addressof(arguments))
+        code = self._driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, taken, None)
+        if code:
+            _check(code, name)
+
+    def _function(self, name: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        _check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()), name)
+        _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, ctypes.c_int(shared_memory())), name)
+        self._functions[name] = function
+        return function
 
 
 def compiled(sources: Sequence[str], definitions: Mapping[str, object]) -> CompiledKernels:
@@ -151,9 +149,12 @@ def _keep(file: Path, cubin: bytes) -> None:
 def _driver() -> Any:
     for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
         try:
-            return ctypes.CDLL(name)
+            driver = ctypes.CDLL(name)
         except OSError:
             continue
+        pointer, number = ctypes.c_void_p, ctypes.c_uint
+        driver.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+        return driver
     raise Unsupported("There is no CUDA driver on this machine; render with device='cpu'.")
 
 

@@ -72,28 +72,46 @@ struct Differentiator {
         for (int k = 0; k < ROWS; k++) s[k] = slopes_of(a, job.image, job.x, job.y + k);
     }
 
+    __device__ __forceinline__ void add(const Record &record, float x, float y, float *to) {
+        float red, green, blue, log_opacity, alpha[ROWS], w[ROWS], m[MOMENTS] = {};
+        unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
+        pass_record(record, x, y, p, alpha, w);
+        float z = record.rest.y, dx = x - record.place.x, dy = y - record.place.y;
+        bool some = false;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            float g = s[k].red * red + s[k].green * green + s[k].blue * blue + s[k].deep * z + s[k].cover;
+            float power = by_log_alpha(s[k], p[k], w[k], alpha[k], g), low = dy + k;
+            some |= w[k] != 0 || power != 0;
+            m[0] += power, m[2] += power * low, m[5] += power * low * low;
+            m[6] += w[k] * s[k].red, m[7] += w[k] * s[k].green, m[8] += w[k] * s[k].blue, m[9] += w[k] * s[k].deep;
+        }
+        if (!__any_sync(FULL, some)) return;
+        m[1] = m[0] * dx, m[3] = m[1] * dx, m[4] = m[2] * dx;
+        add_moments(m, to);
+    }
+
+    // As Blender's: records are read before they are needed.
     __device__ __forceinline__ void walk(const Arguments &a, const Job &job, const Rank *list, int length) {
         float *moments = a.moments + (long long)job.image * a.stride * MOMENTS;
-        float x = job.x + 0.5f, y = job.y + 0.5f, red, green, blue, log_opacity, alpha[ROWS], w[ROWS];
-        for (int i = 0; i < length; i++) {
-            Rank rank = list[i];
-            Record record = record_at(job, rank);
-            unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
-            pass_record(record, x, y, p, alpha, w);
-            float z = record.rest.y, dx = x - record.place.x, dy = y - record.place.y;
-            float m[MOMENTS] = {};
-            bool some = false;
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                float g = s[k].red * red + s[k].green * green + s[k].blue * blue + s[k].deep * z + s[k].cover;
-                float power = by_log_alpha(s[k], p[k], w[k], alpha[k], g), low = dy + k;
-                some |= w[k] != 0 || power != 0;
-                m[0] += power, m[2] += power * low, m[5] += power * low * low;
-                m[6] += w[k] * s[k].red, m[7] += w[k] * s[k].green, m[8] += w[k] * s[k].blue, m[9] += w[k] * s[k].deep;
-            }
-            if (!__any_sync(FULL, some)) continue;
-            m[1] = m[0] * dx, m[3] = m[1] * dx, m[4] = m[2] * dx;
-            add_moments(m, moments + (long long)rank * MOMENTS);
+        const Four *fours = (const Four *)list;
+        int last = length / 4 - 1;
+        if (last < 0) return;
+        float x = job.x + 0.5f, y = job.y + 0.5f;
+        Four now = fours[0], soon = fours[min(1, last)];
+        Record first = record_at(job, now.a), second = record_at(job, now.b);
+        for (int i = 0; i <= last; i++) {
+            Four here = now;
+            Record third = record_at(job, here.c);
+            add(first, x, y, moments + (long long)here.a * MOMENTS);
+            Record fourth = record_at(job, here.d);
+            add(second, x, y, moments + (long long)here.b * MOMENTS);
+            now = soon, soon = fours[min(i + 2, last)];
+            first = record_at(job, now.a);
+            add(third, x, y, moments + (long long)here.c * MOMENTS);
+            second = record_at(job, now.b);
+            add(fourth, x, y, moments + (long long)here.d * MOMENTS);
+            if (finished(p)) break;
         }
     }
 
@@ -225,8 +243,8 @@ __device__ float3 by_shading(const Arguments &a, int i, float4 mean, const float
 #define PUSH 9 // of a body: force and torque about its origin in the camera's frame, pull on the eye in the body's frame
 
 // From the moments of one record: by its Gaussian, and the push on its body.
-__device__ void pull_record(const Arguments &a, long long at, const float *frames, const float *eyes, const float *view,
-                            float *push, int &body) {
+__device__ void pull_record(const Arguments &a, long long at, const Placed &placed, float *push, int &body) {
+    const float *frames = placed.frames, *eyes = placed.eyes, *view = placed.view;
     const float *m = a.moments + at * MOMENTS;
     int i = a.ids[at];
     float4 mean = a.gaussians[4 * i], s = a.gaussians[4 * i + 1], t = a.gaussians[4 * i + 2], r = a.records[2 * at];
@@ -267,17 +285,17 @@ __device__ void pull_record(const Arguments &a, long long at, const float *frame
 // world's frame.
 extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
     extern __shared__ float4 shared[];
-    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
-    float *pushes = view + VIEW + 3; // [warps, bodies, PUSH]
+    Placed placed = placed_in(a, shared);
+    float *pushes = placed.end; // [warps, bodies, PUSH]
     int image = a.first + blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, total = a.counts[blockIdx.x];
-    place_bodies(a, image, frames, eyes, view);
+    place_bodies(a, image, placed);
     for (int k = threadIdx.x; k < 8 * a.bodies * PUSH; k += 256) pushes[k] = 0;
     __syncthreads();
     long long base = (long long)blockIdx.x * a.stride;
     for (int from = blockIdx.y * 256 + warp * 32; from < total; from += 256 * gridDim.y) {
         float push[PUSH] = {};
         int body = -1;
-        if (from + lane < total) pull_record(a, base + from + lane, frames, eyes, view, push, body);
+        if (from + lane < total) pull_record(a, base + from + lane, placed, push, body);
         if (!a.by_pose) continue;
         u32 left = __ballot_sync(FULL, body >= 0);
         while (left) {

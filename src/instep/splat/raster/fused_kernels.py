@@ -138,8 +138,8 @@ class PackedTensors:
     degree: int
     solid: bool
     """Whether an opacity may be above MAX_ALPHA."""
-    sorted_by_blocks: bool = True
-    """Whether one block sorts the Gaussians of an image; for a single image torch's sort is faster."""
+    single_image: bool = False
+    """Whether images are rendered one by one: torch sorts, and regions are small, so that all of the GPU is used."""
 
     def __len__(self) -> int:
         return len(self.body)
@@ -191,7 +191,7 @@ class SceneTensors:
         """Threads that sort the Gaussians of an image, and how many each takes; 0 where torch sorts them."""
         n = len(self.packed)
         threads = next((count for count in (256, 512) if n <= 20 * count), 1024)
-        if n > _MAX_SORTED or not self.packed.sorted_by_blocks:
+        if n > _MAX_SORTED or self.packed.single_image:
             return 256, 0
         return threads, next(k for k in _ITEMS if k * threads >= n)
 
@@ -225,7 +225,8 @@ class SceneTensors:
     def _arguments(self, cameras: CameraSet) -> Arguments:
         first, n, packed = cameras.cameras[0], len(self.packed), self.packed
         stride = (n // 128 + 1) * 128
-        width, height = _region_size(n, first.width, first.height)
+        size = _small_region if packed.single_image else _region_size
+        width, height = size(n, first.width, first.height)
         pool, lists = next(sizes for most, *sizes in _REGION_BYTES if first.width * first.height <= most)
         out = Arguments(
             n=n, bodies=packed.bodies, cameras=len(cameras.cameras), stride=stride, width=first.width,
@@ -365,6 +366,8 @@ def walk_lists(kernels: CompiledKernels, what: str, arguments: Arguments, count:
     kernels.launch(f"{what}_lists", (arguments.regions, count), WALK_THREADS, 0, arguments)
     words, rank = (arguments.n + 31) // 32 | 1, _rank_bytes(arguments.n)
     queue = _queue_arguments(arguments, max(_QUEUE_POOL_BYTES, 32 * words), _PART_ENTRIES * rank)
+    if queue.pool < 32 * words:
+        raise _too_many(arguments.n)
     blocks = min(_QUEUE_BLOCKS, arguments.regions * count)
     kernels.launch(f"{what}_queue", (blocks, 1), LIST_THREADS, _list_memory(queue), queue)
 
@@ -375,9 +378,10 @@ def _shares(n: int, images: int) -> int:
 
 
 def _queue_arguments(arguments: Arguments, pool: int, lists: int) -> Arguments:
-    """The arguments for blocks with more shared memory."""
-    out = Arguments.from_buffer_copy(arguments)
-    out.pool, out.lists = pool, max(lists, arguments.stride // 8)
+    """The arguments for blocks with more shared memory, as much of it as the GPU has."""
+    out, room = Arguments.from_buffer_copy(arguments), shared_memory() - 512
+    out.lists = max(min(lists, room * 3 // 5 // 16 * 16), arguments.stride // 8)
+    out.pool = min(pool, room - out.lists)
     return out
 
 
@@ -388,18 +392,20 @@ def _list_entries(arguments: Arguments) -> int:
 
 
 def _placing_memory(arguments: Arguments) -> int:
-    """Shared memory of frames and eyes of bodies, and of a camera's numbers [bytes]."""
-    return 4 * (15 * arguments.bodies + 20)
+    """Shared memory of `Placed`: depths, frames and eyes of bodies, and a camera's numbers [bytes]."""
+    return 4 * (23 * arguments.bodies + 20)
 
 
 def _list_memory(arguments: Arguments) -> int:
     """Shared memory of a block that makes lists [bytes]."""
     needed = 512 + arguments.lists + arguments.pool
     if needed > shared_memory():
-        raise Unsupported(
-            f"{arguments.n} Gaussians are too many for the shared memory of this GPU; render with device='cpu'."
-        )
+        raise _too_many(arguments.n)
     return needed
+
+
+def _too_many(n: int) -> Unsupported:
+    return Unsupported(f"{n} Gaussians are too many for the shared memory of this GPU; render with device='cpu'.")
 
 
 def _region_size(n: int, width: int, height: int) -> tuple[int, int]:
@@ -414,6 +420,12 @@ def _region_size(n: int, width: int, height: int) -> tuple[int, int]:
     ):
         down += 1
     return side(width, across, 16), side(height, down)
+
+
+def _small_region(n: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height of the regions of a single image: as many of them as there may be."""
+    parts = min(-(-height // 8), MAX_REGIONS)
+    return REGION_PX, -(-height // parts // 8) * 8
 
 
 def _rank_bytes(n: int) -> int:
