@@ -320,13 +320,15 @@ def _action_units(model: mujoco.MjModel) -> list[str]:
 
 def body_poses(model: mujoco.MjModel, q: Array) -> Array:
     """Poses xyz + wxyz of every body but the world [..., bodies, 7], from positions q [..., nq]."""
-    out = np.empty((*q.shape[:-1], model.nbody - 1, 7))
-    data = mujoco.MjData(model)
-    for index in np.ndindex(*q.shape[:-1]):
-        data.qpos[:] = q[index]
+    data, flat = mujoco.MjData(model), np.reshape(q, (-1, model.nq))
+    out = np.empty((len(flat), model.nbody - 1, 7))
+    # Views of the data are taken once: for thousands of worlds making them is most of the work.
+    qpos, positions, quats = data.qpos, data.xpos[1:], data.xquat[1:]
+    for row, poses in zip(flat, out, strict=True):
+        qpos[:] = row
         mujoco.mj_kinematics(model, data)
-        out[index][:, :3], out[index][:, 3:] = data.xpos[1:], data.xquat[1:]
-    return out
+        poses[:, :3], poses[:, 3:] = positions, quats
+    return out.reshape(*np.shape(q)[:-1], *out.shape[1:])
 
 
 def site_poses(model: mujoco.MjModel, q: Array, names: Sequence[str]) -> Array:

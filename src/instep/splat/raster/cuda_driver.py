@@ -29,13 +29,16 @@ class CompiledKernels:
 
     def __init__(self, cubin: bytes):
         self._driver, self._functions = _driver(), dict[str, ctypes.c_void_p]()
+        self._torch = torch_library().cuda
+        self._device = self._torch.current_device()
         self._module = ctypes.c_void_p()
         _check(self._driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "loading kernels")
 
     def launch(self, name: str, grid: tuple[int, int], threads: int, shared: int, arguments: ctypes.Structure) -> None:
         """Start a kernel on torch's current stream; `arguments` is the structure it takes by value."""
         function = self._functions.get(name) or self._function(name)
-        stream, taken = torch_library().cuda.current_stream().cuda_stream, _Taken(ctypes.addressof(arguments))
+        # Named, the device need not be found out by torch, which is most of the cost of a launch.
+        stream, taken = self._torch.current_stream(self._device).cuda_stream, _Taken(ctypes.addressof(arguments))
         code = self._driver.cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, taken, None)
         if code:
             _check(code, name)

@@ -243,8 +243,8 @@ __device__ float3 by_shading(const Arguments &a, int i, float4 mean, const float
 #define PUSH 9 // of a body: force and torque about its origin in the camera's frame, pull on the eye in the body's frame
 
 // From the moments of one record: by its Gaussian, and the push on its body.
-__device__ void pull_record(const Arguments &a, long long at, const Placed &placed, float *push, int &body) {
-    const float *frames = placed.frames, *eyes = placed.eyes, *view = placed.view;
+__device__ void pull_record(const Arguments &a, long long at, const float *frames, const float *eyes, const float *view,
+                            float *push, int &body) {
     const float *m = a.moments + at * MOMENTS;
     int i = a.ids[at];
     float4 mean = a.gaussians[4 * i], s = a.gaussians[4 * i + 1], t = a.gaussians[4 * i + 2], r = a.records[2 * at];
@@ -285,17 +285,17 @@ __device__ void pull_record(const Arguments &a, long long at, const Placed &plac
 // world's frame.
 extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
     extern __shared__ float4 shared[];
-    Placed placed = placed_in(a, shared);
-    float *pushes = placed.end; // [warps, bodies, PUSH]
+    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
+    float *pushes = view + VIEW + 3; // [warps, bodies, PUSH]
     int image = a.first + blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, total = a.counts[blockIdx.x];
-    place_bodies(a, image, placed);
+    place_bodies(a, image, frames, eyes, view);
     for (int k = threadIdx.x; k < 8 * a.bodies * PUSH; k += 256) pushes[k] = 0;
     __syncthreads();
     long long base = (long long)blockIdx.x * a.stride;
     for (int from = blockIdx.y * 256 + warp * 32; from < total; from += 256 * gridDim.y) {
         float push[PUSH] = {};
         int body = -1;
-        if (from + lane < total) pull_record(a, base + from + lane, placed, push, body);
+        if (from + lane < total) pull_record(a, base + from + lane, frames, eyes, view, push, body);
         if (!a.by_pose) continue;
         u32 left = __ballot_sync(FULL, body >= 0);
         while (left) {

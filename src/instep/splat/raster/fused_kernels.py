@@ -49,6 +49,8 @@ _PART_ENTRIES = 8 * 8 * 136
 """Entries of the lists that a block makes part by part."""
 _ITEMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
 """Gaussians per thread that are sorted."""
+_SORT_THREADS = 1024
+"""Threads of a multiprocessor that sort at once."""
 _MAX_SORTED = 1024 * _ITEMS[-1]
 _POINTERS = (
     "means", "gaussians", "harmonics", "body", "poses", "views", "mounts", "mount_body", "records", "boxes", "ids",
@@ -210,7 +212,8 @@ class SceneTensors:
             "RANK": "unsigned short" if len(self.packed) < _WIDE else "unsigned int",
             "DEGREE": self.packed.degree, "LENS": int(cameras.lens), "SOLID": int(self.packed.solid),
             "DEPTH": int(channels.depth), "OCCLUDE": int(cameras.limit is not None),
-            "LABELS": self.packed.bodies if channels.bodies else 0, "SORT_THREADS": threads, "ITEMS": max(1, items),
+            "LABELS": self.packed.bodies if channels.bodies else 0, "SORT_THREADS": threads,
+            "SORT_BLOCKS": _SORT_THREADS // threads, "ITEMS": max(1, items),
             "LIST_THREADS": LIST_THREADS, "WALK_THREADS": WALK_THREADS, "WALK_BLOCKS": WALK_BLOCKS,
         })  # fmt: skip
 
@@ -392,8 +395,8 @@ def _list_entries(arguments: Arguments) -> int:
 
 
 def _placing_memory(arguments: Arguments) -> int:
-    """Shared memory of `Placed`: depths, frames and eyes of bodies, and a camera's numbers [bytes]."""
-    return 4 * (23 * arguments.bodies + 20)
+    """Shared memory of frames and eyes of bodies, and of a camera's numbers [bytes]."""
+    return 4 * (15 * arguments.bodies + 20)
 
 
 def _list_memory(arguments: Arguments) -> int:

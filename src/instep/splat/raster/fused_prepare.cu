@@ -8,7 +8,7 @@
 //
 // The formulas are those of gaussian_projection.py and blending.py. Defined by the compiler's options: RANK (the type of
 // an index), DEGREE (of the harmonics), LENS, SOLID (an opacity is above 0.999), DEPTH, OCCLUDE (the backdrop has a
-// depth), LABELS (bodies, where the body of each pixel is wanted, else 0), SORT_THREADS and ITEMS, LIST_THREADS,
+// depth), LABELS (bodies, where the body of each pixel is wanted, else 0), SORT_THREADS, SORT_BLOCKS and ITEMS, LIST_THREADS,
 // WALK_THREADS and WALK_BLOCKS.
 
 typedef unsigned int u32;
@@ -29,7 +29,6 @@ typedef RANK Rank;
 #define NOWHERE 0x7f7f7f7fu // the box of a record that reaches no region
 #define SORT_WARPS (SORT_THREADS / 32)
 #define DIGITS 256
-#define MAX_TIES 4 // equal depths that are told apart
 
 struct Arguments {
     const float4 *means;     // [n] centre in the body's frame; reach times the largest standard deviation, < 0: too faint
@@ -132,25 +131,9 @@ template <class T> __device__ void camera_pose(const Arguments &a, int image, T 
     }
 }
 
-// Bodies as a camera sees them, in shared memory. Depths that differ by one rounding may change places, so what they are
-// computed from is not rounded at all, and the rest is rounded once.
-struct Placed {
-    double *depths; // [bodies, 4] the third row of camera_from_body
-    float *frames;  // [bodies, FRAME] rows of camera_from_body
-    float *eyes;    // [bodies, 3] the camera's position in the body's frame
-    float *view;    // [VIEW] the camera's numbers
-    float *end;
-};
-
-__device__ __forceinline__ Placed placed_in(const Arguments &a, float4 *shared) {
-    Placed out;
-    out.depths = (double *)shared, out.frames = (float *)(out.depths + 4 * a.bodies);
-    out.eyes = out.frames + FRAME * a.bodies, out.view = out.eyes + 3 * a.bodies, out.end = out.view + VIEW + 3;
-    return out;
-}
-
-__device__ void place_bodies(const Arguments &a, int image, const Placed &placed) {
-    float *frames = placed.frames, *eyes = placed.eyes, *view = placed.view;
+// Rows of camera_from_body for every body, the camera's position in every body's frame, and the camera's numbers. Depths
+// that differ by one rounding may change places, so what they are computed from is rounded once.
+__device__ void place_bodies(const Arguments &a, int image, float *frames, float *eyes, float *view) {
     const float *from = a.views + VIEW * (image % a.cameras);
     for (int i = threadIdx.x; i < VIEW; i += blockDim.x) view[i] = from[i];
     double C[9], c[3], B[9], s[3];
@@ -164,9 +147,6 @@ __device__ void place_bodies(const Arguments &a, int image, const Placed &placed
                 frame[4 * row + k] = (float)(C[row] * B[k] + C[3 + row] * B[3 + k] + C[6 + row] * B[6 + k]);
             frame[4 * row + 3] = (float)(C[row] * d[0] + C[3 + row] * d[1] + C[6 + row] * d[2]);
         }
-        double *depth = placed.depths + 4 * b;
-        for (int k = 0; k < 3; k++) depth[k] = C[2] * B[k] + C[5] * B[3 + k] + C[8] * B[6 + k];
-        depth[3] = C[2] * d[0] + C[5] * d[1] + C[8] * d[2];
         for (int k = 0; k < 3; k++) eyes[3 * b + k] = (float)-(B[k] * d[0] + B[3 + k] * d[1] + B[6 + k] * d[2]);
     }
 }
@@ -208,16 +188,10 @@ __device__ __forceinline__ float3 camera_position(float4 mean, const float *R) {
                        R[8] * mean.x + R[9] * mean.y + R[10] * mean.z + R[11]);
 }
 
-__device__ __forceinline__ double exact_depth(float4 mean, const double *row) {
-    return row[0] * mean.x + row[1] * mean.y + row[2] * mean.z + row[3];
-}
-
 // The depth of a Gaussian that may be seen, by a bound of its size; -1 for one that is not.
-__device__ float visible_depth(const Arguments &a, int i, const Placed &placed) {
+__device__ float visible_depth(const Arguments &a, int i, const float *frames, const float *view) {
     float4 mean = a.means[i];
-    const float *view = placed.view;
-    int body = a.body[i];
-    float3 p = camera_position(mean, placed.frames + FRAME * body);
+    float3 p = camera_position(mean, frames + FRAME * a.body[i]);
     if (mean.w < 0 || p.z <= NEAR_PLANE) return -1;
     float nx = p.x / p.z, ny = p.y / p.z;
     if (nx * nx + ny * ny >= view[10]) return -1;
@@ -228,7 +202,7 @@ __device__ float visible_depth(const Arguments &a, int i, const Placed &placed) 
     float high = mean.w * sqrtf(J.b0 * J.b0 + J.b1 * J.b1 + J.b2 * J.b2) + 1.9f;
     float u = view[0] * bent.x + view[2], v = view[1] * bent.y + view[3];
     bool outside = u + wide < 0.5f || u - wide > view[4] - 0.5f || v + high < 0.5f || v - high > view[5] - 0.5f;
-    return outside ? -1 : (float)exact_depth(mean, placed.depths + 4 * body);
+    return outside ? -1 : p.z;
 }
 
 __device__ void sh_basis(float x, float y, float z, float *out) {
@@ -279,8 +253,8 @@ __device__ __forceinline__ bool reaches(u32 box, u32 region) {
     return (((region | 0x80808080u) - box) & 0x80808080u) == 0x80808080u;
 }
 
-__device__ void write_record(const Arguments &a, long long at, int i, const Placed &placed) {
-    const float *frames = placed.frames, *eyes = placed.eyes, *view = placed.view;
+__device__ void write_record(const Arguments &a, long long at, int i, const float *frames, const float *eyes,
+                             const float *view) {
     float4 mean = a.gaussians[4 * i], s = a.gaussians[4 * i + 1], t = a.gaussians[4 * i + 2];
     int b = __float_as_int(mean.w);
     const float *R = frames + FRAME * b;
@@ -383,34 +357,13 @@ __device__ void radix_sort(u32 *keys, u16 *ids, u32 *counters, u32 *digits, int 
     }
 }
 
-// Orders ids whose keys are equal by the depths before they were rounded. Runs longer than a few, of a plane that faces the
-// camera say, keep the order of the Gaussians.
-__device__ void order_ties(const Arguments &a, const u32 *keys, u16 *ids, int total, const Placed &placed) {
-    for (int r = threadIdx.x; r + 1 < total; r += SORT_THREADS) {
-        if (keys[r] != keys[r + 1] || (r > 0 && keys[r - 1] == keys[r])) continue;
-        double depths[MAX_TIES];
-        int end = r;
-        for (; end < total && keys[end] == keys[r] && end - r < MAX_TIES; end++)
-            depths[end - r] = exact_depth(a.means[ids[end]], placed.depths + 4 * a.body[ids[end]]);
-        if (end < total && keys[end] == keys[r]) continue;
-        for (int i = r + 1; i < end; i++) {
-            double depth = depths[i - r];
-            u16 id = ids[i];
-            int to = i;
-            for (; to > r && depths[to - 1 - r] > depth; to--) depths[to - r] = depths[to - 1 - r], ids[to] = ids[to - 1];
-            depths[to - r] = depth, ids[to] = id;
-        }
-    }
-    __syncthreads();
-}
-
-extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) {
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, SORT_BLOCKS) prepare(Arguments a) {
     extern __shared__ float4 shared[];
     int image = a.first + blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Placed placed = placed_in(a, shared);
-    u32 *digits = (u32 *)placed.end, *counters = digits + DIGITS + 8, *keys = counters + SORT_WARPS * DIGITS;
+    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
+    u32 *digits = (u32 *)(view + VIEW + 3), *counters = digits + DIGITS + 8, *keys = counters + SORT_WARPS * DIGITS;
     u16 *ids = (u16 *)(keys + SORT_THREADS * ITEMS);
-    place_bodies(a, image, placed);
+    place_bodies(a, image, frames, eyes, view);
     __syncthreads();
 
     float depths[ITEMS];
@@ -419,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) 
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         int i = start + k * 32 + lane;
-        float z = i < a.n ? visible_depth(a, i, placed) : -1;
+        float z = i < a.n ? visible_depth(a, i, frames, view) : -1;
         depths[k] = z;
         if (z > 0) low = min(low, __float_as_uint(z)), high = max(high, __float_as_uint(z));
         count += __popc(__ballot_sync(FULL, z > 0));
@@ -448,9 +401,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) 
     }
     __syncthreads();
     radix_sort(keys, ids, counters, digits, total, total ? high - low : 0);
-    order_ties(a, keys, ids, total, placed);
     long long base = (long long)blockIdx.x * a.stride;
-    for (int r = threadIdx.x; r < total; r += SORT_THREADS) write_record(a, base + r, ids[r], placed);
+    for (int r = threadIdx.x; r < total; r += SORT_THREADS) write_record(a, base + r, ids[r], frames, eyes, view);
     if (threadIdx.x == 0) {
         a.counts[blockIdx.x] = total;
         write_end(a, base, total);
@@ -462,26 +414,26 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) 
 extern "C" __global__ void depth_keys(Arguments a) {
     extern __shared__ float4 shared[];
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
-    Placed placed = placed_in(a, shared);
-    place_bodies(a, a.first + blockIdx.x, placed);
+    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
+    place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
     __syncthreads();
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < a.n; i += gridDim.y * blockDim.x) {
-        float z = visible_depth(a, i, placed);
+        float z = visible_depth(a, i, frames, view);
         a.keys[(long long)blockIdx.x * a.n + i] = z > 0 ? __float_as_uint(z) : 0x7f800000u;
     }
 }
 
 extern "C" __global__ void write_records(Arguments a) {
     extern __shared__ float4 shared[];
-    Placed placed = placed_in(a, shared);
-    place_bodies(a, a.first + blockIdx.x, placed);
+    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
+    place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
     __syncthreads();
     long long from = (long long)blockIdx.x * a.n, base = (long long)blockIdx.x * a.stride;
     for (int r = blockIdx.y * blockDim.x + threadIdx.x; r < a.n; r += gridDim.y * blockDim.x) {
         int i = (int)a.order[from + r];
         bool seen = a.keys[from + i] != 0x7f800000u;
         bool next = r + 1 < a.n && a.keys[from + a.order[from + r + 1]] != 0x7f800000u;
-        if (seen) write_record(a, base + r, i, placed);
+        if (seen) write_record(a, base + r, i, frames, eyes, view);
         if (seen && !next) {
             a.counts[blockIdx.x] = r + 1;
             write_end(a, base, r + 1);
