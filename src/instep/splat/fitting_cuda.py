@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +70,8 @@ class _DeviceTarget:
     poses: Any
     image: Any
     weight: Any
-    eye: tuple[float, float, float]
-    """Where the camera is."""
+    eye: Array
+    """Where the camera is [3]."""
 
 
 @array_dataclass
@@ -220,7 +219,7 @@ class DeviceOptimizer:
         out = _DeviceTarget(
             target, self._rasterizer.camera_set([target.camera], backdrops), self._rasterizer.pose_tensor(target.poses),
             self._tensor(target.image), self._tensor(pixel_weights(target)),
-            tuple(map(float, target.camera.body_from_camera[:3, 3])),
+            np.asarray(target.camera.body_from_camera, float)[:3, 3],
         )  # fmt: skip
         size = 16 * out.weight.numel() * (2 if target.backdrop is not None else 1)
         if self._target_bytes + size <= _MAX_TARGET_BYTES:
@@ -282,7 +281,7 @@ def _constants(options: GaussianFitOptions, surface: SurfaceConstraint | None) -
     """The arguments that stay the same throughout a fit."""
     out = FitArguments(max_log_elongation=float(np.log(options.max_elongation)))
     if surface is not None:
-        plane: Sequence[float] = surface.plane.normal / np.linalg.norm(surface.plane.normal[:3])
+        plane: Array = surface.plane.normal / np.linalg.norm(surface.plane.normal[:3])
         out.normal_x, out.normal_y, out.normal_z, out.offset = plane
         out.tolerance, out.max_log_thickness = surface.tolerance, float(MAX_LOG_THICKNESS)
     return out
