@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -33,8 +33,10 @@ from instep.robot.wire import Command
 from instep.scene.folder import Scene
 from instep.twin import StageOptions, TrustStage
 from instep.twin.trust_stages import CHANNEL, LABELS
+from kept_cases import KeptCases
 from nominal_runs import supervised_run
 from rows import Row, row, with_progress
+from tuning.jobs import pool
 
 PERIOD_NS = 16_666_667
 DT = PERIOD_NS * 1e-9
@@ -123,16 +125,26 @@ def run(folder: Path, *, quick: bool = False) -> list[Row]:
     """All rows."""
     phases = 50 if quick else 1000
     logging.getLogger("instep.robot").setLevel(logging.CRITICAL)  # every injected fault is logged
-    measured = [
-        *silence_rows(phases), *slow_driver_rows(phases), *sensor_rows(phases), *refusal_rows(phases),
-        *half_open_rows(), *killed_rows(2 if quick else 20),
-        *stopped_rows(5 if quick else 1000, 0), *stopped_rows(5 if quick else 1000, 4),
-        *dead_camera_rows(3 if quick else 1000),
-    ]  # fmt: skip
-    goals = [
-        jitter_row(5.0 if quick else 600.0), late_row(VirtualRun, 2000 if quick else 100_000, LIMITS, DT),
-        braking_row(LIMITS, 1000 if quick else 33_334, DT), *first_step_rows(phases), doctor_row(),
-    ]  # fmt: skip
+    stops = 5 if quick else 1000
+    parts: dict[str, Callable[[], Sequence[Row]]] = {
+        "silence": partial(silence_rows, phases), "slow driver": partial(slow_driver_rows, phases),
+        "sensors": partial(sensor_rows, phases), "refusals": partial(refusal_rows, phases),
+        "half-open requests": half_open_rows, "killed": partial(killed_rows, 2 if quick else 20),
+        "stopped": partial(stopped_rows, stops, 0), "stopped beside others": partial(stopped_rows, stops, 4),
+        "dead cameras": partial(dead_camera_rows, 3 if quick else 1000),
+    }  # fmt: skip
+    wanted: dict[str, Callable[[], Sequence[Row]]] = {
+        "jitter": lambda: [jitter_row(5.0 if quick else 600.0)],
+        "late periods": lambda: [late_row(VirtualRun, 2000 if quick else 100_000, LIMITS, DT)],
+        "braking": lambda: [braking_row(LIMITS, 1000 if quick else 33_334, DT)],
+        "first steps": partial(first_step_rows, phases), "doctor": lambda: [doctor_row()],
+    }  # fmt: skip
+    kept, found = KeptCases(folder), dict[str, list[Row]]()
+    for name, part in with_progress("parts", len(parts) + len(wanted), {**wanted, **parts}.items()):
+        key = f"{name}, quick" if quick else name
+        found[name] = kept.measured(key, lambda part=part: {"rows": list(part())})["rows"]
+    measured = [one for name in parts for one in found[name]]
+    goals = [one for name in wanted for one in found[name]]
     loss = [each for each in measured if "at rest" in each["name"]]
     missed = float(sum(each["ok"] is False for each in loss))
     goals.append(row(f"G5: rows above with a loss that came to rest too late, of {len(loss)}", missed, at_most=0))
@@ -206,32 +218,30 @@ def stopped_run(phases: int, seed: int) -> tuple[Array, Array]:
 
 def dead_camera_rows(phases: int) -> list[Row]:
     """The process of all cameras dies while a twin pushes: hold after the last image, and rest after that."""
-    scene, rng = Scene.load("pusht"), np.random.default_rng(16)
-    limits, options = scene_limits(scene), StageOptions()
-    held, rest, missed = list[float](), list[float](), 0
-    for seed in with_progress("cameras that die", phases, range(phases)):
-        dies = float(rng.uniform(0.6, 2.0))
-        run = supervised_run(scene, seed, dies + options.blind_hold + 1.0, dies)
-        stages = run[CHANNEL][:, LABELS.index("stage")]
-        holding = np.flatnonzero(stages >= TrustStage.HOLD)
-        if not len(holding):
-            missed += 1
-            continue
-        began = run.t[holding[0]]
-        held.append(float(began - run.t[0]) - dies)
-        moving = np.flatnonzero(np.abs(np.diff(run["twin.sent"][holding[0] :], axis=0)).max(axis=1) > 1e-4)
-        rest.append(float(run.t[holding[0] + (moving[-1] + 1 if len(moving) else 0)] - began))
-    bound = limits.stop_time + SETTLE_S
+    times = np.random.default_rng(16).uniform(0.6, 2.0, phases)
+    with pool() as submit:
+        runs = [submit((dead_camera_run, (seed, float(dies)))) for seed, dies in enumerate(times)]
+        found = [run.result() for run in with_progress("cameras that die", phases, runs)]
+    held, rest = np.array(found).T
+    bound = scene_limits(Scene.load("pusht")).stop_time + SETTLE_S
+    longest = StageOptions().blind_hold + 0.05
     return [
-        row(f"16: twins that do not hold after their cameras died, of {phases}", float(missed), at_most=0),
-        row(
-            f"16: hold after the cameras died, worst of {phases}",
-            max(held, default=math.nan),
-            "s",
-            at_most=options.blind_hold + 0.05,
-        ),
-        row(f"16: at rest after hold, worst of {phases}", max(rest, default=math.nan), "s", at_most=bound),
+        row(f"16: twins that do not hold after their cameras died, of {phases}", int(np.isnan(held).sum()), at_most=0),
+        row(f"16: hold after the cameras died, worst of {phases}", float(np.nanmax(held)), "s", at_most=longest),
+        row(f"16: at rest after hold, worst of {phases}", float(np.nanmax(rest)), "s", at_most=bound),
     ]
+
+
+def dead_camera_run(seed: int, dies: float) -> tuple[float, float]:
+    """Time from the death of all cameras to hold, and from there to rest [s]; NaN where a twin does not hold."""
+    run = supervised_run(Scene.load("pusht"), seed, dies + StageOptions().blind_hold + 1.0, dies)
+    holding = np.flatnonzero(run[CHANNEL][:, LABELS.index("stage")] >= TrustStage.HOLD)
+    if not len(holding):
+        return math.nan, math.nan
+    began = run.t[holding[0]]
+    moving = np.flatnonzero(np.abs(np.diff(run["twin.sent"][holding[0] :], axis=0)).max(axis=1) > 1e-4)
+    rest = run.t[holding[0] + (moving[-1] + 1 if len(moving) else 0)] - began
+    return float(began - run.t[0]) - dies, float(rest)
 
 
 def silence_rows(phases: int) -> list[Row]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 import kept_cases
+from instep.app.cli import main
+from instep.app.verbs import bench
 
 
 def test_a_case_that_was_kept_is_not_measured_again(tmp_path, monkeypatch):
@@ -23,3 +28,16 @@ def test_a_case_that_was_kept_is_not_measured_again(tmp_path, monkeypatch):
     assert [case["key"] for case in json.loads((tmp_path / "cases.json").read_text())] == ["a", "b"]
     monkeypatch.setattr(kept_cases, "code_digest", lambda: "of other code")
     assert "a" not in kept_cases.KeptCases(tmp_path)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_benchmark_that_is_stopped_keeps_its_cases(tmp_path: Path, monkeypatch, capsys, keeps: bool):
+    """Only a folder in which nothing was measured is removed."""
+    script = tmp_path / "stopped.py"
+    write = '(out / "cases.json").write_text("[]")' if keeps else "pass"
+    script.write_text(f"def run(out, quick=False):\n    {write}\n    raise KeyboardInterrupt\n")
+    monkeypatch.setattr(bench, "benchmarks", lambda: {"stopped": script})
+    assert main(["bench", "stopped", "--out", str(tmp_path / "out")]) == 130
+    assert (tmp_path / "out" / "cases.json").is_file() == keeps
+    said = capsys.readouterr().err
+    assert ("goes on there" in said) == keeps and ("nothing was kept" in said) != keeps

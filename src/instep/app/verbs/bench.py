@@ -26,6 +26,8 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.reading import read_json_table
 
 Row = dict[str, Any]
+CASES = "cases.json"
+"""Where long benchmarks keep what they have measured so far."""
 LIBRARIES = ("numpy", "scipy", "numba", "mujoco", "rapier3d", "torch")
 """Libraries whose versions a kept result names, where they are installed."""
 _MARKS: dict[bool | None, str] = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
@@ -59,7 +61,14 @@ def bench(
     if name not in found:
         raise UnknownName("benchmark", name, found)
     output = new_output("bench", out)
-    rows = [plain_row(row) for row in _load(found[name]).run(output.folder, quick=quick)]
+    try:
+        rows = [plain_row(row) for row in _load(found[name]).run(output.folder, quick=quick)]
+    except BaseException:
+        if (output.folder / CASES).is_file():
+            output.kept = (
+                f"what was measured so far is in {output.folder}, and the same command with --out goes on there"
+            )
+        raise
     Console().print(_table(name, rows))
     write_json(
         output.folder / "result.json",
