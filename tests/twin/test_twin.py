@@ -14,7 +14,8 @@ from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, JointBlend, NoCorrection, PoseFilter, Twin
 from instep.twin.factory import flat_images
-from instep.twin.twin import COUNTS, STAGES, adapt_lead, blend_joints
+from instep.twin.joint_blend import adapt_lead, blend_joints
+from instep.twin.twin import COUNTS, STAGES
 
 MM, DEG = 1e-3, np.pi / 180
 

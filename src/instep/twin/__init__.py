@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from .frame_budget import Deadline
     from .hand_eye import HandEye, HandEyeOptions, PointSighting, RobotCalibration, calibrate_hand_eye, calibrate_robot
     from .image_checks import FAULT_WORDS, ImageFault
+    from .joint_blend import JointBlend
     from .parameter_updates import ParameterUpdates
     from .pose_filter import PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
     from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
     from .trust import Trust, calibrate_trust, shipped_trust
     from .trust_stages import StageOptions, TrustEvent, TrustMonitor, TrustStage, trust_events
-    from .twin import CorrectedState, Correction, JointBlend, NoCorrection, Twin, correction_log
+    from .twin import CorrectedState, Correction, NoCorrection, Twin, correction_log
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
@@ -49,7 +50,8 @@ __getattr__ = lazy_names(
         "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",
         "trust": "Trust calibrate_trust shipped_trust",
         "trust_stages": "StageOptions TrustEvent TrustMonitor TrustStage trust_events",
-        "twin": "CorrectedState Correction JointBlend NoCorrection Twin correction_log",
+        "joint_blend": "JointBlend",
+        "twin": "CorrectedState Correction NoCorrection Twin correction_log",
         "visual_forces": "ForceOptions VisualForces",
     },
 )

@@ -32,13 +32,14 @@ from .camera_rig import (
 from .factory import TwinOptions, correction_of, supervised
 from .filter_options import FilterOptions, Residual
 from .focal_refinement import refine_focal
+from .joint_blend import JointBlend
 from .pose_filter import COLOUR_LEARNING_OVERLAP, PoseFilter
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
 from .region import PHASES, RegionColours
 from .scene_geometry import parked_joints
 from .start_pose import StartPose
-from .twin import STAGES, JointBlend, Twin
+from .twin import STAGES, Twin
 
 MIN_VISIBLE_SHARE = 0.3
 """Share of a body that a camera must see for its overlap to count."""

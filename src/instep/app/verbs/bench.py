@@ -65,9 +65,7 @@ def bench(
         rows = [plain_row(row) for row in _load(found[name]).run(output.folder, quick=quick)]
     except BaseException:
         if (output.folder / CASES).is_file():
-            output.kept = (
-                f"what was measured so far is in {output.folder}, and the same command with --out goes on there"
-            )
+            output.kept = f"what was measured so far is in {output.folder}; the same command with --out goes on there"
         raise
     Console().print(_table(name, rows))
     write_json(
