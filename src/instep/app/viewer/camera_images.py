@@ -98,14 +98,16 @@ def _render(scene: Scene, queue: RenderQueue) -> None:
     """Render what is asked for until the queue says that it is over."""
     from instep.physics.mujoco_cameras import MujocoRenderer
 
-    renderer = MujocoRenderer(scene)
+    renderer: MujocoRenderer | None = None
     while (wanted := queue.get()) is not None:
         done, q, camera = wanted
         try:
+            renderer = renderer or MujocoRenderer(scene)  # fails where there are no graphics
             done.set_result(renderer.render(q, scene.cameras[camera]))
         except Exception as error:  # noqa: BLE001 - raised where it was asked for
             done.set_exception(error)
-    renderer.close()
+    if renderer is not None:
+        renderer.close()
 
 
 def difference(real: Array, rendered: Array) -> Array:
