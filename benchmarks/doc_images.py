@@ -130,6 +130,14 @@ def tune_report(folder: Path) -> Path:
     return screenshot(folder / "tuned" / "report.html", 1250)
 
 
+def reidentify_report(folder: Path) -> Path:
+    """Report of a replay of an arm's logs: its damping over time."""
+    shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
+    words = ("own_arm", "own_arm/arm.urdf", "--map", "own_arm/log.toml", "--params", "joint.*.damping")
+    run_instep(folder, "reidentify", *words, "--out", "drift")
+    return screenshot(folder / "drift" / "report.html", 1250)
+
+
 def start_plot(folder: Path) -> Path:
     """Measured and commanded positions of an arm's logs, as `instep start` reads them."""
     shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
@@ -421,6 +429,7 @@ MAKERS: dict[str, Make] = {
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
+    "reidentify_report": reidentify_report,
     "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
 }  # fmt: skip
 

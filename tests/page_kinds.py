@@ -181,6 +181,12 @@ def tune(folder: Path) -> Path:
     return command(f"tune {arm} {arm}/arm.urdf --map {arm}/log.toml {params}", folder / "tune", passes=(0, 1))
 
 
+def reidentify(folder: Path) -> Path:
+    """A replay of recordings through the filter that estimates parameters while a robot runs."""
+    arm = ROOT / "examples" / "own_arm"
+    return command(f"reidentify {arm} {arm}/arm.urdf --map {arm}/log.toml --params joint.*.damping", folder / "drift")
+
+
 def tune_torque(folder: Path) -> Path:
     """An identification by torques."""
     data, robot = torqued(folder)
@@ -234,6 +240,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "plain gap": (gap_plain, 0), "gap of pairs": (gap_pairs, 0),
     "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agreement": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
+    "reidentify": (reidentify, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
     "build check": (build_check, 0), "experiment legs": (experiment_legs, 1), "experiment closing": (closing, 0),
 }  # fmt: skip
