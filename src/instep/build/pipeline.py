@@ -28,7 +28,7 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
-from .camera_refinement import Refinement, SeenObject, refine_cameras, seen_object
+from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views
 from .convex_parts import convex_parts
 from .extrusion import coarse_extrusion

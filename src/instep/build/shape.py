@@ -12,7 +12,7 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
-from .camera_refinement import fit_shape, seen_object
+from .camera_adjustment import fit_shape, seen_object
 from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
 from .mesh_raster import coverage

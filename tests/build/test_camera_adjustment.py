@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from build_scenes import ring, tee
-from instep.build.camera_refinement import refine_cameras, seen_object
+from instep.build.camera_adjustment import refine_cameras, seen_object
 from instep.build.contour_points import contour_points, mask_field, residuals
 from instep.build.extrusion import coarse_extrusion
 from instep.build.mesh_raster import coverage
