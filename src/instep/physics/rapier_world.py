@@ -7,7 +7,6 @@ It is built from the compiled MuJoCo model, so that joints, order, units and par
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import mujoco
 import numpy as np
 import rapier3d as rapier
 
+from instep.core.cores import usable_cores
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Settings
 from instep.scene import address
@@ -290,7 +290,7 @@ class RapierWorld(SequentialWorld):
         return snapshot
 
     def _map(self, work: Callable[[int], Any], n: int) -> list[Any]:
-        workers = min(n, self.threads or os.cpu_count() or 1)
+        workers = min(n, self.threads or usable_cores())
         if workers <= 1:
             return super()._map(work, n)
         with ThreadPoolExecutor(workers) as pool:

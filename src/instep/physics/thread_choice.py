@@ -6,8 +6,9 @@ of the time, and a single thread may be faster than two. Results do not depend o
 
 from __future__ import annotations
 
-import os
 import threading
+
+from instep.core.cores import usable_cores
 
 STEPS_PER_THREAD = 32
 """Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
@@ -62,8 +63,7 @@ class ThreadChoice:
 
 def most_threads(worlds: int, steps: int) -> int:
     """Most threads that can pay for a call of so many worlds, each by so many physics steps."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, worlds, worlds * steps // STEPS_PER_THREAD))
+    return max(1, min(usable_cores(), worlds, worlds * steps // STEPS_PER_THREAD))
 
 
 def _numbers(most: int) -> list[int]:

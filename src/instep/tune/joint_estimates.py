@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.world import Array
 
 from .arm_model import ArmModel, smoothed
@@ -26,21 +27,21 @@ COARSE_SHARE = 3
 """One window of so many is used for the coarse grid."""
 
 
-def estimate_joints(arm: ArmModel, threads: int = 2) -> Array:
+def estimate_joints(arm: ArmModel) -> Array:
     """The unknowns of an arm, each joint fitted alone, at the delay that suits all of them best."""
     grid = np.arange(0.0, LAST_DELAY + 1e-9, DELAY_STEP)
 
     def profile(joint: JointModel) -> tuple[list[Array], Array]:
         return _profile(joint.some(slice(None, None, COARSE_SHARE)), grid)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         profiles = list(pool.map(profile, arm.joints))
     best = _best_delay([cost for _, cost in profiles])
     x = arm.join([points[best] for points, _ in profiles], float(grid[best]))
-    return refine_joints(arm, x, DELAY_STEP, threads)
+    return refine_joints(arm, x, DELAY_STEP)
 
 
-def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Array:
+def refine_joints(arm: ArmModel, x: Array, width: float) -> Array:
     """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width`."""
     middle = float(x[-1])
     delays = np.unique(np.maximum(0.0, middle + width * np.linspace(-1, 1, FINE_DELAYS)))
@@ -50,7 +51,7 @@ def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Ar
         ended = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for delay in delays]
         return [z for z, _ in ended], np.array([cost for _, cost in ended])
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         refined = list(pool.map(refine, zip(arm.joints, arm.split(x), strict=True)))
     best = _best_delay([cost for _, cost in refined])
     return arm.join([points[best] for points, _ in refined], float(delays[best]))

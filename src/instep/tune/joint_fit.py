@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
@@ -38,7 +39,6 @@ EXPLORED_WINDOWS = 12
 """Windows of a search without derivatives, of joints far from their noise; the others take all."""
 FAR_WIDTH, NEAR_WIDTH = 0.5, 0.15
 """Initial width of such a search, for joints far from their noise and for those near it."""
-THREADS = 2
 T = TypeVar("T")
 
 
@@ -65,7 +65,7 @@ class JointFit:
 
 def fit_joints(arm: ArmModel, begun: JointFit, iterations: int = 20) -> JointFit:
     """Levenberg-Marquardt over all joints and the delay, each joint with its own damping."""
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         search = _ArrowSearch(arm, begun, pool)
         for _ in range(iterations):
             if not search.step():
@@ -91,7 +91,7 @@ def explore_joints(
         z = min(starts, key=lambda start: joint.cost(start, shift))
         return z, _delay_weight(joint, z, shift)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         found = list(pool.map(explored, range(len(parts))))
     delays, weights = np.array([z[DELAY] for z, _ in found]), np.array([weight for _, weight in found])
     order = np.argsort(delays)

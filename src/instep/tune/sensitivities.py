@@ -15,12 +15,15 @@ simulation each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import cast
 
 import mujoco
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.param import Param
 from instep.core.records import array_dataclass
 from instep.core.world import Array
@@ -29,10 +32,13 @@ from instep.scene import address
 
 from .windows import Shooter, Windows
 
-SAMPLE_S = 0.008
-"""Time between the points at which inverse dynamics are linearised [s]; in between they are interpolated."""
+SAMPLE_S, TOUCHING_SAMPLE_S = 0.016, 0.008
+"""Time between the points at which inverse dynamics are linearised [s], for motion without contacts and limits and with
+them; in between they are interpolated."""
 STATE_STEP = 1e-6
 """Step of the finite differences of inverse dynamics [rad, rad/s, rad/s2]."""
+MIN_WINDOWS = 8
+"""Windows that are worth a thread."""
 SLIP = 1 - 1e-6
 """Share of dry friction from which on a joint slips."""
 _ON_JOINT, _ON_TENDON = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_TENDON)
@@ -67,16 +73,59 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
     world = cast(MujocoWorld, shooter.sim.tuned({k: float(v) for k, v in shooter.settings(x).items()}))
     q, v = windows.tangent.plus(windows.q, starts[:, :nv]), windows.v + starts[:, nv:]
     steps = world.physics_steps(world.place(q, v, 0.0, windows.past), np.moveaxis(windows.action, 1, 0))
-    linear = _Linearised.along(world, steps, shooter.params)
-    known, forces = _forces(world.model, steps, shooter.params)
-    for i in [i for i, param in enumerate(shooter.params) if param.address == address.DELAY]:
-        known[i], forces[0, ..., i] = True, _delay_force(world, steps, windows)
-    by_unit = _per_unit(shooter.params, x)
-    known |= linear.known
-    path = _integrated(world, steps, linear, forces * by_unit, by_unit)
+    arm = _Arm.of(world, steps, shooter.params, _per_unit(shooter.params, x))
+
+    def part(some: Array) -> tuple[Array, Array]:
+        return _changes(arm, _of_windows(steps, some), windows.subset(some))
+
+    threads = max(1, min(world.threads or usable_cores(), len(windows) // MIN_WINDOWS))
+    with ThreadPoolExecutor(threads) as pool:
+        known, paths = zip(*pool.map(part, np.array_split(np.arange(len(windows)), threads)), strict=True)
     # A window that diverged has no derivatives.
-    path = np.nan_to_num(np.moveaxis(path, -1, 0), nan=0.0, posinf=0.0, neginf=0.0)
-    return Sensitivities(path[2 * nv :] * known[:, None, None, None], path[: 2 * nv], known)
+    path = np.nan_to_num(np.moveaxis(np.concatenate(paths), -1, 0), nan=0.0, posinf=0.0, neginf=0.0)
+    return Sensitivities(path[2 * nv :] * known[0][:, None, None, None], path[: 2 * nv], known[0])
+
+
+@array_dataclass
+class _Arm:
+    """What linearised equations need that is the same in all windows."""
+
+    world: MujocoWorld
+    params: Sequence[Param]
+    by_unit: Array
+    """Derivative of each parameter's value by its unit coordinate [params]."""
+    smooth: mujoco.MjModel
+    """The model whose inverse dynamics are linearised."""
+    sample_s: float
+    """Time between the points at which they are [s]."""
+    softer: Mapping[int, Array]
+    """Relative change of the compliance of dry friction, per unit of the armature of a joint, by its number."""
+
+    @classmethod
+    def of(cls, world: MujocoWorld, steps: PhysicsSteps, params: Sequence[Param], by_unit: Array) -> _Arm:
+        """The same for all windows, of a world that did some steps."""
+        joints = [p.parts.name for p in params if p.parts.kind == "joint" and p.parts.field == "armature"]
+        dofs = [int(world.model.joint(name).dofadr[0]) for name in joints]
+        held = _constrained(world.model, steps)
+        sample_s = TOUCHING_SAMPLE_S if (held & ~_coupled(world.model)).any() else SAMPLE_S
+        softer = {dof: _softer(world.model, dof) for dof in dofs}
+        return cls(world, params, by_unit, _smooth_model(world.model, constrained=bool(held.any())), sample_s, softer)
+
+
+def _of_windows(steps: PhysicsSteps, some: Array) -> PhysicsSteps:
+    """The steps of some windows."""
+    parts = {name: getattr(steps, name)[some] for name in ("q", "v", "acceleration", "constraint", "actuator")}
+    return replace(steps, **parts)
+
+
+def _changes(arm: _Arm, steps: PhysicsSteps, windows: Windows) -> tuple[Array, Array]:
+    """Which parameters are known, and the changes of positions in some windows, as `_integrated` returns them."""
+    linear = _Linearised.along(arm, steps)
+    known, forces = _forces(arm, steps)
+    for i in [i for i, param in enumerate(arm.params) if param.address == address.DELAY]:
+        known[i], forces[0, ..., i] = True, _delay_force(arm.world, steps, windows)
+    forces *= arm.by_unit
+    return known | linear.known, _integrated(arm, steps, linear, forces)
 
 
 @array_dataclass
@@ -97,11 +146,11 @@ class _Linearised:
     """Which parameters are gravity compensation [params]."""
 
     @classmethod
-    def along(cls, world: MujocoWorld, steps: PhysicsSteps, params: Sequence[Param]) -> _Linearised:
+    def along(cls, arm: _Arm, steps: PhysicsSteps) -> _Linearised:
         """Linearise at the first physics step, the last, and some in between."""
-        model, nv = _smooth_model(world.model, steps), world.model.nv
+        model, params, nv = arm.smooth, arm.params, arm.smooth.nv
         n, total = steps.acceleration.shape[:2]
-        every = max(1, round(SAMPLE_S / model.opt.timestep))
+        every = max(1, round(arm.sample_s / model.opt.timestep))
         at: Array = np.array(sorted({*range(0, total, every), total - 1}))
         parts = np.zeros((3, n, len(at), nv, nv))
         bodies = {i: int(model.body(p.parts.name).id) for i, p in enumerate(params) if p.parts.field == "gravcomp"}
@@ -122,31 +171,47 @@ class _Linearised:
         return cls(at, mass, stiffness, damping, carried, known)
 
 
-def _smooth_model(model: mujoco.MjModel, steps: PhysicsSteps) -> mujoco.MjModel:
-    """The model without dry friction and actuators, and without constraints where nothing touches."""
+def _constrained(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
+    """Which joints are held by more than dry friction at some time: limits, contacts, couplings [nv]."""
+    slip = model.dof_frictionloss * (2 - SLIP) + 1e-9
+    held: Array = np.abs(np.nan_to_num(steps.constraint)) > slip
+    return np.asarray(held.any(axis=(0, 1)))
+
+
+def _coupled(model: mujoco.MjModel) -> Array:
+    """Which joints are coupled to others [nv]; a coupling, unlike a limit, does not come and go."""
+    out = np.zeros(model.nv, bool)
+    for i in np.flatnonzero(model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)):
+        joints = [int(j) for j in (model.eq_obj1id[i], model.eq_obj2id[i]) if j >= 0]
+        out[model.jnt_dofadr[joints]] = True
+    return out
+
+
+def _smooth_model(model: mujoco.MjModel, *, constrained: bool) -> mujoco.MjModel:
+    """The model without dry friction and actuators, and without constraints where nothing is held by any."""
     smooth = copy.copy(model)
     smooth.dof_frictionloss[:] = 0.0
     smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ACTUATION)
-    slip = model.dof_frictionloss * (2 - SLIP) + 1e-9
-    if not (np.abs(np.nan_to_num(steps.constraint)) > slip).any():
+    if not constrained:
         smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
     return smooth
 
 
-def _forces(model: mujoco.MjModel, steps: PhysicsSteps, params: Sequence[Param]) -> tuple[Array, Array]:
+def _forces(arm: _Arm, steps: PhysicsSteps) -> tuple[Array, Array]:
     """Which parameters act as torques at joints [params], and F and G of them [2, windows, steps, nv, params]."""
-    known = np.zeros(len(params), bool)
+    model, params = arm.world.model, arm.params
+    known, dry = np.zeros(len(params), bool), dry_friction(model, steps)
+    held = np.where(_holds(model, dry), dry, 0.0)
     out = np.zeros((2, *steps.acceleration.shape, len(params)))
     for i, param in enumerate(params):
         at = param.parts
         if at.kind == "joint":
             dof = int(model.joint(at.name).dofadr[0])
-            found = _joint_force(model, steps, dof, at.field)
+            found = _joint_force(model, steps, dof, at.field, dry)
             if found is not None:
                 out[:, :, :, dof, i], known[i] = np.broadcast_arrays(*found), True
             if at.field == "armature":
-                dry = dry_friction(model, steps)
-                out[0, ..., i] -= np.where(_holds(model, dry), dry * _softer(model, dof), 0.0)
+                out[0, ..., i] -= held * arm.softer[dof]
         elif at.kind == "actuator":
             forces = _actuator_forces(model, steps, int(model.actuator(at.name).id), at.field)
             if forces is not None:
@@ -187,7 +252,7 @@ def _holds(model: mujoco.MjModel, dry: Array) -> Array:
 
 
 def _joint_force(
-    model: mujoco.MjModel, steps: PhysicsSteps, dof: int, field: str
+    model: mujoco.MjModel, steps: PhysicsSteps, dof: int, field: str, dry: Array
 ) -> tuple[Array, Array | float] | None:
     h, taken = float(model.opt.timestep), _taken(model, steps)[..., dof]
     if field == "damping":
@@ -195,7 +260,7 @@ def _joint_force(
     if field == "armature":
         return -steps.acceleration[..., dof], steps.acceleration[..., dof] - taken
     if field == "frictionloss":
-        torque, most = dry_friction(model, steps)[..., dof], float(model.dof_frictionloss[dof])
+        torque, most = dry[..., dof], float(model.dof_frictionloss[dof])
         return np.where(np.abs(torque) >= SLIP * most, np.sign(torque), 0.0), 0.0
     return None
 
@@ -341,10 +406,9 @@ class _Feedback:
         return np.tensordot(self.within[:, steps], part, axes=(0, 0))
 
 
-def _integrated(
-    world: MujocoWorld, steps: PhysicsSteps, linear: _Linearised, forces: Array, by_unit: Array
-) -> Array:  # fmt: skip
+def _integrated(arm: _Arm, steps: PhysicsSteps, linear: _Linearised, forces: Array) -> Array:
     """Changes of the positions at rows by start states, then by parameters [windows, span, nv, 2 nv + params]."""
+    world, by_unit = arm.world, arm.by_unit
     n, total, nv = steps.acceleration.shape
     h, feedback = float(world.model.opt.timestep), _Feedback.along(world, steps)
     changes = np.zeros((n, 2 * nv, 2 * nv + forces.shape[-1]))  # positions, then velocities

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from instep.core.cores import usable_cores
 from instep.core.errors import Unsupported
 
 UNLISTED_EXTRAS = ("all", "dev", "docs")
@@ -103,7 +104,7 @@ def _threads() -> tuple[str, str, str]:
     from instep.core.world import stack
     from instep.physics.engines import open_world
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     speeds: list[int] = []
     for threads in (1, cores):
         world = open_world("arm7", threads=threads)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.errors import BadInput, MissingExtra, UnknownName, Unsupported
 from instep.core.records import array_dataclass
 from instep.core.world import Array
@@ -35,7 +36,7 @@ from .gaussian_projection import (
 )
 from .gradients import Gradients, Loss, image_gradients
 from .tiles import TileLists, allocate_lists, fill_tiles
-from .workspace import PackedGaussians, Workspace, WorkspacePool, available_cores, pack, row_range, run_on_threads
+from .workspace import PackedGaussians, Workspace, WorkspacePool, pack, row_range, run_on_threads
 
 if TYPE_CHECKING:
     from .cuda import CudaRasterizer
@@ -94,7 +95,7 @@ class Rasterizer:
 
     def __init__(self, gaussians: Gaussians, *, threads: int | None = None):
         self.gaussians = gaussians
-        self.threads = available_cores() if threads is None else threads
+        self.threads = usable_cores() if threads is None else threads
         if self.threads < 1:
             raise BadInput(f"A rasteriser needs at least one thread, not {self.threads}.")
         self._packed = pack(gaussians)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from instep.core.cores import usable_cores
 from instep.core.errors import Unsupported
 from instep.core.world import Array
 from instep.splat.gaussians import Gaussians
@@ -167,11 +168,6 @@ class WorkspacePool:
 _pool: ThreadPoolExecutor | None = None
 
 
-def available_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_on_threads(task: Callable[[int], object], threads: int) -> None:
     """Call task(0), task(1), ... at once, the first on this thread, and wait for all."""
     if threads == 1:
@@ -193,7 +189,7 @@ def row_range(n: int, part: int, parts: int) -> tuple[int, int]:
 def _thread_pool() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(max(1, available_cores() * 2), thread_name_prefix="splat")
+        _pool = ThreadPoolExecutor(max(1, usable_cores() * 2), thread_name_prefix="splat")
     return _pool
 
 
