@@ -27,6 +27,9 @@ from .windows import Shooter
 
 DIFFERENCE_STEP = 1e-3
 """Step of finite differences, as a share of a parameter's range."""
+FIRST_DAMPING, NEAR_DAMPING = 1e-3, 1e-7
+"""Levenberg-Marquardt damping of the first step, as a share of the curvature; and where the minimum is near, so that
+parameters which are known as a sum only move their whole way at once."""
 MAX_DIFFERENCE_STEP = 0.05
 """Longest step of finite differences, for a cost that contacts make rough: differences span the roughness."""
 UNCERTAINTY_STEPS = 2.0
@@ -132,16 +135,19 @@ class Descent:
 
 
 def descend(
-    problem: Problem, point: Point, iterations: int, tolerance: float, progress: Progress | None = None
-) -> Descent:
+    problem: Problem, point: Point, iterations: int, tolerance: float, progress: Progress | None = None,
+    damping: float = FIRST_DAMPING,
+) -> Descent:  # fmt: skip
     """Minimise until the relative change of the cost is below `tolerance`, or `iterations` or the time are used up.
+
+    `damping` is that of the first step; near a minimum little is needed (`NEAR_DAMPING`).
 
     In contact, where the predicted reduction is large and the actual one small, the cost may be rough: then finite
     differences are taken over longer steps. Elsewhere the cost is only curved, and longer steps would mislead.
     """
     at = [point]
     try:
-        status = _descend(problem, at, iterations, tolerance, progress or Progress())
+        status = _descend(problem, at, iterations, tolerance, damping, progress or Progress())
     except KeyboardInterrupt as stop:
         raise Interrupted(at[0]) from stop
     return Descent(at[0], status)
@@ -155,10 +161,12 @@ class Interrupted(KeyboardInterrupt):
         self.point = point
 
 
-def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: float, progress: Progress) -> FitStatus:
+def _descend(
+    problem: Problem, at: list[Point], iterations: int, tolerance: float, damping: float, progress: Progress
+) -> FitStatus:
     """Replace the one point of a list by better ones, so that it holds the best at any interrupt."""
     point = at[0]
-    damping, flat, jacobians, moved = 1e-3, 0, None, 0.0
+    flat, jacobians, moved = 0, None, 0.0
     for iteration in range(iterations):
         if progress.interrupted or not progress.affords(1 + UNCERTAINTY_STEPS):
             return FitStatus.STOPPED if progress.interrupted else FitStatus.BUDGET_SPENT
@@ -185,12 +193,12 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
         missed = gained < 0.1 * predicted and gained <= 0.01 * before and predicted > 10 * tolerance * before
         wider = _with_longer_differences(problem, point, normal) if missed and problem.contacts else point
         if wider.difference_step > point.difference_step:
-            point, damping, flat, jacobians = wider, 1e-3, 0, None
+            point, damping, flat, jacobians = wider, FIRST_DAMPING, 0, None
             at[0] = point
         elif flat >= 2 or gained == 0:
             if not known:
                 return FitStatus.STALLED
-            jacobians, damping = None, 1e-3  # derivatives from elsewhere lead no further; those taken here may
+            jacobians, damping = None, FIRST_DAMPING  # derivatives from elsewhere lead no further; those taken here may
     return FitStatus.BUDGET_SPENT
 
 

@@ -12,7 +12,7 @@ from instep.core.statistics import wilson
 from instep.core.world import Array
 
 from .fit_uncertainty import judged
-from .least_squares import Point, Problem, descend, evaluate, rough
+from .least_squares import FIRST_DAMPING, NEAR_DAMPING, Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
 from .shooting import Fit
 
@@ -89,10 +89,11 @@ def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 
     """
     problem, planted = synthetic_problem(found, truth, rng)
     begin = replace(evaluate(problem, found.x[None])[0], difference_step=found.point.difference_step)
-    ended = descend(problem, begin, iterations, tolerance)
+    damping = NEAR_DAMPING if problem.linearised else FIRST_DAMPING
+    ended = descend(problem, begin, iterations, tolerance, damping=damping)
     if ended.point.cost > planted.cost:
         begin = replace(planted, difference_step=found.point.difference_step)
-        ended = descend(problem, begin, iterations, tolerance)
+        ended = descend(problem, begin, iterations, tolerance, damping=damping)
     point, known, status = judged(problem, ended, found.widening)
     return replace(
         found, problem=problem, point=point, covariance=known.covariance, information=known.information, status=status
@@ -136,12 +137,27 @@ def subset(found: Fit, limit: int) -> Fit:
 def _truth(found: Fit, rng: np.random.Generator) -> Array:
     """A random point near the fit: a few standard deviations away, at least a hundredth of the range.
 
-    For an arm the former alone: there a hundredth of the range is many deviations, and stick-slip in between makes the
-    least-squares fit that follows end elsewhere, without the search of its joints that comes first.
+    For an arm it is drawn from the estimate itself, correlations included. There a hundredth of the range is many
+    deviations, and so are independent draws of parameters that are known as a sum only, such as the damping of a motor
+    and that of its joint; stick-slip in between makes the least-squares fit that follows end elsewhere, without the
+    search of its joints that comes first.
     """
-    least = 1e-10 if found.problem.linearised else 1e-4
-    sigma = np.sqrt(np.clip(np.diag(found.covariance), least, 1e-2))
-    return np.clip(found.x + sigma * rng.standard_normal(len(sigma)), 0.0, 1.0)
+    variance, normal = np.diag(found.covariance), rng.standard_normal(len(found.x))
+    if not found.problem.linearised:
+        return np.clip(found.x + np.sqrt(np.clip(variance, 1e-4, 1e-2)) * normal, 0.0, 1.0)
+    sigma = np.sqrt(np.clip(variance, 1e-10, 1e-2))
+    return np.clip(found.x + sigma * (_correlation_root(found.covariance) @ normal), 0.0, 1.0)
+
+
+def _correlation_root(covariance: Array) -> Array:
+    """A root of the correlation matrix; parameters whose variance is not known or 0 are independent of the others."""
+    sigma = np.sqrt(np.diag(covariance))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correlation = covariance / np.outer(sigma, sigma)
+    correlation = np.where(np.isfinite(correlation), correlation, 0.0)
+    np.fill_diagonal(correlation, 1.0)
+    values, vectors = np.linalg.eigh(correlation)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
 def coloured_noise(found: Fit, rng: np.random.Generator) -> Array:
