@@ -29,15 +29,17 @@ from instep.app.world_specs import SmoothRandom
 from instep.core.world import State
 from instep.scene.folder import Scene
 from instep.splat import Gaussians, save_gaussians
-from rows import Row, median, row
+from rows import Row, mean, median, row
 
 BODIES, RATE, WATCHERS = 200, 60.0, 4
 SIZE = 1200, 760
+ROUND_S = 3.0
+"""Length of the rounds in which a loop is timed with and without a view [s]."""
 
 
 def run(folder: Path, *, quick: bool = False) -> list[Row]:
     """All rows."""
-    found = [*live_rows(folder, seconds=6 if quick else 60), *size_rows(folder)]
+    found = [*live_rows(folder, rounds=4 if quick else 20), *size_rows(folder)]
     if not quick:
         found += memory_rows(folder, seconds=600)
     return [*found, *first_image_rows(folder, 1 if quick else 5)] if any(map(which, PROGRAMS)) else found
@@ -75,10 +77,13 @@ def first_image_rows(folder: Path, times: int) -> list[Row]:
     return found
 
 
-def live_rows(folder: Path, seconds: float) -> list[Row]:
-    """What a live view of many bodies costs a loop at its rate, with watchers of which one is stalled."""
+def live_rows(folder: Path, rounds: int) -> list[Row]:
+    """What a live view of many bodies costs a loop at its rate, with watchers of which one is stalled.
+
+    Rounds with and without rows to watch alternate, since what else the computer does misses deadlines too.
+    """
     scene = many_bodies(folder)
-    alone = loop(scene, seconds, None)
+    alone, viewed = list[Timed](), list[Timed]()
     with LiveView(scene, scene.spec, "many bodies") as live:
         origin, token = live.url.split("/#token=")
         address = f"{origin.replace('http', 'ws')}/socket?token={token}"
@@ -87,14 +92,20 @@ def live_rows(folder: Path, seconds: float) -> list[Row]:
         command = [sys.executable, __file__, address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as watchers:
             watchers.stdout.readline()  # they are connected
-            viewed = loop(scene, seconds, live)
+            for k in range(rounds):
+                kinds = [(alone, None), (viewed, live)]
+                for found, view in kinds if k % 2 else kinds[::-1]:
+                    found.append(loop(scene, ROUND_S, view))
             counts, _ = watchers.communicate("over\n", timeout=60)
         stalled.close()
-    rates = [int(count) / seconds for count in counts.split()]
+    costs = np.concatenate([one.costs for one in viewed])
+    rates = [int(count) / (rounds * ROUND_S) for count in counts.split()]
+    more = mean([float(one.missed - other.missed) for one, other in zip(viewed, alone, strict=True)])
+    label = f"missed deadlines more than without a view, of {round(ROUND_S * RATE)}"
     return [
-        row("cost of a live row to the loop, p99", 1e3 * float(np.quantile(viewed.costs, 0.99)), "ms", at_most=0.2),
-        row("cost of a live row to the loop, median", 1e3 * float(np.median(viewed.costs)), "ms"),
-        row("missed deadlines more than without a view", float(viewed.missed - alone.missed), "", at_most=0),
+        row("cost of a live row to the loop, p99", 1e3 * float(np.quantile(costs, 0.99)), "ms", at_most=0.2),
+        row("cost of a live row to the loop, median", 1e3 * float(np.median(costs)), "ms"),
+        row(label, more, "", at_most=0, ok=more.low <= 0),
         row("rows per second of the slowest watcher, one being stalled", min(rates), "Hz", at_least=0.5 * RATE),
     ]
 

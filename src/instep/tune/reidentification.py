@@ -118,16 +118,17 @@ class Reidentification:
         rows = zip(self.params, last.values, low, high, strict=True)
         return {p.address: Estimate(float(v), float(a), float(b), n, p.unit) for p, v, a, b in rows}
 
-    def improvement(self, seed: int = 0) -> Estimate:
-        """Share by which estimates predict the next window better than the first values, blocks of windows resampled.
+    def improvement(self, of: Literal["in use", "estimate"] = "in use", seed: int = 0) -> Estimate:
+        """Share by which the values in use, or the estimates, predict the next window better than the first values.
 
-        Each estimate is the one before the window that it predicts. NaN where there are fewer than two blocks.
+        Estimates are those before the window that they predict. Blocks of windows are resampled; NaN where there are
+        fewer than two.
         """
         rows = np.array([point.errors for point in self.points if np.isfinite(point.errors).all()])
         blocks = [rows[i : i + BLOCK_WINDOWS] ** 2 for i in range(0, len(rows) - BLOCK_WINDOWS + 1, BLOCK_WINDOWS)]
         if len(blocks) < 2:
             return Estimate(np.nan, np.nan, np.nan, len(blocks), "1")
-        sums = np.array([block[:, [2, 0]].mean(axis=0) for block in blocks])
+        sums = np.array([block[:, [2, 1 if of == "in use" else 0]].mean(axis=0) for block in blocks])
         return relative_reduction(sums, np.ones(len(sums)), seed)
 
     def counts(self) -> dict[str, int]:

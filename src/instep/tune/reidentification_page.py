@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.statistics import Estimate
 from instep.report.figures import band_traces, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, FigureRow, Headline, HtmlReport, Number, Section, Table
 
@@ -35,12 +36,17 @@ def _verdict(found: Reidentification) -> Headline:
     said += f"{counts['rolled back']} rolled back."
     if not gain.has_interval:
         return Headline("plain", said, "The recordings are too short to compare estimates with the first values.")
-    moved = "smaller" if gain.value >= 0 else "larger"
-    ends = f"{100 * gain.low:.3g} to {100 * gain.high:.3g} %"
-    because = (
-        f"The error of the next window is {100 * abs(gain.value):.3g} % {moved} than with the first values ({ends})."
-    )
+    with_first = "The error of the next window with the values in use is"
+    because = f"{with_first} {_compared(gain)}; with the estimate, {_compared(found.improvement('estimate'))}."
     return Headline("good" if gain.low > 0 else "bad" if gain.high < 0 else "plain", said, because)
+
+
+def _compared(gain: Estimate) -> str:
+    """How large an error is, given its reduction."""
+    if gain.value == 0:
+        return "that of the first values"
+    moved, ends = "smaller" if gain.value > 0 else "larger", f"{100 * gain.low:.3g} to {100 * gain.high:.3g} %"
+    return f"{100 * abs(gain.value):.3g} % {moved} than with the first ones ({ends})"
 
 
 def _times(count: int, words: str) -> str:
