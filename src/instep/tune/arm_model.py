@@ -19,7 +19,7 @@ from instep.scene import address
 from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene, SceneSimulator
 
-from .joint_kernels import JointConstants, JointWindows
+from .joint_kernels import JointConstants, JointWindows, by_step
 from .joint_model import LONGEST_DELAY, OWN, JointModel, JointValues
 from .windows import Tangent, tangent
 
@@ -210,9 +210,9 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
         command = commands[:, :, column]
         if model.actuator_ctrllimited[actuator]:
             command = np.clip(command, *model.actuator_ctrlrange[actuator])
+        own_load = by_step(load[:, :, dof])
         own = JointWindows(
-            np.ascontiguousarray(command / gear), np.ascontiguousarray(inertia[:, :, dof]),
-            np.ascontiguousarray(load[:, :, dof]), np.ascontiguousarray(load[:, :, dof]), q[:, 0, at].copy(),
+            by_step(command / gear), by_step(inertia[:, :, dof]), own_load, own_load, q[:, 0, at].copy(),
             v[:, 0, dof].copy(),
         )  # fmt: skip
         constants, given = (

@@ -36,7 +36,7 @@ class JointConstants(NamedTuple):
 
 
 class JointWindows(NamedTuple):
-    """Windows of a recording, as one joint sees them."""
+    """Windows of a recording, as one joint sees them; arrays are laid out by `by_step`."""
 
     command: np.ndarray
     """Commands from `before` rows before the start on [windows, before + rows]."""
@@ -58,45 +58,45 @@ def simulate(joint, windows, values, out):  # pragma: no cover - compiled
     joint, dry friction, armature, offset torque, delay."""
     stiffness, servo_damping, damping, friction, armature, offset, delay = values
     count, rows = out.shape
-    before = windows.command.shape[1] - rows
+    before, last = windows.command.shape[1] - rows, windows.command.shape[1] - 1
     h, period = joint.step, joint.step * joint.substeps
     late, gain, soft = delay / period, joint.friction_gain, joint.friction_softness
-    steps, implicit = (rows - 1) * joint.substeps, servo_damping if joint.implicit and joint.servo else 0.0
-    inputs = np.empty(steps)
-    for w in range(count):
-        q, v = windows.q[w], windows.v[w]
-        inertia, load, held_load = windows.inertia[w], windows.load[w], windows.held_load[w]
-        for i in range(steps):
-            inputs[i] = _delayed(windows.command[w], before + i / joint.substeps - late, period, h)
-        out[w, 0] = q
-        row, left = 0, joint.substeps
-        for i in range(steps):
-            mass, taken = inertia[i] + armature, damping + implicit
-            if joint.servo:
-                torque = stiffness * (inputs[i] - q) - servo_damping * v + offset
-            else:
-                torque = stiffness * inputs[i] + offset
-            if torque > joint.high or torque < joint.low:
-                torque, taken = min(max(torque, joint.low), joint.high), damping
-            torque -= damping * v
+    low, high = joint.low, joint.high
+    command, inertia, load, held_load = windows.command, windows.inertia, windows.load, windows.held_load
+    pull, servo_damping = (1.0, servo_damping) if joint.servo else (0.0, 0.0)
+    free = damping + (servo_damping if joint.implicit else 0.0)
+    q, v, wanted = windows.q.copy(), windows.v.copy(), np.empty(count)
+    out[:, 0] = q
+    row, left = 0, joint.substeps
+    for i in range((rows - 1) * joint.substeps):
+        # The mean over the step of a command that is held for each row, at a fractional row.
+        at = before + i / joint.substeps - late
+        first = math.floor(at)
+        held_for = (1.0 - (at - first)) * period
+        now, then = min(max(first, 0), last), min(max(first + 1, 0), last)
+        for w in range(count):
+            wanted[w] = command[w, now]
+        if held_for < h:
+            for w in range(count):
+                wanted[w] = (held_for * wanted[w] + (h - held_for) * command[w, then]) / h
+        # Without branches, so that the windows, which lie side by side in memory, are done several at a time.
+        for w in range(count):
+            mass = inertia[w, i] + armature
+            asked = stiffness * (wanted[w] - pull * q[w]) - servo_damping * v[w] + offset
+            torque = min(max(asked, low), high)
+            taken = free if torque == asked else damping
+            torque -= damping * v[w]
             # The constraint holds the joint with -(free acceleration + gain v) / (1 / mass + softness).
-            held = -(torque - held_load[i] + gain * v * mass) / (1.0 + soft * mass)
-            torque += min(max(held, -friction), friction) - load[i]
-            v += h * torque / (mass + h * taken)
-            q += h * v
-            left -= 1
-            if left == 0:
-                row, left = row + 1, joint.substeps
-                out[w, row] = q
+            held = -(torque - held_load[w, i] + gain * v[w] * mass) / (1.0 + soft * mass)
+            torque += min(max(held, -friction), friction) - load[w, i]
+            v[w] += h * torque / (mass + h * taken)
+            q[w] += h * v[w]
+        left -= 1
+        if left == 0:
+            row, left = row + 1, joint.substeps
+            out[:, row] = q
 
 
-@njit(**OPTIONS)
-def _delayed(command, row, period, h):  # pragma: no cover - compiled
-    """The mean over one physics step of a command that is held for each row, at a fractional row."""
-    first = math.floor(row)
-    left = (1.0 - (row - first)) * period
-    last = len(command) - 1
-    now = command[min(max(first, 0), last)]
-    if left >= h:
-        return now
-    return (left * now + (h - left) * command[min(max(first + 1, 0), last)]) / h
+def by_step(part: np.ndarray) -> np.ndarray:
+    """Values [windows, ...] with those of all windows side by side in memory, as `simulate` takes them."""
+    return np.asfortranarray(part)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import Any
 
@@ -35,6 +35,11 @@ LONGEST_DELAY = 0.12
 """Largest delay that is considered [s]."""
 PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING = 0.4, 2.5, 0.8, 0.01, 0.8
 """Deviations of the priors at the scene's values: of logarithms, and of the offset [rad]."""
+_PRIOR_SPREAD = np.array([PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING])
+_PRIOR_ROWS, _PRIOR_COLUMNS = [0, 1, 2, 2, 3, 4], [GAIN, FRICTION, GAIN, ARMATURE, OFFSET, DAMPING]
+_PRIOR_WEIGHT = np.zeros((5, len(STEPS)))
+"""Derivative of the priors' residuals by the unknowns; the armature is the sum of two logarithms."""
+_PRIOR_WEIGHT[_PRIOR_ROWS, _PRIOR_COLUMNS] = 1 / _PRIOR_SPREAD[_PRIOR_ROWS]
 LARGEST_RESIDUAL = 1e4
 LARGEST_RATIO = 3.0
 """Largest logarithm of friction [rad] or armature [s2] over stiffness: more holds any joint for good."""
@@ -85,6 +90,13 @@ class JointModel:
     """Scale of the residuals [rad]."""
     saturates: bool = False
     """Whether the motor is at its limit in the recordings, where the joint's own damping acts alone."""
+    start_sigma: Array = field(init=False)
+    """Deviations of the position and velocity at the starts of windows: smoothed ones err where motion is fast."""
+
+    def __post_init__(self) -> None:
+        speed = float(np.std(np.diff(self.measured, axis=1))) / (self.constants.step * self.constants.substeps)
+        sigma = np.array([self.noise, max(self.noise / START_TIME, START_SHARE * speed)])
+        object.__setattr__(self, "start_sigma", sigma)
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -143,32 +155,23 @@ class JointModel:
 
     def errors(self, z: Array, shift: Array | None = None) -> Array:
         """Predicted minus measured positions where they count [windows, rows], each within a radian."""
-        away = (self.predict(z, shift) - self.measured)[:, self.skip :]
-        return np.clip(np.nan_to_num(away, nan=1.0), -1.0, 1.0)
+        away = self.predict(z, shift)[:, self.skip :] - self.measured[:, self.skip :]
+        np.clip(away, -1.0, 1.0, out=away)
+        if not math.isfinite(float(away.sum())):
+            away[np.isnan(away)] = 1.0
+        return away
 
     def priors(self, z: Array) -> tuple[Array, Array]:
         """Distance from the scene's values in deviations of their priors, and its derivative [priors, unknowns]."""
-        given, weight = self.given, np.zeros((5, len(STEPS)))
-        centre = (np.log(given.stiffness), np.log(given.friction / given.stiffness), np.log(given.armature), 0.0, 0.0)
-        weight[0, GAIN] = 1 / PRIOR_GAIN
-        weight[1, FRICTION] = 1 / PRIOR_FRICTION
-        weight[2, [GAIN, ARMATURE]] = 1 / PRIOR_ARMATURE
-        weight[3, OFFSET] = 1 / PRIOR_OFFSET
-        weight[4, DAMPING] = 1 / PRIOR_DAMPING
-        spread = np.array([PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING])
-        return weight @ z - np.array(centre) / spread, weight
+        given = self.given
+        k, ratio, armature = math.log(given.stiffness), given.friction / given.stiffness, math.log(given.armature)
+        centre = np.array([k, math.log(ratio), armature, 0.0, 0.0])
+        return _PRIOR_WEIGHT @ z - centre / _PRIOR_SPREAD, _PRIOR_WEIGHT
 
     def residuals(self, z: Array, scale: float | None = None) -> Array:
         """Scaled residuals of the positions, and of the priors."""
         away = self.errors(z).ravel() / (scale or self.noise)
         return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), self.priors(z)[0]])
-
-    @property
-    def start_sigma(self) -> Array:
-        """Deviations of the position and velocity at the starts of windows: smoothed ones err where motion is fast."""
-        period = self.constants.step * self.constants.substeps
-        speed = float(np.std(np.diff(self.measured, axis=1))) / period
-        return np.array([self.noise, max(self.noise / START_TIME, START_SHARE * speed)])
 
     def cost(self, z: Array, shift: Array, scale: float | None = None) -> float:
         """Squares of scaled residuals, priors and shifts of start states."""
@@ -198,11 +201,12 @@ class JointModel:
         parts = [self.windows.inertia.copy(), self.windows.load.copy(), self.windows.held_load.copy()]
         for part, values in zip(parts, (inertia, load, held_load), strict=True):
             part[where] = values
-        return replace(self, windows=self.windows._replace(inertia=parts[0], load=parts[1], held_load=parts[2]))
+        inertia, load, held_load = (joint_kernels.by_step(part) for part in parts)
+        return replace(self, windows=self.windows._replace(inertia=inertia, load=load, held_load=held_load))
 
     def some(self, kept: slice) -> JointModel:
         """The same joint with some of its windows."""
-        fewer = JointWindows(*(np.ascontiguousarray(part[kept]) for part in self.windows))
+        fewer = JointWindows(*(joint_kernels.by_step(part[kept]) for part in self.windows))
         return replace(self, windows=fewer, measured=np.ascontiguousarray(self.measured[kept]))
 
     def descend(self, z: Array, free: Sequence[int] = (), iterations: int = 20) -> tuple[Array, float]:
