@@ -109,18 +109,16 @@ def explore(joint: JointModel, z: Array, shift: Array, seed: int, width: float =
     search = CMA(mean=np.zeros(len(free)), sigma=width, seed=seed)
     best, least = z, joint.cost(z, shift)
     for _ in range(GENERATIONS):
-        ranked: list[tuple[Array, float]] = []
-        for _ in range(search.population_size):
-            away = search.ask()
-            trial = z.copy()
-            trial[free] += away * SPREAD[free]
-            trial[DELAY] = max(trial[DELAY], 0.0)
-            trial[LAG] = max(trial[LAG], trial[DELAY] + 1e-4)
-            cost = joint.cost(trial, shift)
-            ranked.append((away, cost))
-            if cost < least:
-                best, least = trial, cost
-        search.tell(ranked)
+        away = [search.ask() for _ in range(search.population_size)]
+        trials = np.tile(z, (len(away), 1))
+        trials[:, free] += np.stack(away) * SPREAD[free]
+        trials[:, DELAY] = np.maximum(trials[:, DELAY], 0.0)
+        trials[:, LAG] = np.maximum(trials[:, LAG], trials[:, DELAY] + 1e-4)
+        costs = joint.costs(list(trials), shift)
+        k = int(np.argmin(costs))
+        if costs[k] < least:
+            best, least = trials[k], costs[k]
+        search.tell(list(zip(away, costs, strict=True)))
         if search.should_stop():
             break
     return best
@@ -239,13 +237,13 @@ class _ArrowSearch:
 def normal(joint: JointModel, z: Array, shift: Array, scale: float, shorter: float) -> _JointNormal:
     """Normal equations of one joint by central differences."""
     residual, sigma = joint.errors(z, shift) / scale, joint.start_sigma
-    jacobian = np.zeros((len(z), *residual.shape))
-    for i in (*joint.free, DELAY):
-        ahead, behind = z.copy(), z.copy()
-        ahead[i] += STEPS[i] * shorter
-        behind[i] -= STEPS[i] * shorter
-        behind[DELAY] = max(behind[DELAY], 0.0)
-        jacobian[i] = (joint.errors(ahead, shift) - joint.errors(behind, shift)) / (scale * (ahead[i] - behind[i]))
+    jacobian, index = np.zeros((len(z), *residual.shape)), [*joint.free, DELAY]
+    steps = shorter * np.diag(STEPS)[index]
+    ahead, behind = z + steps, z - steps
+    behind[:, DELAY] = np.maximum(behind[:, DELAY], 0.0)
+    found = joint.errors_of([*ahead, *behind], shift)
+    for k, i in enumerate(index):
+        jacobian[i] = (found[k] - found[len(index) + k]) / (scale * (ahead[k, i] - behind[k, i]))
     by_start = np.empty((2, *residual.shape))
     for i in range(2):
         ahead, behind, size = shift.copy(), shift.copy(), 0.3 * sigma[i] * max(shorter, 0.1)

@@ -97,6 +97,13 @@ def simulate(joint, windows, values, out):  # pragma: no cover - compiled
             out[:, row] = q
 
 
+@njit(**OPTIONS)
+def simulate_all(joint, windows, values, out):  # pragma: no cover - compiled
+    """Write the positions of the joint [points, windows, rows] for values [points, 7], as `simulate` does for each."""
+    for k in range(len(values)):
+        simulate(joint, windows, values[k], out[k])
+
+
 def by_step(part: np.ndarray) -> np.ndarray:
     """Values [windows, ...] with those of all windows side by side in memory, as `simulate` takes them."""
     return np.asfortranarray(part)

@@ -60,12 +60,11 @@ class JointValues:
     offset: float
     delay: float
 
-    def __array__(self, dtype: type | None = None, copy: bool | None = None) -> Array:
-        return np.array(
-            [
-                self.stiffness, self.servo_damping, self.damping, self.friction, self.armature, self.offset, self.delay,
-            ],
-            dtype,
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The values in the order in which the kernel takes them."""
+        return (
+            self.stiffness, self.servo_damping, self.damping, self.friction, self.armature, self.offset, self.delay,
         )  # fmt: skip
 
 
@@ -145,17 +144,22 @@ class JointModel:
         moved[GAIN], moved[FRICTION], moved[ARMATURE] = np.log([stiffness, friction / stiffness, armature / stiffness])
         return moved
 
-    def predict(self, z: Array, shift: Array | None = None) -> Array:
-        """Positions of the joint [windows, rows], from shifted start states [2, windows]."""
-        out, windows = np.empty(self.measured.shape), self.windows
+    def predict(self, points: Sequence[Array], shift: Array | None = None) -> Array:
+        """Positions of the joint [points, windows, rows] at some unknowns, from shifted start states [2, windows]."""
+        out, windows = np.empty((len(points), *self.measured.shape)), self.windows
         if shift is not None:
             windows = windows._replace(q=windows.q + shift[0], v=windows.v + shift[1])
-        joint_kernels.simulate(self.constants, windows, np.asarray(self.values(z)), out)
+        # One call for all points: joints are searched on threads, which wait for each other between calls.
+        joint_kernels.simulate_all(self.constants, windows, np.array([self.values(z).row for z in points]), out)
         return out
 
     def errors(self, z: Array, shift: Array | None = None) -> Array:
         """Predicted minus measured positions where they count [windows, rows], each within a radian."""
-        away = self.predict(z, shift)[:, self.skip :] - self.measured[:, self.skip :]
+        return self.errors_of([z], shift)[0]
+
+    def errors_of(self, points: Sequence[Array], shift: Array | None = None) -> Array:
+        """The same at some unknowns [points, windows, rows]."""
+        away = self.predict(points, shift)[..., self.skip :] - self.measured[:, self.skip :]
         np.clip(away, -1.0, 1.0, out=away)
         if not math.isfinite(float(away.sum())):
             away[np.isnan(away)] = 1.0
@@ -168,16 +172,22 @@ class JointModel:
         centre = np.array([k, math.log(ratio), armature, 0.0, 0.0])
         return _PRIOR_WEIGHT @ z - centre / _PRIOR_SPREAD, _PRIOR_WEIGHT
 
-    def residuals(self, z: Array, scale: float | None = None) -> Array:
-        """Scaled residuals of the positions, and of the priors."""
-        away = self.errors(z).ravel() / (scale or self.noise)
-        return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), self.priors(z)[0]])
+    def residuals(self, points: Sequence[Array]) -> Array:
+        """Scaled residuals of the positions, and of the priors, at some unknowns [points, residuals]."""
+        away = self.errors_of(points).reshape(len(points), -1) / self.noise
+        priors = np.stack([self.priors(z)[0] for z in points])
+        return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), priors], axis=1)
 
     def cost(self, z: Array, shift: Array, scale: float | None = None) -> float:
         """Squares of scaled residuals, priors and shifts of start states."""
-        away, _ = self.priors(z)
-        squares = float((self.errors(z, shift) ** 2).sum()) / (scale or self.noise) ** 2
-        return squares + float(away @ away) + float(((shift / self.start_sigma[:, None]) ** 2).sum())
+        return self.costs([z], shift, scale)[0]
+
+    def costs(self, points: Sequence[Array], shift: Array, scale: float | None = None) -> list[float]:
+        """The same at some unknowns."""
+        priors, variance = [self.priors(z)[0] for z in points], (scale or self.noise) ** 2
+        shifted = float(((shift / self.start_sigma[:, None]) ** 2).sum())
+        errors = zip(self.errors_of(points, shift), priors, strict=True)
+        return [float((error**2).sum()) / variance + float(away @ away) + shifted for error, away in errors]
 
     def saturated_share(self, z: Array) -> float:
         """Share of the rows in which the motor asks for more than its limit."""
@@ -187,14 +197,15 @@ class JointModel:
         period = self.constants.step * self.constants.substeps
         before = self.windows.command.shape[1] - rows
         at = [max(0, math.floor(row - values.delay / period)) for row in range(before, before + rows)]
-        q = self.predict(z)
+        (q,) = self.predict([z])
         torque = values.stiffness * (self.windows.command[:, at] - q) + values.offset
         torque -= values.servo_damping * np.gradient(q, period, axis=1)
         return float(((torque > self.constants.high) | (torque < self.constants.low)).sum()) / (count * rows)
 
     def rms(self, z: Array) -> float:
         """Root mean square residual [rad]."""
-        return float(np.sqrt(np.mean((self.predict(z) - self.measured)[:, self.skip :] ** 2)))
+        away: Array = self.predict([z])[0] - self.measured
+        return float(np.sqrt(np.mean(away[:, self.skip :] ** 2)))
 
     def loaded(self, where: Array, inertia: Array, load: Array, held_load: Array) -> JointModel:
         """The same joint under another inertia and other loads [windows, physics steps] in some windows."""
@@ -215,7 +226,7 @@ class JointModel:
         Where a step fails, finite differences become shorter: long ones average over stick-slip, short ones are exact.
         """
         index, damping, shorter = np.array(free or self.free), 1e-2, 1.0
-        residual = self.residuals(z)
+        (residual,) = self.residuals([z])
         cost = float(residual @ residual)
         for _ in range(iterations):
             normal, gradient = self._normal(z, index, shorter, residual)
@@ -234,12 +245,10 @@ class JointModel:
         return z, cost
 
     def _normal(self, z: Array, index: Array, shorter: float, residual: Array) -> tuple[Array, Array]:
-        columns: list[Array] = []
-        for i in index:
-            step = np.zeros(len(z))
-            step[i] = STEPS[i] * shorter
-            columns.append((self.residuals(z + step) - self.residuals(z - step)) / (2 * step[i]))
-        jacobian = np.stack(columns, axis=1)
+        steps = shorter * np.diag(STEPS)[index]
+        found = self.residuals([*(z + steps), *(z - steps)])
+        change: Array = found[: len(index)] - found[len(index) :]
+        jacobian = np.ascontiguousarray((change / (2 * shorter * STEPS[index])[:, None]).T)
         return jacobian.T @ jacobian + np.diag(1e-3 / STEPS[index] ** 2), jacobian.T @ residual
 
     def _step(
@@ -252,7 +261,7 @@ class JointModel:
             trial = z + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
             trial[DELAY] = np.clip(trial[DELAY], 0.0, LONGEST_DELAY)
             trial[LAG] = max(trial[LAG], trial[DELAY] + 1e-4)
-            residual = self.residuals(trial)
+            (residual,) = self.residuals([trial])
             after = float(residual @ residual)
             if after < cost:
                 return trial, residual, after, max(damping / 6, 1e-8)
