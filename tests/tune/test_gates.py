@@ -11,7 +11,7 @@ from instep.core.progress import Progress
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.held_out import window_errors
 from instep.tune.identifiability import assess_fit, motion_for
-from instep.tune.parameter_recovery import planted_sets
+from instep.tune.parameter_recovery import independent_values, planted_sets
 from instep.tune.shooting import ShootingOptions, fit
 
 QUICK = ShootingOptions(window=0.5, starts=1)
@@ -121,6 +121,14 @@ def test_a_spent_budget_keeps_the_best_so_far_and_leaves_gates_not_run(servo, re
 
 def test_parameters_that_many_sets_plant_need_few_of_them():
     assert [planted_sets(n) for n in (1, 4, 10, 43)] == [10, 10, 4, 2]
+
+
+def test_parameters_that_are_missed_together_count_as_one():
+    apart = np.diag([4.0, 1.0, 0.25, np.inf])
+    assert independent_values(apart) == pytest.approx(4)
+    sums_only = np.kron(np.eye(2), np.ones((3, 3)))  # two groups of three that rise together
+    assert independent_values(sums_only) == pytest.approx(2)
+    assert independent_values(np.array([[1.0, 0.6], [0.6, 1.0]])) == pytest.approx(4 / 2.72)
 
 
 def test_the_motion_that_reveals_a_parameter_is_named_with_the_command_that_designs_it():

@@ -54,12 +54,14 @@ def recover_parameters(
     """Simulate the recorded windows with known parameters and the residuals' own noise, and fit again.
 
     Of ten values with correct 90 % intervals, two or more are missed one time in four. So where the share is too small,
-    more are planted until it is large enough, or significantly too small. None where the time ends before `draws` sets.
+    more are planted until it is large enough, or significantly too small; parameters that are known as a sum only are
+    missed together and count as one. None where the time ends before `draws` sets.
     """
+    independent = independent_values(found.covariance)
     rng, progress = np.random.default_rng((seed, 0x7EC0)), progress or Progress()
     inside: list[Array] = []
     errors: list[Array] = []
-    while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside)):
+    while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside, independent)):
         if progress.ended or not progress.affords(1):
             break
         began = progress.clock()
@@ -100,10 +102,16 @@ def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 
     )  # fmt: skip
 
 
-def _undecided(inside: list[Array]) -> bool:
-    """Whether too few values were recovered so far, but not significantly too few."""
-    share = wilson(int(np.sum(inside)), int(np.size(inside)))
-    return share.value < MIN_RECOVERED <= share.high
+def independent_values(covariance: Array) -> float:
+    """How many independent values the estimates of parameters amount to: as many as there are where uncorrelated."""
+    root = _correlation_root(covariance)
+    return len(covariance) ** 2 / float(((root @ root.T) ** 2).sum())
+
+
+def _undecided(inside: list[Array], independent: float) -> bool:
+    """Whether too few values were recovered so far, but not significantly too few; so many of a set are independent."""
+    share, n = float(np.mean(inside)), max(1, round(independent * len(inside)))
+    return share < MIN_RECOVERED <= wilson(round(share * n), n).high
 
 
 def synthetic_problem(found: Fit, truth: Array, rng: np.random.Generator) -> tuple[Problem, Point]:
