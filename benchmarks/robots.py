@@ -135,7 +135,7 @@ def measured_case(case: Case, folder: Path, limit: float) -> dict[str, Any]:
             facts[key] = open_loop_error(open_world(Scene.load(folder / "out" / name)), planted.held_out)
     result = folder / "out" / "result.json"
     told = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-    facts |= {key: told[key] for key in ("gates", "status") if key in told}
+    facts |= {key: told[key] for key in ("gates", "status", "stage_seconds") if key in told}
     return facts | ({} if code in (0, 1) else {"message": words[-600:]})
 
 

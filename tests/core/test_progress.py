@@ -64,3 +64,14 @@ def test_a_budget_may_be_measured_by_another_clock_also_in_its_parts():
     assert progress.left == 6.0 and part.left == 1.0 and not part.ended
     now[0] = 11.0
     assert part.ended and not progress.ended
+
+
+def test_the_time_of_each_stage_is_kept_by_the_whole_whichever_part_is_in_it():
+    now = [0.0]
+    progress = Progress(clock=lambda: now[0])
+    first, second = progress.part(0.0, 0.5), progress.part(0.5, 1.0)
+    for part, stage, until in [(first, "estimates", 2.0), (first, "search", 5.0), (second, "search", 9.0)]:
+        part.advance(stage, 0.0)
+        now[0] = until
+    progress.leave_stage()
+    assert progress.spent == {"preparation": 0.0, "estimates": 2.0, "search": 7.0}

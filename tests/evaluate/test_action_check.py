@@ -153,6 +153,17 @@ def test_the_page_shows_verdict_steps_and_actions(tmp_path):
     assert len(found.figures()) == 2
 
 
+def test_joints_that_move_together_are_not_called_swapped_for_a_difference_in_the_last_digits():
+    columns = [{**e.columns, "action": e.action[:, [0, 0, 2]]} for e in EPISODES]
+    together, rows = [Episode(SPEC, one) for one in columns], np.arange(len(EPISODES[0]))
+    for digits in (0.0, 1e-12):
+        said = [np.degrees(e.action)[:, None] for e in together]
+        for one in said:
+            one[:, 0, 0] *= 1 + digits * np.sin(rows)
+        found = compare_actions(together, [PredictedActions(rows, one) for one in said])
+        assert all("degrees and radians?" in sentence for sentence in found.mismatches[:2]), found.mismatches
+
+
 POLICY = """
 import numpy as np
 

@@ -47,9 +47,13 @@ class Progress:
     """Where this part begins and ends in the share of the whole."""
     step: float = 0.0
     """Longest step so far, by the clock [s]; 0 where none is known."""
+    spent: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each stage that was left, by the clock, in the order in which they began."""
+    entered: float = field(init=False)
+    """When the stage was entered, by the clock."""
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
+        self.began = self.entered = self.clock()
 
     @property
     def left(self) -> float:
@@ -88,12 +92,21 @@ class Progress:
     def advance(self, stage: str, share: float) -> None:
         """Say what is under way and which share of all is done; within one stage the share never falls."""
         least = self.share if stage == self.stage else 0.0
-        self.stage, self.share = stage, min(1.0, max(least, share))
+        self.leave_stage(stage)
+        self.share = min(1.0, max(least, share))
         if self.whole is not None:
             first, last = self.span
             self.whole.advance(stage, first + (last - first) * self.share)
         elif self.report is not None:
             self.report(stage, self.share, self.left)
+
+    def leave_stage(self, following: str = "") -> None:
+        """End the stage that is under way, where another one follows or all is done."""
+        if following == self.stage:
+            return
+        now = self.clock()
+        self.spent[self.stage or "preparation"] = self.spent.get(self.stage or "preparation", 0.0) + now - self.entered
+        self.stage, self.entered = following, now
 
     def iterated(self, iteration: int, cost: float, x: Array) -> None:
         """Say that a search did one more iteration."""

@@ -27,6 +27,8 @@ JUDGED_AHEAD_S = 0.5
 """Repeating the last action is a baseline from so far ahead on [s]."""
 STILL = 1e-6
 """Actions whose standard deviation is below this do not move: they count in no score."""
+ALIKE = 1e-3
+"""Share of the variance of an action that is left over by one that follows it, whatever else is like it too."""
 MEAN, REPEAT = "mean action", "repeated action"
 """The baselines: the mean action of the other episodes, and the last recorded action, held."""
 Watch = Callable[[int], None]
@@ -238,7 +240,8 @@ def found_mismatches(spec: Spec, actions: Sequence[Array], predicted: Sequence[P
         best = int(np.argmax(np.abs(like[i])))
         factor = moves / moved
         # Joints that move together are alike too: another one is named only where it leaves a quarter of the rest.
-        if best != i and abs(like[i, best]) > 0.9 and 1 - like[i, best] ** 2 < 0.25 * (1 - like[i, i] ** 2):
+        own, other = 1 - like[i, i] ** 2, 1 - like[i, best] ** 2
+        if best != i and abs(like[i, best]) > 0.9 and own > ALIKE and other < 0.25 * own:
             found.append(
                 f"{label} follows the recorded {labels[best]} (correlation {like[i, best]:.2f}): a swapped order?"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.lazy import optional_library
@@ -120,7 +120,7 @@ def train(
     if not episodes:
         raise BadInput("A policy is trained on episodes, and there are none.")
     torch = optional_library("torch", "learn")
-    torch.set_num_threads(options.threads or (os.cpu_count() or 1 if options.cameras else 1))
+    torch.set_num_threads(options.threads or (usable_cores() if options.cameras else 1))
     _check_device(torch, options.device)
     from .networks import Learner
 

@@ -141,6 +141,8 @@ class Identification:
     """Length of the held-out windows [s]."""
     left_out: tuple[str, ...] = ()
     """What the search left out, and why, in sentences."""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """How long each stage took, in the order in which they began [s]."""
 
     @property
     def fit(self) -> Fit:
@@ -299,6 +301,7 @@ class Identification:
             "window_s": self.fit.windows.action.shape[1] * self.sim.spec.dt,
             "worlds": self.fit.worlds,
             "seconds": self.fit.seconds,
+            "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
             "stopped": self.stopped,
             "notes": [*resampling_notes([*self.fitted, *self.held_out]), *self.left_out],
             **({} if self.posterior is None else {"posterior": self.posterior.as_dict()}),
@@ -397,9 +400,10 @@ def identify(
     match = check_robot(scene, sims, (fitted, held_out), window=shooting.window, most=most)
     result = result if match is None else replace(result, gates=(*result.gates, match))
     result = with_chatter(result, sims[1], held_out)
+    progress.leave_stage()
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
-        window=shooting.window, left_out=tuple(left_out),
+        window=shooting.window, left_out=tuple(left_out), stage_seconds=dict(progress.spent),
     )  # fmt: skip
 
 

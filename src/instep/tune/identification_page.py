@@ -65,6 +65,7 @@ def _facts(found: Identification, facts: Mapping[str, str]) -> dict[str, str]:
         "seed": str(found.seed),
         "windows": f"{len(fit.windows)} of {fit.windows.action.shape[1] * dt:g} s",
         "simulated": f"{fit.worlds} windows in {fit.seconds:.1f} s in the last search",
+        "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found.stage_seconds.items()),
         "engine": f"MuJoCo {mujoco.__version__}",
         "status": str(found.status),
         **({"notes": " ".join(notes)} if (notes := found.as_dict()["notes"]) else {}),

@@ -21,6 +21,8 @@ FINE_DELAYS = 9
 """Delays that are tried around the best."""
 GAIN_STARTS, FRICTION_STARTS, ARMATURE_STARTS = (1.0, 0.5), (0.1, 0.6, 3.0), (1.0, 0.2, 3.5)
 """Factors of gain, friction and armature from which a joint is fitted again."""
+RACE = ((2, 4), (3, 8))
+"""Rounds of the fits from other starts: one of so many goes on, by so many iterations."""
 BEST_STARTS = 3
 """How many of the best of them are searched further."""
 COARSE_SHARE = 3
@@ -65,16 +67,19 @@ def from_other_starts(joint: JointModel, z: Array) -> list[Array]:
     """
     given = joint.given
     gains = {given.stiffness, *(factor * joint.scene_stiffness for factor in GAIN_STARTS)}
-    found = [joint.descend(z, iterations=12)]
+    racing: list[tuple[Array, float]] = []
     for stiffness, armature, friction in product(sorted(gains), ARMATURE_STARTS, FRICTION_STARTS):
         own = given.servo_damping * stiffness / given.stiffness + given.damping
         delays = {float(z[DELAY]), max(0.0, float(z[LAG]) - own / stiffness)}
         for delay in sorted(delays):
             y = joint.restarted(z, stiffness, friction * given.friction, armature * given.armature)
             y[DELAY] = delay
-            y, _ = joint.descend(y, (LAG, FRICTION), 4)
-            found.append(joint.descend(y, iterations=12))
-    return [z for z, _ in sorted(found, key=lambda pair: pair[1])[:BEST_STARTS]]
+            racing.append(joint.descend(y, (LAG, FRICTION), 4))
+    for share, iterations in RACE:
+        racing = sorted(racing, key=lambda pair: pair[1])[: max(BEST_STARTS, len(racing) // share)]
+        racing = [joint.descend(y, iterations=iterations) for y, _ in racing]
+    racing.append(joint.descend(z, iterations=12))
+    return [z for z, _ in sorted(racing, key=lambda pair: pair[1])[:BEST_STARTS]]
 
 
 def _profile(joint: JointModel, grid: Array) -> tuple[list[Array], Array]:
