@@ -19,6 +19,7 @@ from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
 from instep.app.viewer.contents import RecordingContent, SceneContent
 from instep.app.viewer.event_marks import error_marks, event_message, recorded_marks
+from instep.app.viewer.following import FollowingRobot
 from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
@@ -30,12 +31,13 @@ from instep.app.viewer.shapes import coarser
 from instep.app.viewer.shared_row import RowLayout, SharedRow
 from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, TeleopContent
 from instep.app.viewer.tracks import ChannelTable, TrackOptions, track_message
-from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
+from instep.app.viewer.view_server import LiveRow, ViewServer, row_message, running_beside
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import quat_from_matrix
 from instep.core.world import vector
 from instep.gap.gap_result import RunPair
+from instep.physics.engines import open_world
 from instep.robot import RobotServer, WorldDriver
 from instep.scene import Scene, body_poses
 from instep.twin.start_pose import load_starts
@@ -469,3 +471,63 @@ def test_start_poses_are_written_only_of_objects_with_sound_numbers_to_a_new_fil
     assert "exists; name a new file" in capsys.readouterr().err
     assert main(["view", "arm7", "--allow-stop", "--seconds", "0"]) == 2
     assert "show one with robot:ADDRESS" in capsys.readouterr().err
+
+
+def wait_for(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+class Led:
+    """A simulated robot that is followed: where it was told to begin, and its action."""
+
+    def __init__(self, scene: Scene):
+        self.action, self.t, self.begun = scene.rest_action(), 0.0, dict[str, float]()
+
+    def begin_at(self, positions):
+        self.begun = dict(positions)
+
+
+def test_a_robot_that_follows_is_armed_by_one_page_and_again_only_by_another_press(arm):
+    said, rows, led = list[str](), list[str](), Led(arm)
+
+    def publish(new, messages):
+        rows.extend(new)
+        said.extend(decoded(message)[0]["text"] for message in messages.values())
+
+    with RobotServer(WorldDriver(MujocoWorld(arm)), pace="step") as robot:
+        real = FollowingRobot(robot.address, robot.token, arm)
+        with running_beside(lambda over: real.run(over, led, publish)):
+            real.tell(7)
+            wait_for(lambda: "Armed: the robot follows." in said)
+            assert set(led.begun) == set(arm.spec.q.labels) and led.begun[arm.spec.q.labels[1]] == pytest.approx(
+                0.4, abs=0.05
+            )
+            with pytest.raises(BadInput, match="Another page has armed"):
+                real.tell(8)
+            for bad in ("7", True, None):
+                with pytest.raises(BadInput, match="number of a press"):
+                    real.tell(bad)
+            wait_for(lambda: rows.count("real") > 3 and robot.counts["executed"] > 3)
+            wait_for(lambda: said[-1].startswith("Not armed"))  # the page says nothing more
+            executed = robot.counts["executed"]
+            real.tell(7)
+            assert not real.armed, "the press has ended"
+            time.sleep(0.2)
+            assert robot.counts["executed"] == executed
+            real.tell(9)
+            wait_for(lambda: robot.counts["executed"] > executed)
+            real.tell(0)
+            assert not real.armed
+
+
+def test_a_robot_that_follows_must_be_the_one_of_the_scene(arm, capsys, tmp_path):
+    refused = pytest.raises(BadInput, match="The robot takes pusher_x, pusher_y, which scene 'arm7' does not")
+    with RobotServer(WorldDriver(open_world("pusht"))) as robot, refused:
+        FollowingRobot(robot.address, robot.token, arm)
+    assert main(["view", "arm7", "--real", "robot:ws://127.0.0.1:9"]) == 2
+    assert "give --teleop too" in capsys.readouterr().err
+    assert main(["view", "arm7", "--teleop", "--real", "arm7"]) == 2
+    assert "--real takes robot:ADDRESS, not 'arm7'" in capsys.readouterr().err

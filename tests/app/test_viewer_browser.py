@@ -16,6 +16,7 @@ import instep
 from browser import Page, browser_page
 from instep import Constant, MujocoWorld, rollout
 from instep.app.viewer.contents import RecordingContent, SceneContent
+from instep.app.viewer.following import FollowingRobot
 from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.gaussian_content import GaussianContent
@@ -315,6 +316,50 @@ def test_a_double_click_sends_the_end_effector_there(page, arm):
             for kind in ("mousePressed", "mouseReleased"):
                 page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
         wait_for(lambda: opened.do("v.state().grabbed"))
+
+
+def test_a_robot_follows_the_simulated_one_only_while_it_is_armed(page, arm):
+    button = "v.frame.querySelector('.arm')"
+    moving = sorted({int(body) for body in arm.model.jnt_bodyid[: arm.model.nu]})
+    with RobotServer(WorldDriver(MujocoWorld(arm))) as robot:
+        content = TeleopContent(arm, FollowingRobot(robot.address, robot.token, arm))
+        with Opened(page, content) as opened, content.running(opened.server):
+            wait_for(lambda: "Not armed" in opened.do("v.state().status"))
+            assert not opened.do(f"{button}.hidden") and opened.do(f"{button}.textContent") == "ARM"
+            tip = "v.grabbing.handles[0].getWorldPosition(v.stage.camera.position.clone())"
+            opened.do(f"v.grabbing.sendTo({tip}.add({{x: 0, y: 0.1, z: 0.05}}))")
+            wait_for(lambda: not opened.do("v.state().grabbed"))
+            assert not robot.counts.get("executed"), "nothing is sent to a robot that is not armed"
+            opened.do(f"{button}.click()")
+            wait_for(lambda: "the robot follows" in opened.do("v.state().status"))
+            opened.do(f"v.grabbing.sendTo({tip}.add({{x: 0, y: 0.1, z: 0.05}}))")
+            places = "['robot', 'real'].map((id) => v.shown.get(id).model.bodies.map((one) => one.position.toArray()))"
+
+            def apart() -> float:
+                led, followed = np.array(opened.do(places))
+                return float(np.linalg.norm(led - followed, axis=1)[moving].max())
+
+            start = np.array(opened.do(f"{tip}.toArray()"))
+            wait_for(lambda: not opened.do("v.state().grabbed"))
+            assert np.linalg.norm(np.array(opened.do(f"{tip}.toArray()")) - start) > 0.05
+            # A page that was too busy to say that it is there lets go; then the press is repeated.
+            wait_for(
+                lambda: (
+                    apart() < 0.02 or (opened.do(f"{button}.textContent") == "ARM" and opened.do(f"{button}.click()"))
+                )
+            )
+            wait_for(lambda: "the robot follows" in opened.do("v.state().status"))
+            opened.do(f"{button}.click()")
+            wait_for(lambda: "Not armed" in opened.do("v.state().status"))
+            assert opened.do(f"{button}.textContent") == "ARM"
+            executed = robot.counts["executed"]
+            time.sleep(0.3)
+            assert robot.counts["executed"] == executed > 10
+            opened.do(f"{button}.click()")
+            wait_for(lambda: "the robot follows" in opened.do("v.state().status"))
+            page.open("about:blank")
+            wait_for(lambda: not content._real.armed)
+            page.errors.clear()
 
 
 def test_gaussians_are_drawn_in_their_colour(page, tmp_path):

@@ -103,6 +103,7 @@ export interface InfoMessage {
   grab?: boolean; // whether end effectors can be grabbed
   place?: Record<string, Pose>; // bodies that can be dragged, and where they are
   stop?: boolean; // whether this page may stop the robot
+  arm?: boolean; // whether this page may let a robot follow
   buffers: Buffers;
 }
 /** Everything of the beginning has been sent. */
@@ -114,6 +115,7 @@ export interface StatusMessage {
   kind: "status";
   text: string;
   level: "info" | "warn" | "bad";
+  ended?: number; // the press of the arm button that no longer counts
   buffers: Buffers;
 }
 export type Message =

@@ -1,6 +1,7 @@
 // The viewer: messages in, a view with its controls out. The same in a page of the server and inside a report.
 
 import * as THREE from "three";
+import { Arming } from "./arming";
 import { CameraImages } from "./camera_images";
 import { Clock } from "./clock";
 import { ICONS, button, digits, element, iconButton } from "./elements";
@@ -66,6 +67,7 @@ export class Viewer {
   private readonly selection = new Selection();
   private readonly help = helpBox();
   private readonly stopButton = button("STOP", "Stop the robot until it is reset", () => this.ask({ stop: true }));
+  private readonly arming = new Arming((request) => this.ask(request));
   private readonly images: CameraImages;
   private readonly axes: THREE.LineSegments[] = [];
   private readonly pose = new Float32Array(7);
@@ -89,7 +91,7 @@ export class Viewer {
     this.plots = new Plots(this.clock, (name) => this.linesOf(name));
     this.plots.onRemove = (name) => this.panel.setPlotted(name, false);
     this.timeline = new Timeline(this.clock);
-    this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help, this.stopButton);
+    this.frame.append(view, this.panel.root, this.plots.root, this.legend.root, this.toolbar(), this.timeline.root, this.status, this.help, this.stopButton, this.arming.root);
     this.stopButton.className = "stop";
     this.stopButton.hidden = true;
     this.stage = new Stage(view);
@@ -118,7 +120,7 @@ export class Viewer {
       case "params": return this.panel.setParams(message, (address, value) => this.setParam(address, value));
       case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
       case "info": return this.setInfo(message);
-      case "status": return this.say(message.text, message.level);
+      case "status": return this.arming.ended(message.ended), this.say(message.text, message.level);
       case "opened": return this.setOpened();
     }
   }
@@ -126,7 +128,7 @@ export class Viewer {
   /** Enter a headset, from a click. */
   async enterHeadset(mode: HeadsetMode): Promise<void> {
     try {
-      await this.headset.enter(mode, () => this.say("Left the headset."));
+      await this.headset.enter(mode, () => (this.arming.letGo(), this.say("Left the headset.")));
     } catch (error) {
       this.say(`The headset cannot be entered (${(error as Error).message}).`, "bad");
     }
@@ -171,6 +173,7 @@ export class Viewer {
     this.panel.setTitle(message.title, message.subtitle);
     this.images.setInfo(message);
     this.stopButton.hidden = !message.stop;
+    this.arming.offer(message.arm ?? false);
     if (message.place && this.scene && this.still) {
       this.placing ??= new Placing(this.stage, (x, y) => this.picking.at(x, y), (request) => this.ask(request));
       this.placing.offer(this.scene, this.still, message.place);

@@ -23,6 +23,7 @@ from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
 from instep.scene.folder import Scene
 
 if TYPE_CHECKING:
+    from instep.app.viewer.following import FollowingRobot
     from instep.app.viewer.placing import PlacingContent
     from instep.app.viewer.robot_content import RobotContent
     from instep.app.viewer.teleoperation import TeleopContent
@@ -59,6 +60,9 @@ class ViewArgs:
     """write an MP4 of the recording in 3D and end, likewise."""
     teleop: bool = False
     """simulate the scene in real time; its end effectors follow a drag of the mouse, or a controller in VR."""
+    real: str = ""
+    """robot:ADDRESS that follows the simulated one of --teleop, through its own limits, only while the page keeps it
+    armed: a robot that is armed goes to its start first."""
     allow_stop: bool = False
     """give the page of robot:ADDRESS a button that stops the robot until it is reset."""
     place: Path | None = None
@@ -123,6 +127,8 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
 
         return RobotContent(address, link_token(args.token), Scene.load(args.scene), may_stop=args.allow_stop)
     if not args.teleop:
+        if args.real:
+            raise BadInput("--real follows a simulated robot that is moved by hand; give --teleop too.")
         return None
     if not is_scene(thing):
         raise BadInput(
@@ -130,7 +136,18 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
         )
     from instep.app.viewer.teleoperation import TeleopContent
 
-    return TeleopContent(Scene.load(thing))
+    scene = Scene.load(thing)
+    return TeleopContent(scene, _real(scene, args) if args.real else None)
+
+
+def _real(scene: Scene, args: ViewArgs) -> FollowingRobot:
+    """The robot that follows a simulated one."""
+    from instep.app.viewer.following import FollowingRobot
+
+    kind, _, address = args.real.partition(":")
+    if kind != "robot":
+        raise BadInput(f"--real takes robot:ADDRESS, not {args.real!r}.")
+    return FollowingRobot(address, link_token(args.token), scene)
 
 
 def _placed(thing: str, args: ViewArgs) -> PlacingContent | None:

@@ -13,13 +13,12 @@ from instep.core.errors import BadInput, InstepError
 from instep.core.world import Array
 from instep.robot.link import LinkSession, LiveConnection
 from instep.scene.folder import Scene
-from instep.scene.model import body_poses
 
 from .camera_images import IMAGES
 from .images import image_message
 from .messages import encode
 from .shapes import scene_message
-from .tracks import channel_names
+from .tracks import channel_names, live_row
 from .view_server import LiveRow, ViewServer, running_beside
 
 TRACK = "robot"
@@ -101,10 +100,7 @@ class RobotContent:
     def _row(self, live: LiveConnection) -> LiveRow:
         q: Array = self._start.copy()
         q[[i for i, _ in self._shared]] = live.report.q[[k for _, k in self._shared]]
-        poses = np.zeros((self._scene.model.nbody, 7))
-        poses[0, 3] = 1
-        poses[1:] = body_poses(self._scene.model, q)
-        return LiveRow(float(live.report.t), poses, np.concatenate([live.report.q, live.report.sent]))
+        return live_row(self._scene, float(live.report.t), q, np.concatenate([live.report.q, live.report.sent]))
 
     def _images(self, live: LiveConnection) -> dict[str, bytes]:
         found: dict[str, bytes] = {}

@@ -1,4 +1,5 @@
-"""Teleoperation of a simulated robot from the page: an end effector follows a pointer or the controller of a headset.
+"""Teleoperation of a simulated robot from the page: an end effector follows a pointer or the controller of a headset,
+and a robot behind a link follows the simulated one while the page keeps it armed.
 
 The page says where an end effector shall be as long as it is held. A robot whose page is silent for `GRAB_TIMEOUT_S`
 stops where it is commanded to be: letting go, leaving the headset and a lost connection all end a motion.
@@ -9,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mujoco
 import numpy as np
 
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, LinkLost
 from instep.core.poses import matrix_from_quat, normalized
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_mapping, is_sequence
@@ -23,12 +24,12 @@ from instep.core.world import Array, State
 from instep.physics.engines import open_world
 from instep.policy.experts.end_effector import EndEffector, rotation_between
 from instep.scene.folder import Scene
-from instep.scene.model import body_poses
 
+from .following import FollowingRobot
 from .messages import encode
 from .shapes import scene_message
-from .tracks import channel_names
-from .view_server import LiveRow, ViewServer, running_beside
+from .tracks import channel_names, live_row
+from .view_server import ViewServer, running_beside
 
 TRACK = "robot"
 GRAB_TIMEOUT_S = 0.3
@@ -39,6 +40,8 @@ GAIN = 8.0
 """How fast an end effector approaches its target [1/s]."""
 FREE_JOINTS = 6
 """An arm with so many joints takes the orientation of the hand too."""
+BEGIN_TIMEOUT_S = 2.0
+"""Time within which the simulated robot must go to where a robot is [s]."""
 SHOWN_HZ = 60.0
 
 
@@ -60,13 +63,17 @@ class TeleopContent:
 
     gaussians = False
 
-    def __init__(self, scene: Scene):
-        self._scene, self._world = scene, open_world(scene)
+    def __init__(self, scene: Scene, real: FollowingRobot | None = None):
+        self._scene, self._world, self._real = scene, open_world(scene), real
         self._arms = [arm for name in scene.tips if (arm := _arm(scene, name)) is not None]
         if not self._arms:
             raise BadInput(f"Scene {scene.name!r} names no end effector that position servos move; add 'tip' to it.")
         self._scale = _commands_per_position(scene.model)
         self._grab: Grab | None = None
+        self._begin: Mapping[str, float] | None = None
+        self._begun = threading.Event()
+        self.action = scene.rest_action()
+        self.t = 0.0
 
     def opening(self) -> Sequence[bytes]:
         """The scene and its live track."""
@@ -75,12 +82,18 @@ class TeleopContent:
             "id": TRACK, "label": "robot", "role": "main", "live": True, "channels": channels, "offset": [0, 0, 0],
         }  # fmt: skip
         words = "drag the ring of an end effector, double-click where it shall go, or grab it in VR"
-        info = {"title": self._scene.name, "subtitle": words, "images": list[str](), "grab": True}
-        return [scene_message(self._scene), encode("track", header), encode("info", info)]
+        info = {
+            "title": self._scene.name, "subtitle": words, "images": list[str](), "grab": True,
+            "arm": self._real is not None,
+        }  # fmt: skip
+        tracks = [header] if self._real is None else [header, self._real.header]
+        return [scene_message(self._scene), *(encode("track", track) for track in tracks), encode("info", info)]
 
     def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
-        """A new target of an end effector, or its release."""
+        """A new target of an end effector, its release, or whether the robot is armed."""
         given = request.get("grab")
+        if "arm" in request and self._real is not None:
+            self._real.tell(request["arm"])
         if is_mapping(given):
             self._grab = _grab(given, len(self._arms))
         elif "release" in request:
@@ -89,23 +102,50 @@ class TeleopContent:
 
     @contextmanager
     def running(self, server: ViewServer) -> Generator[None]:
-        """Simulate in real time and show it, in a thread, until the context ends."""
-        with running_beside(lambda over: self._run(server, over)):
+        """Simulate in real time and show it, in a thread, until the context ends; a robot follows in another."""
+        real = self._real
+        follower = nullcontext() if real is None else running_beside(lambda over: real.run(over, self, server.publish))
+        with follower, running_beside(lambda over: self._run(server, over)):
             yield
+
+    def begin_at(self, positions: Mapping[str, float]) -> None:
+        """Go to positions by label at once, and stay there until something is grabbed."""
+        self._begun = begun = threading.Event()
+        self._begin = positions
+        if not begun.wait(BEGIN_TIMEOUT_S):
+            raise LinkLost("The simulated robot stands still; open the page again.")
 
     def _run(self, server: ViewServer, over: threading.Event) -> None:
         state = self._world.reset(0)
-        action, begin, shown = self._scene.rest_action(), time.monotonic(), 0.0
+        begin, shown = time.monotonic(), 0.0
         commanded = state.q.copy()
         while not over.wait(max(0.0, begin + state.t - time.monotonic())):
             behind = time.monotonic() - begin - state.t
             if behind > 0.5:  # a machine that was asleep or too slow does not race to catch up
                 begin += behind
-            action = self.command(commanded, action)
-            state = self._world.step(state, action)
+            if self._begin is not None:
+                state, commanded = self._placed(state, self._begin)
+            self.action = self.command(commanded, self.action)
+            state = self._world.step(state, self.action)
+            self.t = float(state.t)
             if state.t - shown >= 1 / SHOWN_HZ:
-                shown = float(state.t)
-                server.publish({TRACK: self._row(state, action)})
+                shown = self.t
+                values = np.concatenate([state.q, self.action])
+                server.publish({TRACK: live_row(self._scene, self.t, state.q, values)})
+
+    def _placed(self, state: State, positions: Mapping[str, float]) -> tuple[State, Array]:
+        """The state and commanded positions at some positions; servos hold them."""
+        q, labels = state.q.copy(), self._scene.spec.q.labels
+        for label, value in positions.items():
+            if label in labels:
+                q[labels.index(label)] = value
+        self._grab = self._begin = None
+        action = np.array(self.action)
+        for actuator, (place_in_q, scale) in self._scale.items():
+            action[actuator] = scale * q[place_in_q]
+        self.action = action
+        self._begun.set()
+        return self._world.place(q, np.zeros_like(state.v), float(state.t), action[None]), q.copy()
 
     def command(self, commanded: Array, action: Array) -> Array:
         """The next action; `commanded` are the positions [nq] that it stands for, moved towards what is grabbed."""
@@ -126,13 +166,6 @@ class TeleopContent:
             if place_in_q in arm.joints:
                 following[actuator] = scale * commanded[place_in_q]
         return following
-
-    def _row(self, state: State, action: Array) -> LiveRow:
-        model = self._scene.model
-        poses = np.zeros((model.nbody, 7))
-        poses[0, 3] = 1
-        poses[1:] = body_poses(model, state.q)
-        return LiveRow(float(state.t), poses, np.concatenate([state.q, action]))
 
 
 def _arm(scene: Scene, tip: str) -> EndEffector | None:

@@ -17,6 +17,7 @@ from instep.scene.folder import Scene
 from instep.scene.model import body_poses
 
 from .messages import encode, packed_rotations
+from .view_server import LiveRow
 
 MAX_ROWS = 20_000
 """Most rows of a track; longer recordings are thinned."""
@@ -131,6 +132,14 @@ def channel_names(channel: Channel, group: str) -> list[dict[str, str]]:
          "group": group or ("bodies" if "." in label else "joints")}
         for label, unit in zip(channel.labels, channel.units, strict=True)
     ]  # fmt: skip
+
+
+def live_row(scene: Scene, t: float, q: Array, values: Array) -> LiveRow:
+    """A moment of something that is live, from positions [nq] and one number per channel."""
+    poses = np.zeros((scene.model.nbody, 7))
+    poses[0, 3] = 1
+    poses[1:] = body_poses(scene.model, q)
+    return LiveRow(t, poses, values)
 
 
 def contact_buffers(scene: Scene, q: Array, episode: Episode, rows: Array) -> dict[str, Array]:
