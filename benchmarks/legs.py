@@ -20,7 +20,7 @@ from instep.core.rollout import rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State
 from instep.evaluate import LegOptions, leg_experiment
-from instep.evaluate.leg_experiment import FEEDBACK, SAME, SIMULATED, WalkNoise, noisy_robot
+from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, WalkNoise, noisy_robot
 from instep.policy import Gait, GaitBody, LeggedEstimate, shipped_gait
 from instep.policy.base_estimation import BaseFilter, wheel_velocity
 from instep.policy.gait import base_motion, fallen

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from instep.build.convex_parts import hull_mesh
+from instep.build.convex_decomposition import hull_mesh
 from instep.build.mesh_raster import depth_image
 from instep.build.triangle_mesh import TriangleMesh, joined
 from instep.scene.camera import Camera, look_at, pinhole

@@ -25,7 +25,7 @@ from instep.app.closing.robot_trial import (
 from instep.app.simulation_training import TrainingSetup
 from instep.scene.folder import Scene
 from instep.tune.beliefs import estimates
-from instep.tune.ensemble_posterior import EnsembleOptions, ensemble_posterior
+from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
 
 TINY = ClosingBudget(starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1)
 PLAN = ClosingPlan("so101", "reach", techniques=(UNTOUCHED, NOMINAL), robots=(1, 2), budget=TINY)

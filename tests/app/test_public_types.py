@@ -1,9 +1,14 @@
 """What a user's type checker sees of the package: in strict mode, nothing unknown."""
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import instep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,3 +31,14 @@ def test_each_short_program_has_under_fifteen_lines_of_code():
     for program in sorted((ROOT / "examples").glob("2?_*.py")):
         lines = [line for line in program.read_text().splitlines() if line.strip() and not line.startswith('"""')]
         assert len(lines) < 15, (program.name, len(lines))
+
+
+def test_no_public_name_is_hidden_by_the_module_that_it_comes_from():
+    packages = [
+        instep,
+        *(importlib.import_module(f"instep.{one.name}") for one in pkgutil.iter_modules(instep.__path__)),
+    ]
+    for package in packages:
+        for name in getattr(package, "__all__", ()):
+            getattr(package, name)  # imports its module, which then is an attribute of the package
+            assert not isinstance(getattr(package, name), ModuleType), f"{package.__name__}.{name}"

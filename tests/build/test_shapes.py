@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from build_scenes import box, ring, tee
-from instep.build.convex_parts import convex_parts, hull_mesh
+from instep.build.convex_decomposition import convex_parts, hull_mesh
 from instep.build.isosurface import grid_around, isosurface
 from instep.build.mesh_raster import coverage
 from instep.build.prism import outline_rings, raised

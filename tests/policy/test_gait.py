@@ -10,7 +10,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
-from instep.evaluate.leg_experiment import FEEDBACK, LegOptions, leg_experiment, noisy_robot
+from instep.evaluate.leg_walks import FEEDBACK, LegOptions, leg_experiment, noisy_robot
 from instep.physics.engines import open_world
 from instep.policy.base_estimation import BaseFilter, LeggedEstimate, foot_contacts, wheel_velocity
 from instep.policy.gait import (

@@ -11,7 +11,7 @@ from instep.core.errors import Unsupported
 from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Array
-from instep.evaluate.leg_experiment import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.physics.trajectory_video import MAX_WIDTH, playback, shrunk, write_small_video
 from instep.policy.gait import GAIT_PARAMS, GaitBody, GaitFile

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .convex_parts import ConvexDecomposition, convex_parts
+    from .convex_decomposition import ConvexDecomposition, convex_parts
     from .pipeline import BuildOptions, BuiltScene, build_scene
     from .prompts import ObjectPrompt, load_prompts, parse_prompts
     from .scene_checks import Finding, check_scene
@@ -35,7 +35,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "convex_parts": "ConvexDecomposition convex_parts",
+        "convex_decomposition": "ConvexDecomposition convex_parts",
         "pipeline": "BuildOptions BuiltScene build_scene",
         "prompts": "ObjectPrompt load_prompts parse_prompts",
         "scene_checks": "Finding check_scene",

@@ -13,7 +13,7 @@ from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.scene.folder import Scene
 
-from .convex_parts import hull_mesh
+from .convex_decomposition import hull_mesh
 from .triangle_mesh import TriangleMesh
 
 _SIDES = 24

@@ -30,7 +30,7 @@ from instep.splat.rendering import save_png
 
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views
-from .convex_parts import convex_parts
+from .convex_decomposition import convex_parts
 from .extrusion import coarse_extrusion
 from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr

@@ -18,7 +18,7 @@ from instep.core.records import frozen_dataclass
 from instep.physics.engines import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
-from .convex_parts import hull_mesh
+from .convex_decomposition import hull_mesh
 from .triangle_mesh import TriangleMesh, without_unused
 
 CheckState = Literal["green", "amber", "red", "unknown"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .episode_batch import BatchResult, EpisodeResult, run_batch
     from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, evaluate_policies
     from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
-    from .leg_experiment import LegExperiment, LegOptions, WalkNoise, Walks, leg_experiment
+    from .leg_walks import LegExperiment, LegOptions, WalkNoise, Walks, leg_experiment
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
     from .returns import Returns, episode_returns, start_states
     from .transfer_prediction import TransferScore, score_coverage, transfer_score, transfer_scores
@@ -39,7 +39,7 @@ __getattr__ = lazy_names(
         "episode_batch": "BatchResult EpisodeResult run_batch",
         "evaluation": "EvalOptions Evaluation PolicySpec WorldSpec evaluate_policies",
         "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
-        "leg_experiment": "LegExperiment LegOptions Walks WalkNoise leg_experiment",
+        "leg_walks": "LegExperiment LegOptions Walks WalkNoise leg_experiment",
         "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
         "returns": "Returns episode_returns start_states",
         "transfer_prediction": "TransferScore score_coverage transfer_score transfer_scores",

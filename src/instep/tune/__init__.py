@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from .cma import CmaOptions, CmaResult, cma_search, contact_search
     from .delta_action import DeltaEvaluation, DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
-    from .ensemble_posterior import EnsembleOptions, ensemble_posterior
+    from .ensemble_sampling import EnsembleOptions, ensemble_posterior
     from .excitation import ExcitationDesign, ExciteOptions, chirp, evaluate_motion, excite
     from .excitation_limits import ExcitationLimits, MotionLimits, driven_joint_limits, limit_usage
     from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
@@ -88,7 +88,7 @@ __getattr__ = lazy_names(
         "load_belief save_belief to_box widened",
         "cma": "CmaOptions CmaResult cma_search contact_search",
         "delta_action": "DeltaEvaluation DeltaOptions evaluate_delta learn_and_evaluate learn_delta",
-        "ensemble_posterior": "EnsembleOptions ensemble_posterior",
+        "ensemble_sampling": "EnsembleOptions ensemble_posterior",
         "excitation": "ExcitationDesign ExciteOptions chirp evaluate_motion excite",
         "excitation_limits": "ExcitationLimits MotionLimits driven_joint_limits limit_usage",
         "gates": "GateOptions GateResult GatedFit gated_fit split",

@@ -27,7 +27,7 @@ from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import SampleBelief
 from instep.tune.delta_action import DeltaOptions, learn_delta
-from instep.tune.ensemble_posterior import EnsembleOptions, ensemble_posterior
+from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
 from instep.tune.policy_search import SearchOptions, search_residual
 
 UNTOUCHED, NOMINAL, RANGES, ADR = "untouched", "nominal training", "hand ranges", "ADR ranges"

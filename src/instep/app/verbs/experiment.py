@@ -54,7 +54,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     from instep.app.legs_run import LegRun, leg_scores, legs_page
     from instep.app.output import new_output
     from instep.app.simulated_robot import hidden_settings
-    from instep.evaluate.leg_experiment import LegOptions, WalkNoise, leg_experiment
+    from instep.evaluate.leg_walks import LegOptions, WalkNoise, leg_experiment
     from instep.physics.engines import open_world
     from instep.policy.gait import Gait, GaitBody
     from instep.scene.folder import Scene
