@@ -175,8 +175,10 @@ def _figure(results: Mapping[str, Result], headlines: Sequence[Headline]) -> str
     return "\n".join(parts) + "\n"
 
 
-def number(value: float) -> str:
-    """Four digits, thousands apart."""
+def number(value: float | None) -> str:
+    """Four digits, thousands apart; a dash for what was not measured."""
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
