@@ -528,6 +528,8 @@ def test_a_robot_that_follows_must_be_the_one_of_the_scene(arm, capsys, tmp_path
     with RobotServer(WorldDriver(open_world("pusht"))) as robot, refused:
         FollowingRobot(robot.address, robot.token, arm)
     assert main(["view", "arm7", "--real", "robot:ws://127.0.0.1:9"]) == 2
-    assert "give --teleop too" in capsys.readouterr().err
+    assert "give a scene and --teleop with it" in capsys.readouterr().err
+    assert main(["view", "robot:ws://127.0.0.1:9", "--scene", "arm7", "--real", "robot:ws://127.0.0.1:9"]) == 2
+    assert "give a scene and --teleop with it" in capsys.readouterr().err
     assert main(["view", "arm7", "--teleop", "--real", "arm7"]) == 2
     assert "--real takes robot:ADDRESS, not 'arm7'" in capsys.readouterr().err

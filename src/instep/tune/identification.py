@@ -330,9 +330,8 @@ def identify(
         sim: Simulator = without_delta(scene)
     else:
         scene = sim_or_scene.scene
-        sim = (
-            cast(Simulator, cast(Any, sim_or_scene).world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
-        )
+        inside = cast(Any, sim_or_scene).world if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
+        sim = cast(Simulator, inside)
     episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
     refuse(scene_problems(scene, episodes))
     refuse(recording_problems(episodes))
@@ -347,8 +346,7 @@ def identify(
         selection = select_params(scene, fitted, selection, options.bounds)
     selection = own_params(selection, options.own, groups) if groups else selection
     progress = progress or Progress()
-    history = _CostHistory(progress.watch)
-    part = progress.part(0.0, 1.0)
+    history, part = _CostHistory(progress.watch), progress.part(0.0, 1.0)
     part.watch = history
     estimate, found_in, begun = None, None, list[Mapping[str, float]]()
     plain = plain_world(sim)

@@ -117,6 +117,8 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     kind, _, address = thing.partition(":")
     if args.allow_stop and kind != "robot":
         raise BadInput("--allow-stop stops a robot behind a link; show one with robot:ADDRESS.")
+    if args.real and (not args.teleop or kind == "robot"):
+        raise BadInput("--real follows a simulated robot that is moved by hand; give a scene and --teleop with it.")
     if kind == "twin":
         command = f"instep run POLICY {thing} --real robot:ADDRESS --view"
         raise BadInput(f"A twin is shown while it runs; start it with: {command}")
@@ -127,8 +129,6 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
 
         return RobotContent(address, link_token(args.token), Scene.load(args.scene), may_stop=args.allow_stop)
     if not args.teleop:
-        if args.real:
-            raise BadInput("--real follows a simulated robot that is moved by hand; give --teleop too.")
         return None
     if not is_scene(thing):
         raise BadInput(
