@@ -79,7 +79,8 @@ class TeleopContent:
         """The scene and its live track."""
         channels = [*channel_names(self._scene.spec.q, ""), *channel_names(self._scene.spec.action, "action")]
         header: dict[str, Any] = {
-            "id": TRACK, "label": "robot", "role": "main", "live": True, "channels": channels, "offset": [0, 0, 0],
+            "id": TRACK, "label": "robot" if self._real is None else "simulated robot", "role": "main", "live": True,
+            "channels": channels, "offset": [0, 0, 0],
         }  # fmt: skip
         words = "drag the ring of an end effector, double-click where it shall go, or grab it in VR"
         info = {
