@@ -32,7 +32,7 @@ from instep.robot.control_loop import RobotLoop
 from instep.robot.wire import Command
 from instep.scene.folder import Scene
 from instep.twin import StageOptions, TrustStage
-from instep.twin.trust_stages import CHANNEL, LABELS
+from instep.twin.trust_stages import CHANNEL, LABELS, SETTLE_S
 from kept_cases import KeptCases
 from nominal_runs import supervised_run
 from rows import Row, row, with_progress
@@ -44,8 +44,6 @@ JOINTS = ("base", "shoulder", "elbow")
 LIMITS = Limits(JOINTS, -2.5, 2.5, 2.0, 10.0, 200.0)
 SPEC = Spec(DT, vector(JOINTS, "rad"), vector(JOINTS, "rad/s"), vector(JOINTS, "rad"), {})
 FOLLOWER_HZ = 500.0
-SETTLE_S = 0.3
-"""Time in which a simulated servo comes to rest at a target that stands [s]."""
 ABREAST = 4
 """Processes that are stopped and continued at the same time: 1,000 phases take a quarter of their 25 minutes."""
 HOLD_S = 0.1
@@ -223,7 +221,8 @@ def dead_camera_rows(phases: int) -> list[Row]:
         runs = [submit((dead_camera_run, (seed, float(dies)))) for seed, dies in enumerate(times)]
         found = [run.result() for run in with_progress("cameras that die", phases, runs)]
     held, rest = np.array(found).T
-    bound = scene_limits(Scene.load("pusht")).stop_time + SETTLE_S
+    scene = Scene.load("pusht")
+    bound = scene_limits(scene).stop_time + SETTLE_S + 2 * scene.dt
     longest = StageOptions().blind_hold + 0.05
     late, first = f"worst of {phases} (run {np.nanargmax(rest)})", f"worst of {phases} (run {np.nanargmax(held)})"
     return [

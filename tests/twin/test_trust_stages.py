@@ -31,7 +31,15 @@ from instep.twin import (
     trust_events,
 )
 from instep.twin.factory import supervised
-from instep.twin.trust_stages import CHANNEL, LABELS, Evidence, TrustCause, set_point_bound, trust_monitor
+from instep.twin.trust_stages import (
+    CHANNEL,
+    LABELS,
+    SETTLE_S,
+    Evidence,
+    TrustCause,
+    set_point_bound,
+    trust_monitor,
+)
 
 NORMAL, SLOW, COAST, HOLD, OVER = TrustStage
 SCENE = Scene.load("pusht")
@@ -277,6 +285,35 @@ def test_a_twin_whose_simulation_diverges_is_restored_to_its_last_good_state_and
     assert trust_events(run)[0].cause == TrustCause.DIVERGED
     with pytest.raises(Diverged):
         rollout(Twin(Diverging(), open_world(SCENE), NoCorrection()), Constant(start), steps=90)
+
+
+def test_a_twin_that_holds_is_at_rest_though_contact_shakes_its_simulated_robot() -> None:
+    sim = open_world(SCENE)
+
+    class Shaken:
+        """The scene's own world, which diverges once, and whose pusher is shaken from then on."""
+
+        def __init__(self) -> None:
+            self.spec, self.scene, self.count = sim.spec, SCENE, 0
+
+        def __getattr__(self, name: str):
+            return getattr(sim, name)
+
+        def step(self, state: State, action: np.ndarray) -> State:
+            self.count += 1
+            if self.count == 31:
+                raise Diverged("The simulation has left the range of finite numbers.")
+            moved = sim.step(state, action)
+            shake = 2e-4 * (-1) ** self.count if self.count > 31 else 0.0
+            return replace(moved, q=moved.q + shake * (np.arange(len(moved.q)) == 0))
+
+    twin = supervised(Twin(Shaken(), open_world(SCENE), NoCorrection()), TwinOptions())
+    start = scene_limits(SCENE).start(sim.reset(0).q, SCENE.spec)
+    run = rollout(twin, Script(start + np.linspace(0, 0.2, 90)[:, None] * np.array([1.0, 0.0])), steps=90)
+    assert (run[CHANNEL][31:, LABELS.index("stage")] >= HOLD).all()
+    assert np.abs(np.diff(run.q[60:, 0])).max() > 1e-4
+    late = 31 + round((scene_limits(SCENE).stop_time + SETTLE_S) / DT) + 2
+    assert late < 60 and np.all(np.diff(run["twin.sent"][late:], axis=0) == 0)
 
 
 def watched(recording, options: TwinOptions, scene=SCENE):

@@ -42,6 +42,8 @@ MAX_LAG = {"m": 0.06, "rad": 0.2}
 MAX_DIVERGED = 3
 """Divergences within `DIVERGED_S` after which a twin is handed over."""
 DIVERGED_S = 10.0
+SETTLE_S = 0.25
+"""Time that simulated joints take to come to rest behind a command that is at rest [s]."""
 
 
 class TrustStage(IntEnum):
@@ -179,7 +181,7 @@ class TrustMonitor:
             "own": np.full((round(OWN_SECONDS / self.spec.dt), n), np.nan), "centre": self.trust.centre.copy(),
             "level": np.array(0.0), "feature": np.array(0), "stage": np.array(0), "cause": np.array(0),
             "high_since": np.full(2, np.inf), "entered": np.array(t), "calm_since": np.array(np.inf),
-            "usual": np.array(True),
+            "usual": np.array(True), "held_since": np.array(np.inf),
             "image_at": np.array(t), "reading_at": np.array(t), "lag_rows": np.zeros(2, int),
             "relocalized_at": np.array(-np.inf), "unstable_at": np.array(-np.inf), "last_correction": np.zeros(0),
             "flips": np.array(0), "diverged": np.full(MAX_DIVERGED, -np.inf), "stepping": np.array(False),
@@ -189,6 +191,14 @@ class TrustMonitor:
     def stage(self, memory: Mapping[str, Any]) -> TrustStage:
         """The stage in which a twin is."""
         return TrustStage(int(memory["stage"])) if self.options.acts else TrustStage.NORMAL
+
+    def at_rest(self, memory: Mapping[str, Any], t: float) -> bool:
+        """Whether a twin has held for so long that its robots are at rest: from then on no set point moves.
+
+        Contact moves a simulated robot that holds a little, for as long as it lasts; a real one does not follow that.
+        """
+        held = self.stage(memory) >= TrustStage.HOLD
+        return held and t - float(memory["held_since"]) > self.limits.stop_time + SETTLE_S
 
     def observed(self, memory: Mapping[str, Any]) -> Array:
         """The numbers of `LABELS`."""
@@ -342,6 +352,8 @@ class TrustMonitor:
         else:
             kept["calm_since"] = np.minimum(kept["calm_since"], t)
         if wanted > now or t - float(kept["calm_since"]) > self.options.recover_after:
+            if (wanted >= TrustStage.HOLD) != (now >= TrustStage.HOLD):
+                kept["held_since"] = np.array(t if wanted >= TrustStage.HOLD else np.inf)
             kept["stage"], kept["cause"], kept["entered"] = np.array(int(wanted)), np.array(int(cause)), np.array(t)
             kept["calm_since"] = np.array(np.inf)
 

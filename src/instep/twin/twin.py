@@ -237,7 +237,8 @@ class Twin:
         sim, diverged = self._predict(memory["sim"], action, past)
         timer("predict")
         holding = self.trust is not None and self.trust.stage(watched) >= TrustStage.HOLD
-        sent = self._command(sim, action, 0.0 if holding else float(memory["lead"]))
+        still = self.trust is not None and self.trust.at_rest(watched, memory["real"].t)
+        sent = memory["sent"] if still else self._command(sim, action, 0.0 if holding else float(memory["lead"]))
         rest = self._time_after(memory)
         real = self.real.step(memory["real"], sent)
         timer("follow")
