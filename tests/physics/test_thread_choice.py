@@ -62,3 +62,15 @@ def test_only_neighbours_of_the_fastest_are_tried_again():
     seconds = {16: 1.0, 8: 2.0, 4: 4.0, 2: 8.0, 1: 16.0}
     chosen = _played(choice, seconds, 400)
     assert set(chosen[5:]) == {16, 8}
+
+
+def test_a_number_that_was_slower_is_not_tried_twice_in_a_row():
+    choice = ThreadChoice(8)
+    seconds = {8: 1.0, 4: 2.0, 2: 4.0, 1: 8.0}
+    assert _played(choice, seconds, 12) == [8, 4, *[8] * 10]
+
+
+def test_batches_of_about_the_same_size_share_what_was_measured():
+    world = MujocoWorld("pusht")
+    assert world._choice(100, 60) is world._choice(110, 50)
+    assert world._choice(100, 60) is not world._choice(300, 60)

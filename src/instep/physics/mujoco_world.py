@@ -277,7 +277,7 @@ class MujocoWorld:
         begin = time.perf_counter()
         yield batch
         if choice is not None:
-            choice.note(threads, time.perf_counter() - begin, steps)
+            choice.note(threads, time.perf_counter() - begin, n * steps)
 
     def _batch(self, n: int, inputs: Array | None = None, threads: int = 0) -> mjbatch.Batch:
         """The native batch of n worlds, its actuators at these inputs [n, inputs]."""
@@ -299,8 +299,8 @@ class MujocoWorld:
         return self.threads or self._choice(n, 1).best
 
     def _choice(self, n: int, steps: int) -> ThreadChoice:
-        """The choice for calls of n worlds and about so many control steps; worlds of one scene share it."""
-        key = n, steps.bit_length()
+        """The choice for calls of about n worlds and so many control steps; worlds of one scene share it."""
+        key = n.bit_length(), steps.bit_length()
         if key not in self._choices:
             self._choices[key] = ThreadChoice(most_threads(n, self._steps * steps))
         return self._choices[key]

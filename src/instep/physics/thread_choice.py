@@ -36,10 +36,12 @@ class ThreadChoice:
     def next(self) -> int:
         """The number of threads for the next call."""
         with self._lock:
-            untried = [count for count, taken in self._times.items() if taken is None]
-            if untried:
-                return max(untried)
+            if all(taken is None for taken in self._times.values()):
+                return max(self._times)
             others = self._neighbours()
+            untried = [count for count in others if self._times[count] is None]
+            if untried:
+                return untried[0]
             if not others or self._tried > _TRIAL_SHARE * self._total:
                 return self.best
             self._turn += 1
@@ -55,10 +57,9 @@ class ThreadChoice:
         """A call took so long; `work` is its size, where calls differ."""
         with self._lock:
             before, now = self._times.get(threads), seconds / work
-            if before is not None:
-                self._tried += seconds if threads != self.best else 0.0
-                self._total += seconds
             self._times[threads] = now if before is None else _MEMORY * before + (1 - _MEMORY) * now
+            self._tried += seconds if threads != self.best else 0.0
+            self._total += seconds
 
 
 def most_threads(worlds: int, steps: int) -> int:
