@@ -1,9 +1,15 @@
-"""Small models for planted truths, shared by benchmarks and tests: a servo of one joint and an arm of two."""
+"""Small models for planted truths, shared by benchmarks and tests: a servo of one joint, arms of two and of three."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+
+from instep import MujocoWorld
+from instep.core.episode import Episode
+from instep.core.rollout import Script, rollout
 
 SERVO = """
 <mujoco>
@@ -78,6 +84,32 @@ COUPLED = """
     <general name="grip" tendon="split" biastype="affine" gainprm="0.0157" biasprm="0 -100 -10" ctrlrange="0 255"/>
   </actuator>
 """
+ARM_NOISE = 1e-4
+"""Noise of the positions of `arm_recordings` [rad]."""
+PLANAR_ARM = """<mujoco model="planar">
+  <compiler angle="radian"/>
+  <option timestep="0.002" integrator="implicitfast"/>
+  <default><joint axis="0 1 0" range="-3 3"/></default>
+  <worldbody>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" damping="1" armature="0.05"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03" mass="2" contype="0" conaffinity="0"/>
+      <body name="lower" pos="0.3 0 0">
+        <joint name="elbow" damping="0.5" armature="0.03"/>
+        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.03" mass="1" contype="0" conaffinity="0"/>
+        <body name="hand" pos="0.25 0 0">
+          <joint name="wrist" damping="0.2" armature="0.01"/>
+          <geom type="capsule" fromto="0 0 0 0.1 0 0" size="0.03" mass="0.4" contype="0" conaffinity="0"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="shoulder" joint="shoulder" kp="400" kv="30" forcerange="-60 60"/>
+    <position name="elbow" joint="elbow" kp="200" kv="12" forcerange="-30 30"/>
+    <position name="wrist" joint="wrist" kp="80" kv="4" forcerange="-10 10"/>
+  </actuator>
+</mujoco>"""
 SERVO_VALUES = {
     "timestep": 0.005, "joint": "hinge", "damping": 0.05, "armature": 0.02, "mass": 0.4, "gravcomp": 0.0, "kp": 4.0,
     "kv": 0.1,
@@ -131,3 +163,19 @@ def write_scene(folder: Path, model: str, joints: Sequence[str], more: str = "")
     named = ", ".join(f'"{joint}"' for joint in joints)
     (folder / "scene.toml").write_text(f'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = [{named}]\n{more}')
     return folder
+
+
+def arm_recordings(arm: MujocoWorld, real: MujocoWorld) -> list[Episode]:
+    """Four runs of the planar arm with noisy positions."""
+    episodes = list[Episode]()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        t = np.arange(round(6.0 / arm.spec.dt)) * arm.spec.dt
+        parts = rng.uniform([0.05, 0.2, 0], [0.2, 1.2, 6], (3, 4, 3))
+        actions = np.stack([sum(a * np.sin(2 * np.pi * f * t + p) for a, f, p in waves) for waves in parts], axis=1)
+        made = rollout(real, Script(actions), steps=len(t) - 1)
+        q = made.q + ARM_NOISE * rng.standard_normal(made.q.shape)
+        episodes.append(
+            Episode(made.spec, {"timestamp": made.t, "q": q, "action": made.action}, {"name": f"run {seed}"})
+        )
+    return episodes

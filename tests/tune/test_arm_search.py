@@ -19,32 +19,8 @@ from instep.tune.joint_estimates import estimate_joints
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
 from instep.tune.searched_world import searched
+from small_models import ARM_NOISE, PLANAR_ARM, arm_recordings
 
-NOISE = 1e-4
-ARM = """<mujoco model="planar">
-  <compiler angle="radian"/>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <default><joint axis="0 1 0" range="-3 3"/></default>
-  <worldbody>
-    <body name="upper" pos="0 0 1">
-      <joint name="shoulder" damping="1" armature="0.05"/>
-      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03" mass="2" contype="0" conaffinity="0"/>
-      <body name="lower" pos="0.3 0 0">
-        <joint name="elbow" damping="0.5" armature="0.03"/>
-        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.03" mass="1" contype="0" conaffinity="0"/>
-        <body name="hand" pos="0.25 0 0">
-          <joint name="wrist" damping="0.2" armature="0.01"/>
-          <geom type="capsule" fromto="0 0 0 0.1 0 0" size="0.03" mass="0.4" contype="0" conaffinity="0"/>
-        </body>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="400" kv="30" forcerange="-60 60"/>
-    <position name="elbow" joint="elbow" kp="200" kv="12" forcerange="-30 30"/>
-    <position name="wrist" joint="wrist" kp="80" kv="4" forcerange="-10 10"/>
-  </actuator>
-</mujoco>"""
 TRUTH = {
     "actuator.shoulder.kp": 480.0, "actuator.elbow.kp": 160.0, "actuator.wrist.kp": 95.0,
     "actuator.shoulder.kv": 22.0, "actuator.elbow.kv": 17.0, "actuator.wrist.kv": 3.0,
@@ -57,30 +33,14 @@ TRUTH = {
 def arm(tmp_path_factory) -> MujocoWorld:
     """A planar arm of three servos."""
     file = tmp_path_factory.mktemp("arm") / "arm.xml"
-    file.write_text(ARM)
+    file.write_text(PLANAR_ARM)
     return MujocoWorld(Scene.load(file))
 
 
 @pytest.fixture(scope="module")
 def runs(arm) -> list[Episode]:
     """Four runs of the arm with planted values and noisy positions."""
-    return recorded(arm, arm.tuned(TRUTH))
-
-
-def recorded(arm: MujocoWorld, real: MujocoWorld) -> list[Episode]:
-    """Four runs of an arm with noisy positions."""
-    episodes = list[Episode]()
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        t = np.arange(round(6.0 / arm.spec.dt)) * arm.spec.dt
-        parts = rng.uniform([0.05, 0.2, 0], [0.2, 1.2, 6], (3, 4, 3))
-        actions = np.stack([sum(a * np.sin(2 * np.pi * f * t + p) for a, f, p in waves) for waves in parts], axis=1)
-        made = rollout(real, Script(actions), steps=len(t) - 1)
-        q = made.q + NOISE * rng.standard_normal(made.q.shape)
-        episodes.append(
-            Episode(made.spec, {"timestamp": made.t, "q": q, "action": made.action}, {"name": f"run {seed}"})
-        )
-    return episodes
+    return arm_recordings(arm, arm.tuned(TRUTH))
 
 
 def open_loop(sim: MujocoWorld, episode: Episode) -> float:
@@ -109,7 +69,7 @@ def test_planted_values_of_an_arm_are_found(arm, runs):
 def test_an_arm_far_softer_than_its_scene_is_found_through_a_coarse_encoder(tmp_path):
     # With the scene's stiffness the weak motors would be at their limits most of the time.
     text = (
-        ARM.replace('range="-3 3"', 'range="-170 170"')
+        PLANAR_ARM.replace('range="-3 3"', 'range="-170 170"')
         .replace('mass="2"', 'mass="0.2"')
         .replace('mass="1"', 'mass="0.1"')
         .replace('mass="0.4"', 'mass="0.04"')
@@ -119,7 +79,7 @@ def test_an_arm_far_softer_than_its_scene_is_found_through_a_coarse_encoder(tmp_
     (tmp_path / "weak.xml").write_text(text)
     weak, tick = MujocoWorld(Scene.load(tmp_path / "weak.xml")), 1.5e-3
     truth = {name: value / 10 for name, value in TRUTH.items() if not name.endswith("delay")}
-    runs = [run.with_columns({"q": tick * np.round(run.q / tick)}) for run in recorded(weak, weak.tuned(truth))]
+    runs = [run.with_columns({"q": tick * np.round(run.q / tick)}) for run in arm_recordings(weak, weak.tuned(truth))]
     model = arm_model(weak, runs)
     assert model is not None and (model.noise > 0.99 * tick / np.sqrt(12)).all()
     assert [joint.given.stiffness < 200 for joint in model.joints] == [True, True, True]
@@ -136,7 +96,7 @@ def test_a_joint_alone_under_the_simulated_load_moves_as_in_the_arm(arm, runs):
     coupled = search.recoupled()
     alone = [joint.rms(z) for joint, z in zip(coupled.joints, model.split(search.x), strict=True)]
     assert alone == pytest.approx(search.rms, rel=0.02)
-    assert max(alone) < 2 * NOISE
+    assert max(alone) < 2 * ARM_NOISE
 
 
 def test_unknowns_and_settings_are_each_others_inverse(arm, runs):
@@ -158,8 +118,8 @@ def test_auto_parameters_start_at_the_values_of_the_scene(arm, runs):
 
 def test_an_arm_without_servos_has_no_direct_estimate(arm, runs, tmp_path):
     file = tmp_path / "motors.xml"
-    file.write_text(ARM.replace("<position", "<motor").replace('kp="400" kv="30"', "").replace('kp="200" kv="12"', "")
-                    .replace('kp="80" kv="4"', ""))  # fmt: skip
+    motors = PLANAR_ARM.replace("<position", "<motor").replace('kp="400" kv="30"', "")
+    file.write_text(motors.replace('kp="200" kv="12"', "").replace('kp="80" kv="4"', ""))
     assert arm_model(MujocoWorld(Scene.load(file)), runs) is None
 
 
@@ -174,7 +134,7 @@ def beside(tmp_path_factory) -> MujocoWorld:
     """The same arm beside a box that lies on the floor."""
     file = tmp_path_factory.mktemp("beside") / "arm.xml"
     box = '<body name="box" pos="2 0 0.1"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1"/></body>'
-    file.write_text(ARM.replace("<worldbody>", f'<worldbody><geom type="plane" size="5 5 1"/>{box}'))
+    file.write_text(PLANAR_ARM.replace("<worldbody>", f'<worldbody><geom type="plane" size="5 5 1"/>{box}'))
     return MujocoWorld(Scene.load(file))
 
 
@@ -196,9 +156,9 @@ def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
     assert "Held-out recordings" in found.to_html()
 
 
-def test_every_other_window_is_half_of_the_arm(arm, runs):
+def test_some_windows_of_an_arm_are_those_of_its_joints(arm, runs):
     whole = arm_model(arm, runs)
-    halves = [whole.every_other(k) for k in (0, 1)]
+    halves = [whole.some(slice(k, None, 2)) for k in (0, 1)]
     assert sum(len(half.windows.q) for half in halves) == len(whole.windows.q)
     np.testing.assert_array_equal(halves[1].windows.q, whole.windows.q[1::2])
     np.testing.assert_array_equal(halves[1].joints[0].measured, whole.joints[0].measured[1::2])

@@ -153,9 +153,9 @@ class ArmModel:
             joints.append(replace(joint, saturates=beyond))
         return replace(self, joints=tuple(joints))
 
-    def every_other(self, first: int) -> ArmModel:
-        """The same arm with every other window, from the first or the second one on."""
-        kept, own = slice(first % 2, None, 2), self.windows
+    def some(self, kept: slice) -> ArmModel:
+        """The same arm with some of its windows."""
+        own = self.windows
         parts = (own.q[kept], own.v[kept], own.past[kept], own.action[kept], own.measured[kept])
         joints = tuple(joint.some(kept) for joint in self.joints)
         return replace(self, joints=joints, windows=ArmWindows(*parts, own.skip))

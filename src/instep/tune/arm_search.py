@@ -1,7 +1,7 @@
-"""Search over the parameters of a whole arm: joints fitted one by one under the load of the simulated arm, in turns.
+"""Search over the parameters of a whole arm: in its coupled simulation, and joint by joint under simulated loads.
 
-A joint alone takes microseconds to simulate, and at the true values the load of the simulated arm is the true one. So
-all joints are fitted alone, the arm is simulated with what was found, and its motion gives the load for the next round.
+All joints are moved at once by differences of the coupled simulation. What that leaves above its noise is fitted alone:
+a joint takes microseconds to simulate, and at the true values the load of the simulated arm is the true one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .arm_model import (
     holding_friction,
     smoothed,
 )
+from .coupled_steps import damped_steps, other_starts, probes, scattered, scene_start
 from .joint_estimates import estimate_joints
 from .joint_fit import NOISE_SHARE, JointFit, explore_joints, fit_joints
 from .joint_model import DAMPING, JointModel
@@ -44,8 +45,15 @@ AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
 EXPLAINED = 3.0
 """Residual over noise up to which joints alone explain the recordings, once fits of the whole arm follow."""
-LEAST_GAIN = 0.02
-"""Relative fall of the error of each joint above its noise below which a round has led no further."""
+LEAST_GAIN, LEAST_ROUND_GAIN = 0.02, 0.1
+"""Relative fall of the error of each joint below which a step has led no further, and of each joint above its noise
+below which a round has not."""
+MOST_STEPS, LONG, SHORT = 6, 1.0, 0.3
+"""Most steps of all joints at once, and factors of the differences they go by: long ones average over stick-slip."""
+SCATTERINGS = 4
+"""How often joints far from their noise are searched at random."""
+COARSE_WINDOWS = 9
+"""Windows of such steps as long as joints are far from their noise."""
 FAR = 0.1
 """Largest error in a window up to which the simulated motion tells the load of each joint [rad]."""
 FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
@@ -80,10 +88,51 @@ class ArmSearch:
             before, bad = self.merit, self.unfinished()
             if (i and not bad) or progress.ended:
                 break
-            self.refit(seed + i, restart=True)
-            if i and before - self.merit < LEAST_GAIN * len(bad):
+            self.descend(progress)
+            if self.unfinished() and not progress.ended:
+                self.refit(seed + i, restart=True)
+            if i and before - self.merit < LEAST_ROUND_GAIN * len(bad):
                 break
         self._without_needless_split()
+
+    def descend(self, progress: Progress) -> None:
+        """Move all joints at once by differences of the coupled simulation, from the best of several starts.
+
+        As long as joints are far from their noise, a share of the windows says where to go.
+        """
+        if self._above(FAR_FROM_NOISE):
+            every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
+            coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
+            coarse._restart(progress)
+            self._take([coarse.x])
+        for length in (LONG, SHORT):
+            self._step(length, progress)
+
+    def _restart(self, progress: Progress) -> None:
+        """Steps from the best of several starts, and from what is best near by at random."""
+        begun = scene_start(self.arm, self.x)
+        self._take(other_starts(self.arm, self.x))
+        self._step(LONG, progress)
+        if self._above(FAR_FROM_NOISE):
+            other = ArmSearch.at(self.arm, self.sim, begun)
+            other._step(LONG, progress)
+            self.mix([other.x])
+        for i in range(SCATTERINGS):
+            if not (bad := self._above(FAR_FROM_NOISE)) or progress.ended:
+                break
+            self._take(scattered(self.arm, self.x, bad, i))
+            self._step(LONG, progress)
+
+    def _step(self, length: float, progress: Progress) -> None:
+        """Steps of all joints at once, by differences so much longer than usual, until one gains little."""
+        for _ in range(MOST_STEPS):
+            if not self.unfinished() or progress.ended:
+                return
+            before, tried = self.merit, probes(self.arm, self.x, length)
+            found = self.residuals(self._here(tried.points))
+            self._take(damped_steps(self.arm, self.x, self.residual, tried, found))
+            if before - self.merit < LEAST_GAIN * len(self.arm.joints):
+                return
 
     def _without_needless_split(self) -> None:
         """Take back the split of damping between joint and servo where no motor turned out to reach its limit."""
@@ -166,8 +215,11 @@ class ArmSearch:
 
     def _mixed(self, points: Sequence[JointFit], delay: float) -> JointFit:
         """Each joint from the point with which it errs least."""
-        parts, errors = [self.arm.split(point.x) for point in points], _rms(self.residuals(points))
-        chosen = [int(k) for k in np.argmin(errors, axis=0)]
+        return self._chosen(points, _rms(self.residuals(points)), delay)
+
+    def _chosen(self, points: Sequence[JointFit], errors: Array, delay: float) -> JointFit:
+        """Each joint from the point with its least error [points, joints]."""
+        parts, chosen = [self.arm.split(point.x) for point in points], [int(k) for k in np.argmin(errors, axis=0)]
         shift = np.stack([points[k].shift[:, :, j] for j, k in enumerate(chosen)], axis=2)
         return JointFit(self.arm.join([parts[k][j] for j, k in enumerate(chosen)], delay), shift)
 
@@ -209,6 +261,14 @@ class ArmSearch:
             parts = (inertia[..., dof], load[..., dof] - other, held[..., dof] - other)
             joints.append(joint.loaded(near, *parts))
         return replace(arm, joints=tuple(joints))
+
+    def _take(self, points: Sequence[Array]) -> None:
+        """Go to the best of some unknowns, or to each joint's choice among those of one delay, where that is better."""
+        tried = self._here(points)
+        every, errors = [self.best, *tried], np.concatenate([self.rms[None], _rms(self.residuals(tried))])
+        delays = np.array([point.x[-1] for point in every])
+        mixed = [self._chosen(every, np.where((delays == d)[:, None], errors, np.inf), d) for d in np.unique(delays)]
+        self._accept([every[int(np.argmin(self._merit(errors)))], *mixed])
 
     def _here(self, points: Sequence[Array] | Array) -> list[JointFit]:
         """Points with the start states of the best."""
@@ -301,7 +361,7 @@ class ArmEstimate:
 
     def _of_half(self, seed: int, progress: Progress) -> dict[str, float]:
         """Settings by direct estimates and a coupled search from every other window alone."""
-        arm = self.arm.every_other(seed)
+        arm = self.arm.some(slice(seed % 2, None, 2))
         progress.advance("direct estimates of half the windows", 0.0)
         x = estimate_joints(arm)
         search = ArmSearch.at(arm, self.sim, x)

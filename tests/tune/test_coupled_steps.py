@@ -1,0 +1,95 @@
+"""Steps of all joints of an arm at once, in its coupled simulation, from starts that loads of a recording lead to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.episode import Episode
+from instep.core.progress import Progress
+from instep.scene.folder import Scene
+from instep.tune.arm_model import ArmModel, arm_model
+from instep.tune.arm_search import ArmSearch
+from instep.tune.coupled_steps import damped_steps, other_starts, probes, scattered
+from instep.tune.joint_estimates import estimate_joints
+from instep.tune.joint_model import ARMATURE, LAG, OWN
+from small_models import PLANAR_ARM, arm_recordings
+
+CHANGES = {
+    'mass="2"': 'mass="0.2"', 'mass="1"': 'mass="0.05"', 'mass="0.4"': 'mass="0.1"',
+    'armature="0.05"': 'armature="1e-3"', 'armature="0.03"': 'armature="1e-4"', 'armature="0.01"': 'armature="1e-3"',
+    'kv="30"': 'kv="50"', 'kv="12"': 'kv="25"', "-10 10": "-60 60", "-30 30": "-60 60",
+}  # fmt: skip
+"""What makes the planar arm light and its servos heavily damped."""
+TRUTH = {
+    "actuator.shoulder.kp": 480.0, "actuator.elbow.kp": 160.0, "actuator.wrist.kp": 95.0,
+    "actuator.shoulder.kv": 60.0, "actuator.elbow.kv": 30.0, "actuator.wrist.kv": 6.0,
+    "joint.shoulder.frictionloss": 1.5, "joint.elbow.frictionloss": 0.9, "joint.wrist.frictionloss": 0.3,
+    "action.delay": 0.027,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory) -> MujocoWorld:
+    """An arm of light links and stiff, heavily damped servos, whose dry friction changes with every physics step."""
+    file = tmp_path_factory.mktemp("light") / "arm.xml"
+    model = PLANAR_ARM
+    for old, new in CHANGES.items():
+        model = model.replace(old, new)
+    file.write_text(model)
+    return MujocoWorld(Scene.load(file))
+
+
+@pytest.fixture(scope="module")
+def runs(light) -> list[Episode]:
+    """Runs of that arm with planted values."""
+    return arm_recordings(light, light.tuned(TRUTH))[:3]
+
+
+@pytest.fixture(scope="module")
+def model(light, runs) -> ArmModel:
+    """Its joints and windows."""
+    found = arm_model(light, runs)
+    assert found is not None
+    return found
+
+
+def test_steps_of_all_joints_at_once_lead_to_the_planted_values(light, model):
+    begun = ArmSearch.at(model, light, estimate_joints(model))
+    assert (begun.rms > 2 * model.noise).any()  # loads of the recording alone lead elsewhere
+    begun.descend(Progress())
+    assert not begun.unfinished()
+    for name in ("action.delay", "actuator.elbow.kp", "joint.shoulder.frictionloss", "joint.elbow.frictionloss"):
+        assert begun.settings[name] == pytest.approx(TRUTH[name], rel=0.1)
+
+
+def test_one_step_near_the_planted_values_lowers_the_error_of_every_joint(light, model):
+    x = model.unknowns(TRUTH)
+    for k in range(len(model.joints)):
+        x[len(OWN) * k : len(OWN) * k + 3] += [0.03, 1e-3, 0.05]
+    search = ArmSearch.at(model, light, x)
+    before, tried = search.rms, probes(model, x, 0.3)
+    found = search.residuals(search._here(tried.points))
+    ways = damped_steps(model, x, search.residual, tried, found)
+    search._take(ways)
+    assert (search.rms < 0.5 * before).all()
+
+
+def test_a_delay_that_was_taken_for_inertia_is_among_the_other_starts(model):
+    truth = model.unknowns(TRUTH)
+    heavy, parts = float(truth[-1]) - 6e-3, model.split(truth)
+    for z in parts:
+        lag = z[LAG]
+        second = [lag**2 - lag * d + d**2 / 2 for d in (heavy, float(truth[-1]))]
+        z[ARMATURE] = np.log(np.exp(z[ARMATURE]) + second[0] - second[1])
+    delays = {round(float(x[-1]), 4) for x in other_starts(model, model.join(parts, heavy))}
+    assert round(TRUTH["action.delay"], 4) in delays
+
+
+def test_only_the_joints_that_err_are_scattered(model):
+    x = model.unknowns(TRUTH)
+    found = np.stack(scattered(model, x, [1], seed=0))
+    moved = np.ptp(found, axis=0) > 0
+    size = len(OWN)
+    assert moved[size : 2 * size - 1].all() and not moved[:size].any() and not moved[2 * size :].any()
