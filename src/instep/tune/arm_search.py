@@ -82,13 +82,16 @@ class ArmSearch:
         return search
 
     def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> None:
-        """Fit joints under the simulated load until all are at their noise, a round gains nothing, or time ends."""
+        """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
+
+        It ends too where a round gains little, or with the time.
+        """
         for i in range(rounds):
             progress.advance("coupled search", i / rounds)
             before, bad = self.merit, self.unfinished()
             if (i and not bad) or progress.ended:
                 break
-            self.descend(progress)
+            self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
             if i and before - self.merit < LEAST_ROUND_GAIN * len(bad):
@@ -105,7 +108,8 @@ class ArmSearch:
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
             coarse._restart(progress)
             self._take([coarse.x])
-        for length in (LONG, SHORT):
+        for share, length in ((0.5, LONG), (0.8, SHORT)):
+            progress.advance("coupled search", share)
             self._step(length, progress)
 
     def _restart(self, progress: Progress) -> None:
@@ -120,6 +124,7 @@ class ArmSearch:
         for i in range(SCATTERINGS):
             if not (bad := self._above(FAR_FROM_NOISE)) or progress.ended:
                 break
+            progress.advance("coupled search", 0.2 + 0.3 * i / SCATTERINGS)
             self._take(scattered(self.arm, self.x, bad, i))
             self._step(LONG, progress)
 
