@@ -44,7 +44,7 @@ GOAL_RESULTS = {
 
 
 class _Outcomes:
-    """A plugin of pytest that keeps what came out of each test."""
+    """A plugin of pytest that keeps what came out of each test, and shows at once why one failed."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[tuple[str, float]]] = {}
@@ -53,6 +53,8 @@ class _Outcomes:
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.rpartition("::")[2].partition("[")[0]
             self.found.setdefault(name, []).append((report.outcome, report.duration))
+        if report.outcome == "failed":
+            print(f"{report.nodeid}: {str(report.longrepr)[-600:]}", file=sys.__stderr__, flush=True)
 
 
 def marked_tests() -> dict[int, dict[str, Path]]:
