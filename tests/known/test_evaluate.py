@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 
@@ -288,6 +290,16 @@ def test_a_fork_server_that_is_killed_with_a_worker_loses_nothing(tmp_path):
     assert (tmp_path / "flag").exists()
     assert done.infrastructure_failures("DeadlyToAll", "mujoco") == 0
     assert done.success("DeadlyToAll", "mujoco").n == 12
+
+
+@pytest.mark.fault(44)
+def test_a_worker_starts_though_its_fork_server_was_killed_a_moment_ago():
+    for _ in range(8):
+        with open_map("processes:1") as mapped:
+            assert list(mapped(abs, [-1])) == [1]
+        os.kill(forkserver._forkserver._forkserver_pid, 9)
+        with open_map("processes:1") as mapped:
+            assert list(mapped(abs, [-2])) == [2]
 
 
 @pytest.mark.fault(44)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from rich.progress import Progress, TaskID
@@ -21,6 +22,8 @@ from instep.evaluate.evaluation import EvalBatch, LostBatch
 _HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
 """How often a batch is given to a worker before it counts as lost."""
+STARTS, START_PAUSE = 20, 0.05
+"""How often a worker is started where the server it is forked from has died, and the time between [s]."""
 
 
 @contextmanager
@@ -71,8 +74,7 @@ class _Worker:
             ["instep.app.world_specs", "instep.physics.mujoco_world", "instep.evaluate.evaluation"]
         )
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        self.process.start()
+        self.process = _started(lambda: context.Process(target=_serve, args=(other,), daemon=True))
         other.close()
         self.index: int | None = None
         self.since = 0.0
@@ -153,6 +155,20 @@ class _Work:
         self.waiting = deque(range(len(items)))
         self.tries = [0] * len(items)
         self.results: dict[Any, Any] = {}
+
+
+def _started(process: Callable[[], ForkServerProcess]) -> ForkServerProcess:
+    """A process that has started: a server that was killed a moment ago looks alive until the system has cleared it."""
+    for _ in range(STARTS - 1):
+        try:
+            begun = process()
+            begun.start()
+            return begun
+        except (OSError, EOFError):
+            time.sleep(START_PAUSE)
+    begun = process()
+    begun.start()
+    return begun
 
 
 def _serve(pipe: Connection) -> None:
