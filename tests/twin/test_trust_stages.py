@@ -257,26 +257,29 @@ def test_a_twin_without_cameras_is_supervised_too_and_a_robot_that_does_not_foll
     assert any("the robot does not follow the twin" in words for words in trust_facts(run)["trust events"])
 
 
+class Diverging:
+    """A world whose 31st step raises what a step with a NaN force raises, and whose pusher is shaken from then on."""
+
+    def __init__(self, sim, shake: float = 0.0) -> None:
+        self.sim, self.spec, self.scene, self.shake, self.count = sim, sim.spec, SCENE, shake, 0
+
+    def __getattr__(self, name: str):
+        return getattr(self.sim, name)
+
+    def step(self, state: State, action: np.ndarray) -> State:
+        self.count += 1
+        if self.count == 31:
+            raise Diverged("The simulation has left the range of finite numbers.")
+        moved = self.sim.step(state, action)
+        way = self.shake * (-1) ** self.count if self.count > 31 else 0.0
+        return replace(moved, q=moved.q + way * (np.arange(len(moved.q)) == 0))
+
+
 @pytest.mark.fault(27)
 def test_a_twin_whose_simulation_diverges_is_restored_to_its_last_good_state_and_held() -> None:
     sim = open_world(SCENE)
 
-    class Diverging:
-        """The scene's own world, whose 31st step raises what a step with a NaN force raises."""
-
-        def __init__(self) -> None:
-            self.spec, self.scene, self.count = sim.spec, SCENE, 0
-
-        def __getattr__(self, name: str):
-            return getattr(sim, name)
-
-        def step(self, state: State, action: np.ndarray) -> State:
-            self.count += 1
-            if self.count == 31:
-                raise Diverged("The simulation has left the range of finite numbers.")
-            return sim.step(state, action)
-
-    twin = supervised(Twin(Diverging(), open_world(SCENE), NoCorrection()), TwinOptions())
+    twin = supervised(Twin(Diverging(sim), open_world(SCENE), NoCorrection()), TwinOptions())
     start = scene_limits(SCENE).start(sim.reset(0).q, SCENE.spec)
     run = rollout(twin, Script(start + np.linspace(0, 0.2, 90)[:, None] * np.array([1.0, 0.0])), steps=90)
     stages = run[CHANNEL][:, LABELS.index("stage")]
@@ -284,36 +287,30 @@ def test_a_twin_whose_simulation_diverges_is_restored_to_its_last_good_state_and
     assert np.abs(np.diff(run["twin.sent"], axis=0)).max() < 0.5 * DT * 1.5  # no jump of the set point
     assert trust_events(run)[0].cause == TrustCause.DIVERGED
     with pytest.raises(Diverged):
-        rollout(Twin(Diverging(), open_world(SCENE), NoCorrection()), Constant(start), steps=90)
+        rollout(Twin(Diverging(sim), open_world(SCENE), NoCorrection()), Constant(start), steps=90)
 
 
 def test_a_twin_that_holds_is_at_rest_though_contact_shakes_its_simulated_robot() -> None:
     sim = open_world(SCENE)
 
-    class Shaken:
-        """The scene's own world, which diverges once, and whose pusher is shaken from then on."""
-
-        def __init__(self) -> None:
-            self.spec, self.scene, self.count = sim.spec, SCENE, 0
-
-        def __getattr__(self, name: str):
-            return getattr(sim, name)
-
-        def step(self, state: State, action: np.ndarray) -> State:
-            self.count += 1
-            if self.count == 31:
-                raise Diverged("The simulation has left the range of finite numbers.")
-            moved = sim.step(state, action)
-            shake = 2e-4 * (-1) ** self.count if self.count > 31 else 0.0
-            return replace(moved, q=moved.q + shake * (np.arange(len(moved.q)) == 0))
-
-    twin = supervised(Twin(Shaken(), open_world(SCENE), NoCorrection()), TwinOptions())
+    twin = supervised(Twin(Diverging(sim, shake=2e-4), open_world(SCENE), NoCorrection()), TwinOptions())
     start = scene_limits(SCENE).start(sim.reset(0).q, SCENE.spec)
     run = rollout(twin, Script(start + np.linspace(0, 0.2, 90)[:, None] * np.array([1.0, 0.0])), steps=90)
     assert (run[CHANNEL][31:, LABELS.index("stage")] >= HOLD).all()
     assert np.abs(np.diff(run.q[60:, 0])).max() > 1e-4
     late = 31 + round((scene_limits(SCENE).stop_time + SETTLE_S) / DT) + 2
     assert late < 60 and np.all(np.diff(run["twin.sent"][late:], axis=0) == 0)
+
+
+def test_set_points_of_a_slow_servo_are_not_stopped_at_speed() -> None:
+    watch, sim = monitor(), open_world(SCENE).reset(0)
+    memory = {**watch.begin(0.0), "stage": np.array(int(HOLD)), "held_since": np.array(-1.0)}
+    fast = replace(sim, v=sim.v + 0.2 * np.max(watch.limits.velocity))
+    target = watch.limits.start(sim.q, SCENE.spec)
+    assert not watch.at_rest(watch.act(memory, fast, target)[1])
+    _, slow = watch.act(memory, sim, target)
+    assert watch.at_rest(slow) and watch.at_rest(watch.act(slow, fast, target)[1])  # what shakes it then moves nothing
+    assert not watch.at_rest(watch.act({**slow, "stage": np.array(int(NORMAL))}, sim, target)[1])
 
 
 def watched(recording, options: TwinOptions, scene=SCENE):

@@ -159,16 +159,16 @@ class _Work:
 
 def _started(process: Callable[[], ForkServerProcess]) -> ForkServerProcess:
     """A process that has started: a server that was killed a moment ago looks alive until the system has cleared it."""
-    for _ in range(STARTS - 1):
+    left = STARTS
+    while True:
+        begun, left = process(), left - 1
         try:
-            begun = process()
             begun.start()
             return begun
         except (OSError, EOFError):
+            if not left:
+                raise
             time.sleep(START_PAUSE)
-    begun = process()
-    begun.start()
-    return begun
 
 
 def _serve(pipe: Connection) -> None:

@@ -42,8 +42,9 @@ MAX_LAG = {"m": 0.06, "rad": 0.2}
 MAX_DIVERGED = 3
 """Divergences within `DIVERGED_S` after which a twin is handed over."""
 DIVERGED_S = 10.0
-SETTLE_S = 0.25
-"""Time that simulated joints take to come to rest behind a command that is at rest [s]."""
+SETTLE_S, SLOW_SHARE = 0.25, 0.05
+"""Time that simulated joints take to come to rest behind a command that is at rest [s], and the share of their velocity
+limits below which they count as such; slower servos take longer, and are not stopped at speed."""
 
 
 class TrustStage(IntEnum):
@@ -181,7 +182,7 @@ class TrustMonitor:
             "own": np.full((round(OWN_SECONDS / self.spec.dt), n), np.nan), "centre": self.trust.centre.copy(),
             "level": np.array(0.0), "feature": np.array(0), "stage": np.array(0), "cause": np.array(0),
             "high_since": np.full(2, np.inf), "entered": np.array(t), "calm_since": np.array(np.inf),
-            "usual": np.array(True), "held_since": np.array(np.inf),
+            "usual": np.array(True), "held_since": np.array(np.inf), "at_rest": np.array(False),
             "image_at": np.array(t), "reading_at": np.array(t), "lag_rows": np.zeros(2, int),
             "relocalized_at": np.array(-np.inf), "unstable_at": np.array(-np.inf), "last_correction": np.zeros(0),
             "flips": np.array(0), "diverged": np.full(MAX_DIVERGED, -np.inf), "stepping": np.array(False),
@@ -192,13 +193,17 @@ class TrustMonitor:
         """The stage in which a twin is."""
         return TrustStage(int(memory["stage"])) if self.options.acts else TrustStage.NORMAL
 
-    def at_rest(self, memory: Mapping[str, Any], t: float) -> bool:
-        """Whether a twin has held for so long that its robots are at rest: from then on no set point moves.
+    def at_rest(self, memory: Mapping[str, Any]) -> bool:
+        """Whether a twin that holds has come to rest: from then on no set point moves until it goes on.
 
         Contact moves a simulated robot that holds a little, for as long as it lasts; a real one does not follow that.
         """
-        held = self.stage(memory) >= TrustStage.HOLD
-        return held and t - float(memory["held_since"]) > self.limits.stop_time + SETTLE_S
+        return bool(memory["at_rest"]) and self.stage(memory) >= TrustStage.HOLD
+
+    def _rests(self, memory: Mapping[str, Any], sim: State) -> bool:
+        """Whether the command has had the time to come to rest, and the simulated joints have followed it."""
+        held = sim.t - float(memory["held_since"]) > self.limits.stop_time + SETTLE_S
+        return held and bool((np.abs(self._speeds(sim)) < SLOW_SHARE * np.asarray(self.limits.velocity)).all())
 
     def observed(self, memory: Mapping[str, Any]) -> Array:
         """The numbers of `LABELS`."""
@@ -219,11 +224,13 @@ class TrustMonitor:
         if self.stage(memory) == TrustStage.HANDED_OVER and self.operator():
             kept = self.resume(memory, sim.t)
         stage = self.stage(kept)
+        held = stage >= TrustStage.HOLD
+        kept["at_rest"] = np.array(held and (bool(kept["at_rest"]) or self._rests(kept, sim)))
         if stage < TrustStage.SLOW and not memory["stepping"]:
             return action, kept
         limits, dt = self.limits, self.spec.dt
         last = LimitedCommand(memory["command"]) if memory["stepping"] else self._where(sim)
-        if stage >= TrustStage.HOLD:
+        if held:
             after = limits.brake(last, dt)
         else:
             after = (self._slow() if stage >= TrustStage.SLOW else limits).towards(last, action, dt)
@@ -244,11 +251,17 @@ class TrustMonitor:
     def _where(self, sim: State) -> LimitedCommand:
         """A command at the simulated joints that moves as they do, inside the limits."""
         limits, spec = self.limits, self.spec
-        names = limits.joints or limits.labels
-        speeds = [float(sim.v[spec.v.labels.index(name)]) if name in spec.v.labels else 0.0 for name in names]
         q = np.clip(limits.start(sim.q, spec), limits.low, limits.high)
         top = np.asarray(limits.velocity)
-        return limits.moving(q, np.clip(np.where(limits.position_targets, speeds, 0.0), -top, top), spec.dt)
+        return limits.moving(q, np.clip(self._speeds(sim), -top, top), spec.dt)
+
+    def _speeds(self, sim: State) -> Array:
+        """The speeds of the simulated joints that position targets move, zero for other actions."""
+        limits, labels = self.limits, self.spec.v.labels
+        speeds = [
+            float(sim.v[labels.index(name)]) if name in labels else 0.0 for name in limits.joints or limits.labels
+        ]
+        return np.where(limits.position_targets, speeds, 0.0)
 
     def _slow(self) -> Limits:
         return self.limits.reduced(self.spec)

@@ -237,7 +237,7 @@ class Twin:
         sim, diverged = self._predict(memory["sim"], action, past)
         timer("predict")
         holding = self.trust is not None and self.trust.stage(watched) >= TrustStage.HOLD
-        still = self.trust is not None and self.trust.at_rest(watched, memory["real"].t)
+        still = self.trust is not None and self.trust.at_rest(watched)
         sent = memory["sent"] if still else self._command(sim, action, 0.0 if holding else float(memory["lead"]))
         rest = self._time_after(memory)
         real = self.real.step(memory["real"], sent)
