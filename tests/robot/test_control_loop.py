@@ -10,52 +10,18 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.world import Spec, State, vector
-from instep.robot import Clock, Limits, Reading, WorldDriver
-from instep.robot.control_loop import RobotLoop, RobotSnapshot
+from instep.robot import Limits, Reading, WorldDriver
 from instep.robot.safety_options import SafetyOptions
-from instep.robot.wire import Command, Reset
+from instep.robot.wire import Command
 
 sys.path.append(str(Path(__file__).parent))
-from point_mass_robot import LOOSE, NAMES, PointMass
-
-PERIOD = 10_000_000
-
-
-class Bench:
-    """A loop, the clock it lives by, and what it published."""
-
-    def __init__(self, driver, pace="real", **safety):
-        self.now, self.published, self.seq = 10**9, [], 0
-        clock = Clock(source=lambda: self.now)
-        self.loop = RobotLoop(
-            driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.published.append
-        )
-        self.loop.begin()
-
-    @property
-    def last(self) -> RobotSnapshot:
-        return self.published[-1]
-
-    def command(self, *action: float, after: int | None = None) -> str:
-        self.seq += 1
-        asked = Command("c", self.seq, self.last.tick if after is None else after, np.array(action))
-        refusal = self.loop.offer(asked)
-        return "" if refusal is None else refusal.reason
-
-    def reset(self, seed: int = 0) -> None:
-        self.seq += 1
-        assert self.loop.offer(Reset("c", self.seq, seed)) is None
-        self.tick()
-
-    def tick(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.now += PERIOD
-            self.loop.tick(self.now)
+from loop_bench import PERIOD, LoopBench
+from point_mass_robot import NAMES, PointMass
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench(WorldDriver(PointMass()))
+def bench() -> LoopBench:
+    return LoopBench(WorldDriver(PointMass()))
 
 
 def test_a_robot_waits_for_its_first_command_however_long(bench):
@@ -141,7 +107,7 @@ def test_a_stopped_simulated_robot_stays_subject_to_physics(bench):
 
 def test_limits_hold_on_the_robots_side_and_a_hold_brakes_inside_them():
     limits = Limits(NAMES, -0.5, 0.5, 1.0, 5.0)
-    bench = Bench(WorldDriver(PointMass()), limits=limits)
+    bench = LoopBench(WorldDriver(PointMass()), limits=limits)
     start = bench.last.reading.q
     sent = [start, start]
     for k in range(80):
@@ -160,11 +126,11 @@ def test_limits_hold_on_the_robots_side_and_a_hold_brakes_inside_them():
 
 def test_limits_for_another_robot_are_refused_at_once():
     with pytest.raises(BadInput, match="but the robot takes x, y"):
-        Bench(WorldDriver(PointMass()), limits=Limits(("a",), -1, 1, 1, 1))
+        LoopBench(WorldDriver(PointMass()), limits=Limits(("a",), -1, 1, 1, 1))
 
 
 def test_in_lock_step_each_command_moves_one_period_and_no_time_passes_between():
-    bench = Bench(WorldDriver(PointMass()), pace="step")
+    bench = LoopBench(WorldDriver(PointMass()), pace="step")
     bench.reset(1)
     for k in range(10):
         bench.now += 3600 * 10**9
@@ -174,14 +140,14 @@ def test_in_lock_step_each_command_moves_one_period_and_no_time_passes_between()
 
 
 def test_in_lock_step_an_action_for_another_state_is_refused():
-    bench = Bench(WorldDriver(PointMass()), pace="step")
+    bench = LoopBench(WorldDriver(PointMass()), pace="step")
     bench.reset(1)
     tick = bench.last.tick
     assert bench.command(0.0, 0.0, after=tick - 1) == f"The action is for state {tick - 1}, but the robot is at {tick}."
 
 
 def test_in_lock_step_the_same_step_asked_twice_is_taken_once():
-    bench = Bench(WorldDriver(PointMass()), pace="step")
+    bench = LoopBench(WorldDriver(PointMass()), pace="step")
     bench.reset(1)
     assert bench.command(0.5, 0.0) == ""
     again = Command("other", 1, bench.last.tick, np.array([0.5, 0.0]))
@@ -227,7 +193,7 @@ def test_a_driver_that_does_not_return_delays_no_hold():
             return super().write(action)
 
     driver = Slow()
-    bench = Bench(driver)
+    bench = LoopBench(driver)
     for _ in range(6):
         bench.command(0.3, 0.3)
         bench.tick()
@@ -247,7 +213,7 @@ def test_the_first_command_begins_where_the_robot_is():
         state = world.reset(0)
         driver = WorldDriver(world)
         driver._state = State(0.0, rng.uniform(-3, 3, 2), np.zeros(2), state.hidden)
-        bench = Bench(driver, limits=limits)
+        bench = LoopBench(driver, limits=limits)
         here = bench.last.reading.q
         bench.command(*rng.uniform(-9, 9, 2))
         bench.tick()
@@ -260,7 +226,7 @@ def test_the_first_command_begins_where_the_robot_is():
     [([1e300, -1e300], "position"), ([5.0, 0.0], "position"), ([0.9, 0.0], "velocity"), ([0.2, 0.2], "acceleration")],
 )
 def test_what_the_limits_change_is_counted_by_the_limit(action, cause):
-    bench = Bench(WorldDriver(PointMass()), limits=Limits(NAMES, -1.0, 1.0, 50.0, 50.0))
+    bench = LoopBench(WorldDriver(PointMass()), limits=Limits(NAMES, -1.0, 1.0, 50.0, 50.0))
     bench.command(*action)
     bench.tick()
     assert bench.loop.counts["limited"] == 1 and bench.loop.counts[f"limited_{cause}"] == 1
@@ -268,7 +234,7 @@ def test_what_the_limits_change_is_counted_by_the_limit(action, cause):
 
 
 def test_a_driver_that_raises_stops_the_robot_and_the_client_learns_only_its_kind(bench, caplog):
-    broken = Bench(WorldDriver(PointMass(breaks_at=0.2)))
+    broken = LoopBench(WorldDriver(PointMass(breaks_at=0.2)))
     broken.command(5.0, 0.0)
     broken.tick(20)
     assert broken.last.mode == "stop" and broken.last.reason == "The point mass flew away."
@@ -277,7 +243,7 @@ def test_a_driver_that_raises_stops_the_robot_and_the_client_learns_only_its_kin
         def write(self, action):
             raise KeyError("/etc/secret")
 
-    buggy = Bench(Buggy(PointMass()))
+    buggy = LoopBench(Buggy(PointMass()))
     buggy.command(0.0, 0.0)
     buggy.tick()
     assert buggy.last.mode == "stop" and buggy.last.reason == "Its driver raised KeyError."
@@ -290,7 +256,7 @@ def test_a_robot_that_cannot_be_read_is_not_served():
             return Reading(0.0, np.full(2, np.nan), np.zeros(2))
 
     with pytest.raises(BadInput, match="cannot be read"):
-        Bench(Blind(PointMass()))
+        LoopBench(Blind(PointMass()))
 
 
 def test_a_driver_whose_numbers_do_not_fit_its_spec_is_stopped(bench):
@@ -301,7 +267,7 @@ def test_a_driver_whose_numbers_do_not_fit_its_spec_is_stopped(bench):
             return Reading(0.0, np.zeros(3), np.zeros(2)) if self.bad else super().read()
 
     driver = Odd(PointMass())
-    odd = Bench(driver)
+    odd = LoopBench(driver)
     driver.bad = True
     odd.tick()
     assert odd.last.mode == "stop" and "but says it has (2,)" in odd.last.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from instep.core.errors import BadInput, LinkLost
 from instep.robot import FollowerDriver, Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
+from instep.robot import follower as follower_module
 from instep.robot.follower import Follower, FollowerThread
 from instep.robot.limits import LimitedCommand
 
@@ -257,3 +259,56 @@ def test_a_served_robot_reaches_its_target_within_its_jerk():
             rows.append(link.observe(state)["action.sent"])
     jerk = np.diff(np.stack(rows), 3, axis=0) / link.spec.dt**3
     assert np.abs(jerk).max() <= 400.0 * (1 + 1e-6) and np.allclose(rows[-1], [0.5, -0.5], atol=1e-6)
+
+
+def test_a_follower_thread_that_is_late_skips_whole_periods(monkeypatch):
+    """In virtual time: each command takes two and a half periods, so whole periods are left out."""
+    clock, sent = [0.0], []
+
+    def send(command: np.ndarray) -> None:
+        sent.append(clock[0])
+        clock[0] += 0.025 if len(sent) < 20 else 0.0
+        if len(sent) == 40:
+            thread._over.set()
+
+    monkeypatch.setattr(follower_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(follower_module.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+    limits = Limits(("x",), -1.0, 1.0, 1.0, 10.0, 200.0)
+    thread = FollowerThread(Follower(limits, np.zeros(1), rate=100.0), send, rate=100.0)
+    thread._run()
+    assert thread.error is None
+    gaps = np.diff(sent)
+    assert np.diff(np.floor(np.array(sent) / 0.01 + 1e-6)).min() >= 1, "never two commands in one period"
+    assert np.allclose(gaps[20:], 0.01) and thread.missed == round((sent[-1] - sent[0]) / 0.01) - 39
+
+
+def test_a_follower_knows_when_it_brakes_and_when_it_rests():
+    follower = Follower(FAST, np.zeros(7), rate=250.0)
+    assert follower.braking and follower.at_rest and np.array_equal(follower.target, np.zeros(7))
+    follower.set_target(np.full(7, 9.0))
+    assert not follower.braking and not follower.at_rest and np.array_equal(follower.target, FAST.high)
+    run(follower, 250.0, 0.3, lambda k: np.full(7, 1.0))
+    follower.brake()
+    assert follower.braking and not follower.at_rest
+    for _ in range(int(FAST.stop_time * 250) + 2):
+        follower.step()
+    assert follower.at_rest
+
+
+def test_a_driver_with_a_follower_holds_where_it_is_and_its_fault_is_read():
+    class Motors(WorldDriver):
+        def write(self, action):
+            raise OSError("bus off")
+
+    driver = FollowerDriver(Motors(PointMass()), Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0), rate=200.0)
+    driver.reset(0)
+    assert np.array_equal(driver.hold(), np.zeros(2)) and driver.read().fault == ""
+    with suppress(LinkLost):  # its thread may have failed already
+        driver.write(np.array([0.1, 0.1]))
+    driver._thread._thread.join(5.0)
+    assert driver.read().fault == "The motors refused a command: bus off"
+    driver.passed(3)
+    with pytest.raises(LinkLost, match="The motors refused a command: bus off"):
+        driver.write(np.zeros(2))
+    driver.reset(0)
+    assert driver.read().fault == "" and driver._thread is None

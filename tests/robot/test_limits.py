@@ -215,3 +215,77 @@ def test_a_scene_states_its_own_limits_and_a_wrong_one_is_said():
         scene_limits(replace(scene, motion_limits={"jerk": -1.0}))
     with pytest.raises(UnknownName, match="pusher_x"):
         scene_limits(replace(scene, motion_limits={"velocity": {"pusher_z": 1.0}}))
+
+
+def test_the_time_to_rest_is_that_of_the_slowest_joint_that_is_a_position():
+    limits = Limits(("a", "b", "c"), -1.0, 1.0, [1.0, 2.0, 50.0], [10.0, 4.0, 1.0], [100.0, 40.0, 1.0],
+                    position_targets=np.array([True, True, False]))  # fmt: skip
+    assert limits.stop_time == pytest.approx(2.0 / 4.0 + 2 * 4.0 / 40.0)
+    assert replace(limits, position_targets=False).stop_time == 0.0
+    assert str(limits).endswith("; c -1 to 1"), "what is no position has no speed"
+
+
+def test_reduced_limits_are_a_share_and_no_more_than_is_slow():
+    spec = Spec(0.01, vector("abc", "rad"), vector("abc", "rad/s"), vector("abc", ["rad", "m", "Nm"]), {})
+    limits = Limits(tuple("abc"), -1.0, 1.0, [1.0, 1.0, 10.0], 5.0)
+    assert np.allclose(limits.reduced(spec).velocity, [0.3, 0.1, 3.0])
+    assert np.allclose(limits.slowed(0.25).velocity, [0.25, 0.25, 2.5])
+    assert np.allclose(limits.reduced(spec).acceleration, 5.0)
+
+
+def test_where_nothing_is_stated_each_unit_has_its_own_limits_and_torques_have_none():
+    spec = Spec(0.01, vector("ab", ["rad", "m"]), vector("ab", "rad/s"), vector("abc", ["rad", "m", "Nm"]), {})
+    limits = default_limits(spec)
+    assert limits.position_targets.tolist() == [True, True, False]
+    assert np.allclose(limits.high, [2 * np.pi, 1.0, np.inf]) and np.allclose(limits.low, -limits.high)
+    assert np.allclose(limits.velocity, [3.14, 0.5, 1.0]) and np.allclose(limits.acceleration, [30.0, 10.0, 1.0])
+    assert np.allclose(limits.jerk, [600.0, 200.0, 20.0])
+
+
+def test_only_what_was_cut_names_a_limit():
+    limits, dt = Limits(("a", "b"), -1.0, 1.0, 1.0, 10.0, 200.0), 0.01
+    rest = limits.rest(np.zeros(2))
+    wanted = np.array([5.0, 0.0005])
+    assert limits.cause(rest, wanted, np.array([True, False]), dt) == "position"
+    assert limits.cause(rest, -wanted, np.array([True, False]), dt) == "position"
+    assert limits.cause(rest, wanted, np.array([False, True]), dt) == "jerk"
+    moving = limits.moving(np.zeros(2), np.full(2, 0.9), dt)
+    assert limits.cause(moving, np.full(2, -0.009), np.ones(2, bool), dt) == "acceleration"
+    assert limits.cause(moving, np.full(2, 0.0105), np.ones(2, bool), dt) == "velocity"
+
+
+def test_a_guarded_world_begins_where_past_commands_have_led():
+    world, limits = PointMass(), GENTLE
+    guarded, state = Guarded(world, limits), world.reset(0)
+    one = guarded.begin(state, 0, np.array([[0.2, -0.1]])).hidden["guarded"]
+    assert np.array_equal(one["rows"][..., 0], [0.2, -0.1]) and not one["rows"][..., 1].any() and one["cut"] == 0
+    two = guarded.begin(state, 0, np.array([[9.0, 9.0], [0.196, -0.1], [0.2, -0.101]])).hidden["guarded"]
+    assert np.allclose(two["rows"][..., 0], [0.2, -0.101]) and np.allclose(two["rows"][..., 1], [0.4, -0.1])
+    assert np.allclose(two["sent"], [0.2, -0.101])
+    none = guarded.begin(state, 0, None).hidden["guarded"]
+    assert np.allclose(none["rows"][..., 0], state.q) and not none["rows"][..., 1].any()
+
+
+SLIDES = """<mujoco><worldbody>
+<body><joint name="free" type="slide" axis="1 0 0"/><geom size=".1" mass="1"/></body>
+<body pos="0 1 0"><joint name="short" type="slide" axis="1 0 0" limited="true" range="-.2 .3"/>
+<geom size=".1" mass="1"/></body>
+<body pos="0 2 0"><joint name="geared" type="slide" axis="1 0 0"/><geom size=".1" mass="1"/></body>
+<body pos="0 3 0"><joint name="pushed" type="slide" axis="1 0 0"/><geom size=".1" mass="1"/></body>
+</worldbody><actuator>
+<position name="a" joint="free" kp="10" ctrllimited="true" ctrlrange="-.5 .6"/>
+<position name="b" joint="short" kp="10" ctrllimited="true" ctrlrange="-.1 9"/>
+<position name="c" joint="geared" kp="10" gear="2"/>
+<motor name="d" joint="pushed" ctrllimited="true" ctrlrange="-4 4"/>
+</actuator></mujoco>"""
+
+
+def test_a_scenes_limits_are_the_narrower_of_its_joints_and_motors(tmp_path):
+    (tmp_path / "slides.xml").write_text(SLIDES)
+    limits = scene_limits(Scene.load(str(tmp_path / "slides.xml")))
+    targets = np.asarray(limits.position_targets)
+    assert targets.tolist() == [True, True, False, False]
+    assert np.allclose(np.asarray(limits.low)[targets], [-0.5, -0.1])
+    assert np.allclose(np.asarray(limits.high)[targets], [0.6, 0.3])
+    assert limits.low[3] == -4.0 and limits.high[3] == 4.0 and limits.joints[:2] == ("free", "short")
+    assert limits.assumed == ("velocity", "acceleration", "jerk")

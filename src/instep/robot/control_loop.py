@@ -318,7 +318,7 @@ class RobotLoop:
         self._limited = self._reading = None
         self._checks.reset()
         self._responses.reset()
-        self._doubt = ""
+        self._doubt = self._slow_why = ""
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
