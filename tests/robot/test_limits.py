@@ -138,6 +138,10 @@ def test_the_limit_that_a_command_breaks_is_named():
         ({"jerk": -1.0}, "'jerk'"),
         ({"velocity": np.ones(3)}, "'velocity'"),
         ({"low": np.nan}, "'low'"),
+        ({"low": np.array([np.nan, -1.0])}, "'low'"),
+        ({"high": np.array([1.0, -1.0])}, "below its highest"),
+        ({"velocity": np.array([1.0, 0.0])}, "'velocity'"),
+        ({"acceleration": np.array([np.inf, 1.0])}, "'acceleration'"),
     ],
 )
 def test_limits_that_are_none_are_refused(change, text):
@@ -172,8 +176,10 @@ def test_a_guarded_world_counts_what_it_cut():
     here = state.hidden["guarded"]["rows"][..., 0]
     state = world.step(state, here + 5e-5)
     assert state.hidden["guarded"]["cut"] == 0
-    state = world.step(state, here + 3.0)
+    state = world.step(state, here + 0.4)
     assert state.hidden["guarded"]["cut"] == 1
+    state = world.step(state, state.hidden["guarded"]["sent"] + np.array([3.0, 0.0]))
+    assert state.hidden["guarded"]["cut"] == 2, "one of its actions is enough"
 
 
 def test_a_guarded_world_refuses_nan_before_it_can_become_a_jump():
@@ -226,20 +232,21 @@ def test_the_time_to_rest_is_that_of_the_slowest_joint_that_is_a_position():
 
 
 def test_reduced_limits_are_a_share_and_no_more_than_is_slow():
-    spec = Spec(0.01, vector("abc", "rad"), vector("abc", "rad/s"), vector("abc", ["rad", "m", "Nm"]), {})
-    limits = Limits(tuple("abc"), -1.0, 1.0, [1.0, 1.0, 10.0], 5.0)
-    assert np.allclose(limits.reduced(spec).velocity, [0.3, 0.1, 3.0])
-    assert np.allclose(limits.slowed(0.25).velocity, [0.25, 0.25, 2.5])
+    actions = vector("abcd", ["rad", "m", "Nm", "rad"])
+    spec = Spec(0.01, vector("abcd", "rad"), vector("abcd", "rad/s"), actions, {})
+    limits = Limits(tuple("abcd"), -1.0, 1.0, [1.0, 1.0, 10.0, 9.0], 5.0)
+    assert np.allclose(limits.reduced(spec).velocity, [0.3, 0.1, 3.0, 0.5])
+    assert np.allclose(limits.slowed(0.25).velocity, [0.25, 0.25, 2.5, 2.25])
     assert np.allclose(limits.reduced(spec).acceleration, 5.0)
 
 
 def test_where_nothing_is_stated_each_unit_has_its_own_limits_and_torques_have_none():
-    spec = Spec(0.01, vector("ab", ["rad", "m"]), vector("ab", "rad/s"), vector("abc", ["rad", "m", "Nm"]), {})
-    limits = default_limits(spec)
-    assert limits.position_targets.tolist() == [True, True, False]
-    assert np.allclose(limits.high, [2 * np.pi, 1.0, np.inf]) and np.allclose(limits.low, -limits.high)
-    assert np.allclose(limits.velocity, [3.14, 0.5, 1.0]) and np.allclose(limits.acceleration, [30.0, 10.0, 1.0])
-    assert np.allclose(limits.jerk, [600.0, 200.0, 20.0])
+    actions = vector("abcd", ["rad", "m", "Nm", "rad"])
+    limits = default_limits(Spec(0.01, vector("abc", ["rad", "m", "rad"]), vector("abc", "rad/s"), actions, {}))
+    assert limits.position_targets.tolist() == [True, True, False, False], "no position is called d"
+    assert np.allclose(limits.high, [2 * np.pi, 1.0, np.inf, np.inf]) and np.allclose(limits.low, -limits.high)
+    assert np.allclose(limits.velocity[:3], [3.14, 0.5, 1.0]) and np.allclose(limits.acceleration[:3], [30, 10, 1])
+    assert np.allclose(limits.jerk[:3], [600.0, 200.0, 20.0])
 
 
 def test_only_what_was_cut_names_a_limit():
@@ -252,6 +259,8 @@ def test_only_what_was_cut_names_a_limit():
     moving = limits.moving(np.zeros(2), np.full(2, 0.9), dt)
     assert limits.cause(moving, np.full(2, -0.009), np.ones(2, bool), dt) == "acceleration"
     assert limits.cause(moving, np.full(2, 0.0105), np.ones(2, bool), dt) == "velocity"
+    away = limits.rest(np.full(2, 0.9))
+    assert limits.cause(away, np.full(2, 0.9001), np.ones(2, bool), dt) == "jerk", "counted from where it is"
 
 
 def test_a_guarded_world_begins_where_past_commands_have_led():
@@ -289,3 +298,15 @@ def test_a_scenes_limits_are_the_narrower_of_its_joints_and_motors(tmp_path):
     assert np.allclose(np.asarray(limits.high)[targets], [0.6, 0.3])
     assert limits.low[3] == -4.0 and limits.high[3] == 4.0 and limits.joints[:2] == ("free", "short")
     assert limits.assumed == ("velocity", "acceleration", "jerk")
+
+
+def test_after_braking_the_next_target_is_followed_from_rest():
+    """What was aimed at before a brake is forgotten: the target behind the last command is where it came to rest."""
+    limits, dt = Limits(("a", "b"), -1.0, 1.0, 1.0, 10.0, 200.0), 0.01
+    aim = limits.rest(np.zeros(2))
+    for _ in range(30):
+        aim = limits.towards(aim, np.full(2, 0.9), dt)
+    for _ in range(60):
+        aim = limits.brake(aim, dt)
+    assert np.array_equal(aim.target, aim.q) and np.array_equal(aim.rows[..., 8], aim.v) and np.all(aim.v < 1e-12)
+    assert np.allclose(limits.towards(aim, aim.q, dt).q, aim.q, atol=1e-12)
