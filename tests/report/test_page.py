@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 
+from instep.core.statistics import Estimate
 from instep.report.figures import lines_figure
-from instep.report.page import FigureRow, FigureTabs, Headline, HtmlReport, Section, Table, render
+from instep.report.page import FigureRow, FigureTabs, Headline, HtmlReport, Number, Section, Table, render
 
 
 def figure(title: str):
@@ -40,3 +41,11 @@ def test_a_table_of_sentences_is_stacked_on_a_phone_and_its_states_have_a_colour
 def test_a_command_in_a_table_is_set_as_code() -> None:
     page = rendered(Table(("command",), [("instep gap DATA <SCENE>",)]))
     assert "<code>instep gap DATA &lt;SCENE&gt;</code>" in page
+
+
+def test_a_number_on_top_has_its_interval_in_small_type():
+    assert Number.of("speed", Estimate(0.114, 0.11, 0.12, 8, "m/s"), "with feedback") == Number(
+        "speed", "0.114 m/s", "[0.11, 0.12] · with feedback"
+    )
+    alone = Number.of("speed", Estimate(0.114, np.nan, np.nan, 1, "m/s"))
+    assert alone == Number("speed", "0.114 m/s", "(one run, no interval)")

@@ -79,9 +79,9 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
         subtitle=f"{run.body.legs.count} legs, {run.robot}",
         verdict=_headline(run),
         numbers=[
-            Number("speed with feedback", formatted(result.speed)),
-            Number("error of the estimated velocity", formatted(result.velocity_error), "IMU, joints and contacts"),
-            Number("sooner down in II than in I", formatted(result.sooner()), "paired by walk"),
+            Number.of("speed with feedback", result.speed),
+            Number.of("error of the estimated velocity", result.velocity_error, "IMU, joints and contacts"),
+            Number.of("sooner down in II than in I", result.sooner(), "paired by walk"),
             Number("cost", f"{result.robot_minutes:.1f} robot minutes", f"{result.computer_minutes:.1f} min computed"),
         ],
         sections=sections,

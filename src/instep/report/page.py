@@ -45,6 +45,13 @@ class Number:
     value: str
     detail: str = ""
 
+    @classmethod
+    def of(cls, label: str, estimate: Estimate, detail: str = "") -> Number:
+        """An estimate, large, with its interval in small type before the detail."""
+        value = formatted(estimate, interval=False)
+        interval = formatted(estimate).removeprefix(value).strip()
+        return cls(label, value, " · ".join(filter(None, (interval, detail))))
+
 
 @frozen_dataclass
 class Table:

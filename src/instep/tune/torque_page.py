@@ -25,8 +25,8 @@ def page(found: TorqueIdentification, facts: Mapping[str, str]) -> HtmlReport:
     because = f"Not promoted: {', '.join(open_gates)}." if open_gates else "All gates were passed."
     good = sum(base.identified for base in found.base)
     numbers = [
-        Number("torque error, held-out", formatted(after), f"{formatted(before)} before"),
-        Number("mean norm of the error", formatted(found.after[NORM]), f"{formatted(found.before[NORM])} before"),
+        Number.of("torque error, held-out", after, f"{formatted(before)} before"),
+        Number.of("mean norm of the error", found.after[NORM], f"{formatted(found.before[NORM])} before"),
         Number("base parameters identified", f"{good} of {len(found.base)}", f"fit {found.status}"),
     ]
     sections = [_gates(found), _torques(found), _terms(found), _base(found), _bodies(found)]
