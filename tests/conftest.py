@@ -1,10 +1,10 @@
 """Options, fixtures and the rule of skips shared by all tests.
 
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
-`zmq`, `gsply`, `rerun` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is
-skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there
-only CUDA, recordings and LeRobot may be absent. Tests marked `nightly` run with `pytest --nightly`. A skip for any
-other reason fails the run. Tests marked `realtime` are described in `reference_loop`.
+`zmq`, `gsply`, `rerun`, `mujoco_warp` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is
+absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an
+optional library; there only CUDA, recordings and LeRobot may be absent. Tests marked `nightly` run with `pytest
+--nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described in `reference_loop`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from small_models import arm_model, write_scene
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
     "torch": "learn", "onnxruntime": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
-    "lerobot": "lerobot", "rerun": "rerun",
+    "lerobot": "lerobot", "rerun": "rerun", "mujoco_warp": "warp",
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
     r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
-    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun): "
+    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun|mujoco_warp): "
 )
 NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
@@ -154,6 +154,12 @@ def gsply() -> ModuleType:
 def rerun() -> ModuleType:
     """The writer and reader of Rerun recordings."""
     return _library("rerun")
+
+
+@pytest.fixture(scope="session")
+def mujoco_warp() -> ModuleType:
+    """MuJoCo on GPUs."""
+    return _library("mujoco_warp")
 
 
 @pytest.fixture(scope="session")

@@ -124,3 +124,11 @@ def test_a_motor_on_a_supply_rests_at_the_gain_of_the_models_servo():
     assert action[1] == pytest.approx(200, rel=0.01)
     lifted = rollout(world, Constant(np.array([0.3, action[1]])), steps=300).q[-1]
     assert 0.01 < lifted < 0.3
+
+
+def test_a_world_whose_settings_differ_is_placed_in_any_number(tuned: Path):
+    """Also where the model has sensors, which are read when it is placed."""
+    world = MujocoWorld(tuned).tuned({"joint.hinge.damping": np.array([0.05, 0.2, 0.8])})
+    assert world.observe(world.reset(0))["observation.sensors"].shape == (1,)
+    many = world.place(np.full((5, 1), 0.3), np.zeros((5, 1)))
+    assert np.allclose(world.observe(many)["observation.sensors"], 0.3)

@@ -23,8 +23,8 @@ from .actuators import ACTUATORS_FILE, ActuatedWorld, read_actuators
 from .delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from .mujoco_world import MujocoWorld
 
-Engine = Literal["mujoco", "rapier", "dart"]
-ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "dart")
+Engine = Literal["mujoco", "rapier", "dart", "warp"]
+ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "dart", "warp")
 
 
 def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
@@ -59,6 +59,10 @@ def without_delta(
         from .rapier_world import RapierWorld
 
         return RapierWorld(scene, threads=1 if threads is None else threads)
+    if engine == "warp":
+        from .warp_world import WarpWorld
+
+        return WarpWorld(scene)
     from .dart_world import DartWorld
 
     return DartWorld(scene)

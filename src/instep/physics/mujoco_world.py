@@ -86,7 +86,7 @@ class MujocoWorld:
             self._model = copy.copy(self._model)
             self._model.opt.disableflags |= int(NO_CONTACTS)
         self._nsim = max((len(value) for value in self._each.values()), default=0)
-        self._layout = like._layout if like and like._layout.fits(self._model) else _Layout(self._model)
+        self._layout = like._layout if like and like._layout.fits(self._model) else StateLayout(self._model)
         self._spec = _spec(self.scene, self._model)
         self._rest = like._rest if like else self.scene.rest_action()
         self._batches: dict[int, dict[int, tuple[mjbatch.Batch, ActuatorInputs]]] = {}
@@ -102,6 +102,11 @@ class MujocoWorld:
     def model(self) -> mujoco.MjModel:
         """The compiled model with single-valued settings written into it; read it, do not change it."""
         return self._model
+
+    @property
+    def layout(self) -> StateLayout:
+        """Where the parts of the integration state are in its row."""
+        return self._layout
 
     @property
     def per_world(self) -> dict[str, Array]:
@@ -315,7 +320,8 @@ class MujocoWorld:
             return None
         flat = rows.reshape(-1, rows.shape[-1])
         with self._lock:
-            batch = self._batch(len(flat))
+            # A batch of another size than the settings is placed with the model's own.
+            batch = self._batch(len(flat)) if self._nsim in (0, len(flat)) else mjbatch.Batch(self._model, len(flat), 1)
             batch.state[:] = flat
             sensors = batch.bind("sensordata")
             batch.forward()
@@ -337,7 +343,7 @@ class MujocoWorld:
             history[..., begin + 2 + samples : begin + 2 + 2 * samples] = commands[..., index, a]
 
 
-class _Layout:
+class StateLayout:
     """Indices of the parts of the integration state in its row."""
 
     def __init__(self, model: mujoco.MjModel):
