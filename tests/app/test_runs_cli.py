@@ -59,9 +59,12 @@ def test_a_run_that_fails_leaves_no_folder(words, capsys) -> None:
     assert not Path("mine").exists()
 
 
-def test_ctrl_c_removes_what_holds_nothing_and_says_so(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no compiled object yet for <Library 'f'>")])
+def test_ctrl_c_removes_what_holds_nothing_and_says_so(error, monkeypatch, capsys) -> None:
+    """While numba compiles, a Ctrl-C comes as an error of its own."""
+
     def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr("instep.app.verbs.evaluate.evaluate_policies", interrupted)
     assert main(["eval", "hold", "pusht"]) == 130

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with noted_outputs(words) as outputs:
         try:
-            return _dispatch(words)
+            return _stoppable(words)
         except InstepError as error:
             kept = remove_unfinished(outputs)
             _complain(f"{error}{f' But {kept}.' if kept else ''}")
@@ -93,6 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BaseException:
             remove_unfinished(outputs)
             raise
+
+
+def _stoppable(words: list[str]) -> int:
+    try:
+        return _dispatch(words)
+    except RuntimeError as error:
+        # A Ctrl-C while numba compiles is lost in a callback of LLVM, and numba then misses what was compiled.
+        if str(error).startswith("no compiled object yet"):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def available() -> dict[str, tuple[str, str]]:
