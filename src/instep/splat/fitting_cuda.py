@@ -24,12 +24,13 @@ from .raster.fused_kernels import (
     BACKWARD,
     Arguments,
     CameraSet,
+    ListMemory,
     PackedTensors,
     RenderChannels,
     SceneTensors,
     differentiate_lists,
     float_tensor,
-    list_tensors,
+    list_memory,
     make_lists,
     moment_tensor,
     walk_lists,
@@ -79,6 +80,7 @@ class _Frame:
     """The memory in which images of one size are rendered and differentiated."""
 
     tensors: dict[str, Any]
+    lists: ListMemory
     moments: Any
 
 
@@ -238,8 +240,8 @@ class DeviceOptimizer:
         if size not in self._frames:
             self._frames[size] = self._frame(arguments, size)
         frame = self._frames[size]
-        arguments.capacity = len(frame.tensors["entries"])
         arguments.point(moments=frame.moments, **frame.tensors, **self._by)
+        arguments.point_to_lists(frame.lists)
         if not self._packed:
             kernels = self._scene.kernels(given.cameras, _CHANNELS, _SOURCES)
             kernels.launch("pack_gaussians", (-(-len(self) // 128), 1), 128, 0, self._arguments)
@@ -255,8 +257,8 @@ class DeviceOptimizer:
             return torch.empty((*size, *more), dtype=torch.float32, device=self.device)
 
         images = {"colour": pixels(3), "alpha": pixels(), "by_colour": pixels(3)}
-        lists = list_tensors(self._scene, arguments, 1, ids=True)
-        return _Frame(images | lists, moment_tensor(self._scene, arguments, 1))
+        lists = list_memory(self._scene, arguments, 1, ids=True)
+        return _Frame(images, lists, moment_tensor(self._scene, arguments, 1))
 
     def _step_arguments(self, given: _DeviceTarget, frame: _Frame, step: int) -> FitArguments:
         out, rates = self._arguments, learning_rates(self.options, step / self.options.steps)

@@ -20,6 +20,8 @@ from instep.core.errors import MissingExtra, Unsupported
 
 _MAX_DYNAMIC_SHARED = 8
 """The attribute of a function that allows it more shared memory than 48 KiB."""
+_STATIC_SHARED = 1
+"""The attribute of a function that is the shared memory its source declares."""
 _FOLDER = Path(__file__).parent
 _Taken = ctypes.c_void_p * 1
 
@@ -46,7 +48,10 @@ class CompiledKernels:
     def _function(self, name: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
         _check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()), name)
-        _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, ctypes.c_int(shared_memory())), name)
+        static = ctypes.c_int()
+        _check(self._driver.cuFuncGetAttribute(ctypes.byref(static), _STATIC_SHARED, function), name)
+        room = ctypes.c_int(shared_memory() - static.value)
+        _check(self._driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, room), name)
         self._functions[name] = function
         return function
 

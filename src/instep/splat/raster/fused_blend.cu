@@ -6,14 +6,22 @@
 #define GROUP 4 // lanes of a tile
 #define ROWS 4  // pixels of a lane, one below the other
 #define WALK_WARPS (WALK_THREADS / 32)
+#define STAGES 3 // groups of four records that are copied before they are needed
+#define STAGED 9 // float4 of a tile's four records, and one more, so that tiles lie in different banks
+#define STAGE_BYTES (JOB * STAGED * 16)
 
 struct Record {
     float4 place; // u, v, A, B
     float4 rest;  // C, depth, red and green, blue and log2 opacity
 };
 
+// Alphas are computed times 2^-118, so that one below 1/255 is below the least normal number and becomes 0 without a
+// comparison; transmittances are kept times 2^118.
+#define SCALE_LOG2 (126.0f - LOG2_255)
+#define SCALE 3.3360998e35f // 2^SCALE_LOG2
+
 struct Pixel {
-    float light, floor;           // transmittance, 0 when finished; where it is finished, then what was left, negative
+    float light, floor;           // SCALE times transmittance, 0 when finished; its least, then what was left, negative
     float red, green, blue, deep; // sums of weights times colour and depth
     float limit;                  // depth of the backdrop
 };
@@ -39,54 +47,53 @@ struct __align__(4 * sizeof(Rank)) Four {
     Rank a, b, c, d;
 };
 
+__device__ __forceinline__ u32 shared_address(const void *at) {
+    return (u32)__cvta_generic_to_shared(at);
+}
+
 __device__ __forceinline__ Record record_at(const Job &job, Rank rank) {
     const float4 *at = (const float4 *)(job.records + (unsigned long long)rank * 32);
     return {at[0], at[1]};
-}
-
-__device__ __forceinline__ float alpha_from_log2(float power) {
-    float alpha = fast_exp2(power);
-#if SOLID
-    alpha = fminf(alpha, MAX_ALPHA);
-#endif
-    return power >= -LOG2_255 ? alpha : 0.0f;
 }
 
 __device__ __forceinline__ void finish(Pixel &p) {
     p.floor = -p.light, p.light = 0;
 }
 
+// The alphas of a record at the pixels of a lane, divided by SCALE.
+__device__ __forceinline__ void scaled_alphas(const Record &record, float x, float y, float (&alpha)[ROWS]) {
+    float4 r = record.place, s = record.rest;
+    float blue, log_opacity;
+    unpack_halves(s.w, blue, log_opacity);
+    float dx = x - r.x, dy = y - r.y, side = s.x * dy + r.w * dx, level = r.z * dx * dx + (log_opacity - SCALE_LOG2);
+    float power = side * dy + level, slope = s.x * dy + side;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        alpha[k] = fast_exp2(k ? k * (k * s.x + slope) + power : power);
+#if SOLID
+        alpha[k] = fminf(alpha[k], MAX_ALPHA / SCALE);
+#endif
+    }
+}
+
 // One record at the pixels of a lane: their alphas and weights, and the light after it.
 __device__ __forceinline__ void pass_record(const Record &record, float x, float y, Pixel (&p)[ROWS], float (&alpha)[ROWS],
                                             float (&weight)[ROWS]) {
-    float4 r = record.place, s = record.rest;
-    float blue, log_opacity, after[ROWS];
-    unpack_halves(s.w, blue, log_opacity);
-    float dx = x - r.x, dy = y - r.y, side = s.x * dy + r.w * dx, level = r.z * dx * dx + log_opacity;
-    float power = side * dy + level, slope = s.x * dy + side;
-    bool last = false;
+    scaled_alphas(record, x, y, alpha);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
 #if OCCLUDE
-        if (p[k].limit < s.y && p[k].light > 0) finish(p[k]);
+        if (p[k].limit < record.rest.y && p[k].light > 0) finish(p[k]);
 #endif
-        alpha[k] = alpha_from_log2(k ? k * (k * s.x + slope) + power : power);
-        weight[k] = alpha[k] * p[k].light;
-        after[k] = p[k].light - weight[k];
-        last |= after[k] <= p[k].floor;
+        weight[k] = alpha[k] * p[k].light, alpha[k] *= SCALE;
+        float after = p[k].light - weight[k] * SCALE;
+        if (after <= p[k].floor) finish(p[k]), weight[k] = 0;
+        else p[k].light = after;
     }
-    if (last) {
-#pragma unroll
-        for (int k = 0; k < ROWS; k++)
-            if (after[k] <= p[k].floor) finish(p[k]), weight[k] = 0, after[k] = 0;
-    }
-#pragma unroll
-    for (int k = 0; k < ROWS; k++) p[k].light = after[k];
 }
 
-__device__ __forceinline__ void add_record(const Record &record, float x, float y, Pixel (&p)[ROWS]) {
-    float alpha[ROWS], w[ROWS], red, green, blue, log_opacity;
-    pass_record(record, x, y, p, alpha, w);
+__device__ __forceinline__ void add_colour(const Record &record, const float (&w)[ROWS], Pixel (&p)[ROWS]) {
+    float red, green, blue, log_opacity;
     unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
@@ -95,6 +102,40 @@ __device__ __forceinline__ void add_record(const Record &record, float x, float 
         p[k].deep += w[k] * record.rest.y;
 #endif
     }
+}
+
+// Two records at the pixels of a lane. Light never increases, so one comparison after both tells whether a pixel is
+// finished by either, which is rare.
+__device__ __forceinline__ void add_records(const Record &first, const Record &second, float x, float y, Pixel (&p)[ROWS]) {
+    float v[ROWS], w[ROWS], alpha[ROWS];
+#if OCCLUDE
+    pass_record(first, x, y, p, alpha, v);
+    pass_record(second, x, y, p, alpha, w);
+#else
+    float middle[ROWS], after[ROWS];
+    bool last = false;
+    scaled_alphas(first, x, y, alpha);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) v[k] = alpha[k] * p[k].light, middle[k] = p[k].light - v[k] * SCALE;
+    scaled_alphas(second, x, y, alpha);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        w[k] = alpha[k] * middle[k], after[k] = middle[k] - w[k] * SCALE;
+        last |= after[k] <= p[k].floor;
+    }
+    if (last) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (after[k] > p[k].floor) continue;
+            bool once = middle[k] > p[k].floor;
+            p[k].floor = once ? -middle[k] : -p[k].light;
+            v[k] = once ? v[k] : 0, w[k] = 0, after[k] = 0;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) p[k].light = after[k];
+#endif
+    add_colour(first, v, p), add_colour(second, w, p);
 }
 
 __device__ __forceinline__ bool finished(const Pixel (&p)[ROWS]) {
@@ -106,7 +147,7 @@ __device__ __forceinline__ long long pixel_index(const Arguments &a, int image, 
 }
 
 __device__ __forceinline__ Pixel full_light(const Arguments &a, int image, int x, int y) {
-    Pixel p = {1, MIN_TRANSMITTANCE, 0, 0, 0, 0, 0};
+    Pixel p = {SCALE, MIN_TRANSMITTANCE * SCALE, 0, 0, 0, 0, 0};
 #if OCCLUDE
     if (x < a.width && y < a.height) p.limit = a.limit[pixel_index(a, (a.first + image) % a.cameras, x, y)];
 #endif
@@ -119,7 +160,7 @@ __device__ __forceinline__ void full_lights(const Arguments &a, const Job &job, 
 }
 
 __device__ __forceinline__ float light_left(const Pixel &p) {
-    return p.floor < 0 ? -p.floor : p.light;
+    return (p.floor < 0 ? -p.floor : p.light) / SCALE;
 }
 
 __device__ void write_pixel(const Arguments &a, Pixel p, int image, int x, int y) {
@@ -143,6 +184,33 @@ __device__ void write_pixel(const Arguments &a, Pixel p, int image, int x, int y
 #endif
 }
 
+// Values that are kept in registers, where the compiler would compute them again.
+__device__ __forceinline__ const char *kept(const char *value) {
+    asm volatile("" : "+l"(value));
+    return value;
+}
+
+__device__ __forceinline__ float kept(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+}
+
+// Copies a record into shared memory, where it is wanted; each call is a group of copies to wait for.
+__device__ __forceinline__ void copy_record(const char *records, Rank rank, bool wanted, u32 to) {
+    const char *at = records + (unsigned long long)rank * 32;
+    if (wanted)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n cp.async.ca.shared.global [%0 + 16], [%1 + 16], 16;" ::"r"(to),
+                     "l"(at)
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until the oldest of STAGES - 1 groups of copies is there, for all lanes of the warp.
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncwarp();
+}
+
 // Blends the images.
 struct Blender {
     Pixel p[ROWS];
@@ -160,15 +228,11 @@ struct Blender {
         Four now = fours[0], soon = fours[min(1, last)];
         Record first = record_at(job, now.a), second = record_at(job, now.b);
         for (int i = 0; i <= last; i++) {
-            Record third = record_at(job, now.c);
-            add_record(first, x, y, p);
-            Record fourth = record_at(job, now.d);
-            add_record(second, x, y, p);
+            Record third = record_at(job, now.c), fourth = record_at(job, now.d);
+            add_records(first, second, x, y, p);
             now = soon, soon = fours[min(i + 2, last)];
-            first = record_at(job, now.a);
-            add_record(third, x, y, p);
-            second = record_at(job, now.b);
-            add_record(fourth, x, y, p);
+            first = record_at(job, now.a), second = record_at(job, now.b);
+            add_records(third, fourth, x, y, p);
             if (finished(p)) break;
         }
     }
@@ -180,6 +244,39 @@ struct Blender {
     __device__ __forceinline__ void end(const Arguments &a, const Job &job) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++) write_pixel(a, p[k], job.image, job.x, job.y + k);
+    }
+};
+
+// Blends lists in global memory. Each lane copies one record of the next four of its tile into shared memory, STAGES - 1
+// rounds before the four lanes of the tile read them.
+struct StagedBlender : Blender {
+    __device__ __forceinline__ void walk(const Arguments &a, const Job &job, const Rank *list, int length) {
+        __shared__ float4 staged[WALK_WARPS][STAGES][JOB][STAGED];
+        int warp = threadIdx.x / 32, tile = threadIdx.x % 32 / GROUP, part = threadIdx.x % GROUP, rounds = length / 4;
+        if (rounds == 0) return;
+        const float4 *from = staged[warp][0][tile];
+        const char *records = kept(job.records);
+        u32 to = shared_address(from + 2 * part), stage = 0, free = (STAGES - 1) * STAGE_BYTES;
+        float x = kept(job.x + 0.5f), y = kept(job.y + 0.5f);
+        __syncwarp();
+        list += part;
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; i++) copy_record(records, list[4 * i], i < rounds, to + i * STAGE_BYTES);
+        list += 4 * (STAGES - 1);
+        Rank next = *list;
+        for (int i = 0; i < rounds; i++) {
+            wait_for_copies();
+            const float4 *four = (const float4 *)((const char *)from + stage);
+            copy_record(records, next, i + STAGES - 1 < rounds, to + free);
+            list += 4, next = *list; // up to STAGES rounds behind the end of the list
+            Record first = {four[0], four[1]}, second = {four[2], four[3]};
+            Record third = {four[4], four[5]}, fourth = {four[6], four[7]};
+            add_records(first, second, x, y, p);
+            add_records(third, fourth, x, y, p);
+            free = stage, stage = stage == (STAGES - 1) * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
+            if (finished(p)) break;
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
     }
 };
 
@@ -280,7 +377,7 @@ template <class Worker> __device__ void walk_queue(const Arguments &a, float4 *s
 }
 
 extern "C" __global__ void __launch_bounds__(WALK_THREADS, WALK_BLOCKS) blend_lists(Arguments a) {
-    walk_lists<Blender>(a);
+    walk_lists<StagedBlender>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS) blend_queue(Arguments a) {

@@ -243,25 +243,25 @@ __device__ float3 by_shading(const Arguments &a, int i, float4 mean, const float
 #define PUSH 9 // of a body: force and torque about its origin in the camera's frame, pull on the eye in the body's frame
 
 // From the moments of one record: by its Gaussian, and the push on its body.
-__device__ void pull_record(const Arguments &a, long long at, const float *frames, const float *eyes, const float *view,
-                            float *push, int &body) {
+__device__ void pull_record(const Arguments &a, long long at, const Placed &placed, float *push, int &body) {
+    const float *view = placed.view;
     const float *m = a.moments + at * MOMENTS;
     int i = a.ids[at];
     float4 mean = a.gaussians[4 * i], s = a.gaussians[4 * i + 1], t = a.gaussians[4 * i + 2], r = a.records[2 * at];
     body = __float_as_int(mean.w);
-    const float *R = frames + FRAME * body;
+    const float *R = placed.frames + FRAME * body;
     float A = -2 / LOG2_E * r.z, B = -1 / LOG2_E * r.w, C = -2 / LOG2_E * a.records[2 * at + 1].x;
     float p00 = A * m[3] + B * m[4], p01 = A * m[4] + B * m[5], p10 = B * m[3] + C * m[4], p11 = B * m[4] + C * m[5];
     float xx = 0.5f * (p00 * A + p01 * B), xy = 0.5f * (p00 * B + p01 * C), yy = 0.5f * (p10 * B + p11 * C);
-    float3 p = camera_position(mean, R);
-    Jacobian J = projection_jacobian(p.x / p.z, p.y / p.z, p.z, view);
+    float3 p = camera_position(mean, R, view);
+    Jacobian J = projection_jacobian(p.x / p.z, p.y / p.z, 1 / p.z, view);
     float3 j = make_float3(J.a0, J.a1, J.a2), k = make_float3(J.b0, J.b1, J.b2), u = to_body(j, R), v = to_body(k, R);
     float3 by_u = times_covariance(s, t, make_float3(2 * (xx * u.x + xy * v.x), 2 * (xx * u.y + xy * v.y), 2 * (xx * u.z + xy * v.z)));
     float3 by_v = times_covariance(s, t, make_float3(2 * (xy * u.x + yy * v.x), 2 * (xy * u.y + yy * v.y), 2 * (xy * u.z + yy * v.z)));
     float3 by_j = to_camera(by_u, R), by_k = to_camera(by_v, R);
     float3 f = by_position(p, view, A * m[1] + B * m[2], B * m[1] + C * m[2], by_j, by_k);
     f.z += m[9];
-    float3 shaded = by_shading(a, i, mean, eyes + 3 * body, make_float3(m[6], m[7], m[8]));
+    float3 shaded = by_shading(a, i, mean, placed.eyes + 3 * body, make_float3(m[6], m[7], m[8]));
     float3 d = make_float3(p.x - R[3], p.y - R[7], p.z - R[11]);
     push[0] = f.x, push[1] = f.y, push[2] = f.z;
     push[3] = d.y * f.z - d.z * f.y + (j.z * by_j.y + k.z * by_k.y) - (j.y * by_j.z + k.y * by_k.z);
@@ -285,17 +285,16 @@ __device__ void pull_record(const Arguments &a, long long at, const float *frame
 // world's frame.
 extern "C" __global__ void __launch_bounds__(256) pull_gradients(Arguments a) {
     extern __shared__ float4 shared[];
-    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
-    float *pushes = view + VIEW + 3; // [warps, bodies, PUSH]
     int image = a.first + blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, total = a.counts[blockIdx.x];
-    place_bodies(a, image, frames, eyes, view);
+    Placed placed = place_bodies(a, image, shared);
+    float *pushes = placed.end; // [warps, bodies, PUSH]
     for (int k = threadIdx.x; k < 8 * a.bodies * PUSH; k += 256) pushes[k] = 0;
     __syncthreads();
     long long base = (long long)blockIdx.x * a.stride;
     for (int from = blockIdx.y * 256 + warp * 32; from < total; from += 256 * gridDim.y) {
         float push[PUSH] = {};
         int body = -1;
-        if (from + lane < total) pull_record(a, base + from + lane, frames, eyes, view, push, body);
+        if (from + lane < total) pull_record(a, base + from + lane, placed, push, body);
         if (!a.by_pose) continue;
         u32 left = __ballot_sync(FULL, body >= 0);
         while (left) {

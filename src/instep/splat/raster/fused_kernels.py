@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ In small ones many Gaussians share a region, in large ones a Gaussian reaches mo
 in a queue."""
 _QUEUE_POOL_BYTES, _QUEUE_LIST_BYTES = 44 * 2**10, 64 * 2**10
 """Shared memory for bit matrix and lists of a region in the queue; one that needs more is rendered in rounds."""
+_READ_AHEAD = 64
+"""Entries behind the end of a list that may be read, and are not used."""
 _PART_ENTRIES = 8 * 8 * 136
 """Entries of the lists that a block makes part by part."""
 _ITEMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
@@ -76,6 +79,12 @@ class Arguments(ctypes.Structure):
         """Let arguments point to tensors, or to nothing."""
         for name, tensor in tensors.items():
             setattr(self, name, None if tensor is None else tensor.data_ptr())
+
+    def point_to_lists(self, lists: ListMemory) -> None:
+        """Let arguments point to the records and lists of some images."""
+        self.capacity = lists.capacity
+        for name, address in lists.addresses.items():
+            setattr(self, name, address)
 
 
 @options_dataclass
@@ -177,6 +186,17 @@ def float_tensor(values: Array, device: str) -> Any:
     return torch_library().tensor(np.ascontiguousarray(values, np.float32), device=device)
 
 
+@array_dataclass
+class ListMemory:
+    """Memory for the records and lists of some images: one tensor, since each allocation delays the first kernel."""
+
+    memory: Any
+    addresses: dict[str, int]
+    """Where each of the arrays begins, by the name of the argument."""
+    capacity: int
+    """Entries of lists that there is room for."""
+
+
 class SceneTensors:
     """Gaussians on a CUDA device, with the kernels compiled for them."""
 
@@ -261,8 +281,8 @@ def render_images(scene: SceneTensors, cameras: CameraSet, poses: Any, channels:
     arguments.point(colour=out.colour, bytes=out.bytes, alpha=out.alpha, depth=out.depth, labels=out.bodies)
     images = shape[0] * shape[1]
     group = _group(arguments, images, 0)
-    lists = list_tensors(scene, arguments, group, ids=channels.bodies)
-    arguments.point(**lists)
+    lists = list_memory(scene, arguments, group, ids=channels.bodies)
+    arguments.point_to_lists(lists)
     for start in range(0, images, group):
         arguments.first = start
         count = min(group, images - start)
@@ -287,9 +307,10 @@ def differentiate_images(
     arguments.point(colour=images.colour, alpha=images.alpha, depth=images.depth, **gradients)
     total = len(poses) * len(cameras.cameras)
     group = _group(arguments, total, 4 * (_MOMENTS + 1) * arguments.stride)
-    lists = list_tensors(scene, arguments, group, ids=True)
+    lists = list_memory(scene, arguments, group, ids=True)
     moments = moment_tensor(scene, arguments, group)
-    arguments.point(moments=moments, **lists)
+    arguments.point(moments=moments)
+    arguments.point_to_lists(lists)
     for start in range(0, total, group):
         arguments.first = start
         count = min(group, total - start)
@@ -315,25 +336,21 @@ def _group(arguments: Arguments, images: int, more_bytes: int) -> int:
     return -(-images // -(-images // most))
 
 
-def list_tensors(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> dict[str, Any]:
+def list_memory(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> ListMemory:
     """Memory for the records and lists of some images."""
-    torch = torch_library()
-
-    def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-        return torch.empty(shape, dtype=dtype, device=scene.device)
-
-    stride, regions = arguments.stride, arguments.regions
-    arguments.capacity = images * _list_entries(arguments)
-    lists = {
-        "records": empty((images, stride, 8), torch.float32),
-        "boxes": empty((images, stride), torch.int32),
-        "counts": empty((images,), torch.int32),
-        "jobs": empty((images, regions, _JOBS, 4), torch.int32),
-        "entries": empty((arguments.capacity,), torch.int16 if arguments.n < _WIDE else torch.int32),
-        "queue": empty((2 + images * regions,), torch.int32),
-        "rest": empty((1 + images * regions,), torch.int32),
-    }
-    return lists | ({"ids": empty((images, stride), torch.int32)} if ids else {})
+    records, regions, capacity = images * arguments.stride, images * arguments.regions, images * _list_entries(arguments)
+    sizes = {
+        "records": 32 * records, "boxes": 4 * records, "counts": 4 * images, "jobs": 16 * _JOBS * regions,
+        "entries": _rank_bytes(arguments.n) * (capacity + _READ_AHEAD), "queue": 4 * (2 + regions),
+        "rest": 4 * (1 + regions),
+    }  # fmt: skip
+    if ids:
+        sizes["ids"] = 4 * records
+    ends = list(accumulate(-(-size // 256) * 256 for size in sizes.values()))
+    memory = torch_library().empty(ends[-1], dtype=torch_library().uint8, device=scene.device)
+    first = memory.data_ptr()
+    addresses = {name: first + begin for name, begin in zip(sizes, [0, *ends], strict=False)}
+    return ListMemory(memory, addresses, capacity)
 
 
 def moment_tensor(scene: SceneTensors, arguments: Arguments, images: int) -> Any:
@@ -396,7 +413,7 @@ def _list_entries(arguments: Arguments) -> int:
 
 def _placing_memory(arguments: Arguments) -> int:
     """Shared memory of frames and eyes of bodies, and of a camera's numbers [bytes]."""
-    return 4 * (15 * arguments.bodies + 20)
+    return 4 * (27 * arguments.bodies + 32)
 
 
 def _list_memory(arguments: Arguments) -> int:

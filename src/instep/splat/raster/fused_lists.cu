@@ -63,18 +63,20 @@ __device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits
     int per = (n + 128 * LIST_WARPS - 1) / (128 * LIST_WARPS) * 128;
     int from = warp * per, to = min((n + 127) / 128 * 128, from + per);
     int count = 0;
-#pragma unroll 4
-    for (int base = from; base < to; base += 128) {
-        uint4 box = __ldg((const uint4 *)(boxes + base) + lane);
-        u32 hit = reaches(box.x, region) | reaches(box.y, region) << 1 | reaches(box.z, region) << 2 | reaches(box.w, region) << 3;
-        hit <<= 4 * (lane % 8);
-        hit |= __shfl_xor_sync(FULL, hit, 1);
-        hit |= __shfl_xor_sync(FULL, hit, 2);
-        hit |= __shfl_xor_sync(FULL, hit, 4);
-        if (lane % 8 == 0) hits[base / 32 + lane / 8] = hit, count += __popc(hit);
+    for (int base = from; base < to; base += 256) {
+        u32 box[8], own = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) box[k] = base + 32 * k < to ? __ldg(boxes + base + 32 * k + lane) : NOWHERE;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            u32 hit = __ballot_sync(FULL, reaches(box[k], region));
+            own = lane == k ? hit : own;
+        }
+        if (lane < 8 && base + 32 * lane < to) hits[base / 32 + lane] = own, count += __popc(own);
     }
-    count += __shfl_xor_sync(FULL, count, 8);
-    count += __shfl_xor_sync(FULL, count, 16);
+    count += __shfl_xor_sync(FULL, count, 1);
+    count += __shfl_xor_sync(FULL, count, 2);
+    count += __shfl_xor_sync(FULL, count, 4);
     if (lane == 0) sums[warp] = count;
     __syncthreads();
     int total = 0, at = 0;
@@ -112,35 +114,53 @@ __device__ __forceinline__ uint2 reached_tiles(const Region &region, float4 r, f
     float u = r.x - region.left - 0.5f, v = r.y - region.top - 0.5f;
     float across = k / det, wide = sqrtf(4 * c * across), high = sqrtf(4 * a * across);
     int top = max(0, (int)ceilf(v - high - slack)), bottom = min(region.bottom - region.top - 1, (int)floorf(v + high + slack));
-    int last = region.right - region.left - 1;
     if (top > bottom) return out;
     float turn = 0.5f * b * wide / c; // how far above the centre the ellipse reaches farthest to the right
-    float half = 0.5f / a, tilt = -b * half, flat = 4 * a * k * half * half, bend = det * half * half;
-    for (int row = top / TILE; row * TILE <= bottom; row++) {
-        float from = fmaxf(row * TILE - v, -high), to = fminf(row * TILE + (TILE - 1) - v, high);
-        float y = fminf(fmaxf(-turn, from), to), z = fminf(fmaxf(turn, from), to);
+    // In units of tiles: the last pixel of a tile is 3/4 after its first.
+    const float unit = 1.0f / TILE;
+    float half = 0.5f / a, tilt = -b * half * unit, flat = 4 * a * k * half * half * unit * unit, bend = det * half * half * unit * unit;
+    float begin = (u - slack - (TILE - 1)) * unit, end = (u + slack) * unit, from = (top & ~(TILE - 1)) - v;
+    int last = (region.right - region.left - 1) / TILE;
+    for (int row = (u32)top / TILE; row * TILE <= bottom; row++, from += TILE) {
+        float low = fmaxf(from, -high), to = fminf(from + (TILE - 1), high);
+        float y = fminf(fmaxf(-turn, low), to), z = fminf(fmaxf(turn, low), to);
         float right = tilt * y + sqrtf(fmaxf(0.0f, flat - bend * y * y));
         float left = tilt * z - sqrtf(fmaxf(0.0f, flat - bend * z * z));
-        int x0 = max(0, (int)ceilf(u + left - slack)), x1 = min(last, (int)floorf(u + right + slack));
-        u32 columns = x0 <= x1 ? ((2u << x1 / TILE) - (1u << x0 / TILE)) << 8 * (row & 3) : 0;
+        int first = max(0, (int)ceilf(begin + left)), final = min(last, (int)floorf(end + right));
+        u32 columns = first <= final ? ((2u << final) - (1u << first)) << 8 * (row & 3) : 0;
         if (row < 4) out.x |= columns;
         else out.y |= columns;
     }
     return out;
 }
 
-// Rows of bits, one per lane, to columns.
-__device__ __forceinline__ u32 transposed(u32 x) {
-    int lane = threadIdx.x % 32;
-    u32 low = 0x0000ffff;
+// Rows of bits, one per lane, to columns: blocks of 16, 8, 4, 2 and 1 bits change places, whole bytes by one instruction.
+struct Transposer {
+    u32 halves, bytes;     // which bytes of the own and of the other word are taken
+    u32 keep[3], rotate[3]; // which bits are kept, and how far those of the other word are rotated
+
+    __device__ __forceinline__ Transposer() {
+        u32 lane = threadIdx.x % 32;
+        halves = lane & 16 ? 0x3276 : 0x5410, bytes = lane & 8 ? 0x3715 : 0x6240;
+        const u32 low[3] = {0x0f0f0f0f, 0x33333333, 0x55555555};
 #pragma unroll
-    for (int step = 16; step; step /= 2) {
-        u32 y = __shfl_xor_sync(FULL, x, step);
-        x = lane & step ? (x & ~low) | ((y & ~low) >> step) : (x & low) | ((y & low) << step);
-        low ^= low << step / 2;
+        for (int k = 0; k < 3; k++) {
+            u32 step = 4 >> k;
+            keep[k] = lane & step ? ~low[k] : low[k], rotate[k] = lane & step ? 32 - step : step;
+        }
     }
-    return x;
-}
+
+    __device__ __forceinline__ u32 operator()(u32 x) const {
+        x = __byte_perm(x, __shfl_xor_sync(FULL, x, 16), halves);
+        x = __byte_perm(x, __shfl_xor_sync(FULL, x, 8), bytes);
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            u32 y = __shfl_xor_sync(FULL, x, 4 >> k);
+            x = (x & keep[k]) | (__funnelshift_l(y, y, rotate[k]) & ~keep[k]);
+        }
+        return x;
+    }
+};
 
 // Fills the bit matrix for tiles [first, last), and counts the entries of each; `counts` are 0 before. The tiles of each
 // entry are kept where there is room for them.
@@ -152,6 +172,7 @@ __device__ void mark_tiles(const Arguments &a, Place place, const Region &region
     bool inside = lane % ACROSS < region.columns;
     bool above = inside && upper >= 0 && upper < last - first, below = inside && lower >= 0 && lower < last - first;
     int marked_above = 0, marked_below = 0;
+    Transposer transposed;
     for (int base = warp * 32; base < entries.n; base += LIST_THREADS) {
         uint2 tiles = make_uint2(0, 0);
         if (base + lane < entries.n) {
@@ -171,11 +192,9 @@ __device__ void mark_tiles(const Arguments &a, Place place, const Region &region
 __device__ void order_tiles(const u32 *counts, int tiles, unsigned char *order) {
     int tile = threadIdx.x;
     if (tile >= tiles) return;
-    int own = counts[tile], place = 0;
-    for (int other = 0; other < tiles; other++) {
-        int count = counts[other];
-        place += count > own || (count == own && other < tile);
-    }
+    u32 own = counts[tile] * 64 + 63 - tile, place = 0;
+#pragma unroll 8
+    for (u32 other = 0; other < tiles; other++) place += counts[other] * 64 + 63 - other > own;
     order[place] = tile;
 }
 
@@ -197,16 +216,18 @@ __device__ void lay_out(const u32 *counts, const unsigned char *order, int jobs,
 // Fills the lists of all tiles of a region at once; shorter ones of a job end with the record that covers nothing.
 __device__ void fill_lists(const Region &region, const Entries &entries, const unsigned char *order, const uint2 *kept,
                            Rank nothing, const Lists &lists) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (entries.n + 31) / 32;
-    for (int k = warp; k < region.tiles; k += LIST_WARPS) {
-        int tile = order[k], length = lists.lengths[k / JOB], begin = lists.begins[k / JOB] + k % JOB * length, at = begin;
-        for (int from = 0; from < words; from += 32) {
-            int own = from + lane < words ? __popc(entries.bits[tile * entries.words + from + lane]) : 0;
-            int upto = upto_lane(own);
-            if (from + lane < words) entries.places[tile * entries.words + from + lane] = at + upto - own;
-            at += __shfl_sync(FULL, upto, 31);
-        }
-        for (int i = at + lane; i < begin + length; i += 32) lists.entries[i] = nothing;
+    // Four threads take the words of a tile, a quarter each.
+    int words = (entries.n + 31) / 32, part = threadIdx.x % 4, quarter = (words + 3) / 4;
+    for (int k = threadIdx.x / 4; k < region.tiles; k += LIST_THREADS / 4) {
+        int row = order[k] * entries.words, length = lists.lengths[k / JOB], begin = lists.begins[k / JOB] + k % JOB * length;
+        int from = min(words, part * quarter), to = min(words, from + quarter), own = 0;
+        for (int w = from; w < to; w++) own += __popc(entries.bits[row + w]);
+        int upto = own, left = __shfl_up_sync(FULL, upto, 1, 4);
+        upto += part ? left : 0, left = __shfl_up_sync(FULL, upto, 2, 4), upto += part & 2 ? left : 0;
+        int at = begin + upto - own;
+        for (int w = from; w < to; w++) entries.places[row + w] = at, at += __popc(entries.bits[row + w]);
+        int filled = __shfl_sync(FULL, upto, 3, 4);
+        for (int i = filled + part; i < length; i += 4) lists.entries[begin + i] = nothing;
     }
     __syncthreads();
     for (int entry = threadIdx.x; entry < entries.n; entry += LIST_THREADS) {
@@ -216,7 +237,7 @@ __device__ void fill_lists(const Region &region, const Entries &entries, const u
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             for (u32 left = half ? tiles.y : tiles.x; left; left &= left - 1) {
-                int bit = __ffs(left) - 1, tile = (bit / ACROSS + 4 * half) * region.columns + bit % ACROSS;
+                u32 bit = __ffs(left) - 1, tile = (bit / ACROSS + 4 * half) * region.columns + bit % ACROSS;
                 int at = tile * entries.words + word;
                 lists.entries[entries.places[at] + __popc(entries.bits[at] & lanes_before())] = rank;
             }

@@ -24,7 +24,9 @@ typedef RANK Rank;
 #define FULL 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 #define VIEW 17        // numbers of a camera, as in view_parameters
-#define FRAME 12       // numbers of a camera_from_body
+#define MOUNT 12       // numbers of a body_from_camera
+#define FRAME 24       // numbers of a camera_from_body, and of a world_from_body
+#define WORLD 20       // where camera_from_world begins among the numbers of a camera in shared memory
 #define MAX_REGION 127 // largest index of a region along a side, plus 1
 #define NOWHERE 0x7f7f7f7fu // the box of a record that reaches no region
 #define SORT_WARPS (SORT_THREADS / 32)
@@ -37,7 +39,7 @@ struct Arguments {
     const int *body;         // [n]
     const double *poses;     // [worlds, bodies, 7]; frames are composed in double precision, as on the CPU
     const float *views;      // [cameras, VIEW]
-    const double *mounts;    // [cameras, FRAME] rows of body_from_camera
+    const double *mounts;    // [cameras, MOUNT] rows of body_from_camera
     const int *mount_body;   // [cameras]; -1: the world
     float4 *records;         // [images, stride, 2] u, v, A, B | C, depth, red and green, blue and log2 opacity
     u32 *boxes;              // [images, stride] the regions a record reaches
@@ -92,6 +94,12 @@ __device__ __forceinline__ void unpack_halves(float packed, float &low, float &h
         : "r"(__float_as_uint(packed)));
 }
 
+__device__ __forceinline__ float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ u32 lanes_before() {
     return (1u << (threadIdx.x & 31)) - 1;
 }
@@ -113,7 +121,7 @@ template <class T> __device__ void pose_matrix(const double *pose, T *R, T *t) {
 
 template <class T> __device__ void camera_pose(const Arguments &a, int image, T *R, T *t) {
     int world = image / a.cameras, camera = image % a.cameras;
-    const double *mount = a.mounts + FRAME * camera;
+    const double *mount = a.mounts + MOUNT * camera;
     int on = a.mount_body[camera];
     if (on < 0) {
         for (int row = 0; row < 3; row++) {
@@ -131,24 +139,39 @@ template <class T> __device__ void camera_pose(const Arguments &a, int image, T 
     }
 }
 
-// Rows of camera_from_body for every body, the camera's position in every body's frame, and the camera's numbers. Depths
-// that differ by one rounding may change places, so what they are computed from is rounded once.
-__device__ void place_bodies(const Arguments &a, int image, float *frames, float *eyes, float *view) {
+// What a block needs of its image, in shared memory: the camera's numbers and its camera_from_world, camera_from_body and
+// world_from_body of every body, and the camera's position in every body's frame.
+struct Placed {
+    float *view, *frames, *eyes, *end;
+};
+
+// Composed in double precision and rounded once: depths that differ by one rounding may change places.
+__device__ Placed place_bodies(const Arguments &a, int image, float4 *shared) {
+    Placed out;
+    out.view = (float *)shared, out.frames = out.view + WORLD + 12;
+    out.eyes = out.frames + FRAME * a.bodies, out.end = out.eyes + 3 * a.bodies;
     const float *from = a.views + VIEW * (image % a.cameras);
-    for (int i = threadIdx.x; i < VIEW; i += blockDim.x) view[i] = from[i];
+    for (int i = threadIdx.x; i < VIEW; i += blockDim.x) out.view[i] = from[i];
     double C[9], c[3], B[9], s[3];
     for (int b = threadIdx.x; b < a.bodies; b += blockDim.x) {
         camera_pose(a, image, C, c);
         pose_matrix(a.poses + 7ll * ((image / a.cameras) * a.bodies + b), B, s);
         double d[3] = {s[0] - c[0], s[1] - c[1], s[2] - c[2]};
-        float *frame = frames + FRAME * b;
+        float *frame = out.frames + FRAME * b, *world = out.view + WORLD;
         for (int row = 0; row < 3; row++) {
-            for (int k = 0; k < 3; k++)
+            for (int k = 0; k < 3; k++) {
                 frame[4 * row + k] = (float)(C[row] * B[k] + C[3 + row] * B[3 + k] + C[6 + row] * B[6 + k]);
+                frame[12 + 4 * row + k] = (float)B[3 * row + k];
+                if (b == 0) world[4 * row + k] = (float)C[3 * k + row];
+            }
             frame[4 * row + 3] = (float)(C[row] * d[0] + C[3 + row] * d[1] + C[6 + row] * d[2]);
+            frame[12 + 4 * row + 3] = (float)s[row];
+            if (b == 0) world[4 * row + 3] = (float)-(C[row] * c[0] + C[3 + row] * c[1] + C[6 + row] * c[2]);
         }
-        for (int k = 0; k < 3; k++) eyes[3 * b + k] = (float)-(B[k] * d[0] + B[3 + k] * d[1] + B[6 + k] * d[2]);
+        for (int k = 0; k < 3; k++) out.eyes[3 * b + k] = (float)-(B[k] * d[0] + B[3 + k] * d[1] + B[6 + k] * d[2]);
     }
+    __syncthreads();
+    return out;
 }
 
 struct Bent {
@@ -174,32 +197,54 @@ struct Jacobian {
     float a0, a1, a2, b0, b1, b2; // rows of the projection's derivative
 };
 
-__device__ __forceinline__ Jacobian projection_jacobian(float nx, float ny, float z, const float *view) {
+__device__ __forceinline__ Jacobian projection_jacobian(float nx, float ny, float per_z, const float *view) {
     float x = fminf(fmaxf(nx, view[6]), view[7]), y = fminf(fmaxf(ny, view[8]), view[9]);
+    float fx = view[0] * per_z, fy = view[1] * per_z;
+#if LENS
     Bent bent = through_lens(x, y, view);
-    float fx = view[0] / z, fy = view[1] / z;
     return {fx * bent.xx, fx * bent.xy, -fx * (bent.xx * x + bent.xy * y),
             fy * bent.xy, fy * bent.yy, -fy * (bent.xy * x + bent.yy * y)};
+#else
+    return {fx, 0, -fx * x, 0, fy, -fy * y};
+#endif
 }
 
-__device__ __forceinline__ float3 camera_position(float4 mean, const float *R) {
-    return make_float3(R[0] * mean.x + R[1] * mean.y + R[2] * mean.z + R[3],
-                       R[4] * mean.x + R[5] * mean.y + R[6] * mean.z + R[7],
-                       R[8] * mean.x + R[9] * mean.y + R[10] * mean.z + R[11]);
+__device__ __forceinline__ float3 transformed(const float4 *rows, float x, float y, float z) {
+    float4 a = rows[0], b = rows[1], c = rows[2];
+    return make_float3(a.x * x + a.y * y + a.z * z + a.w, b.x * x + b.y * y + b.z * z + b.w,
+                       c.x * x + c.y * y + c.z * z + c.w);
+}
+
+// A centre in the camera's frame, by way of the world's with the roundings of a matrix product and of gsplat, so that
+// depths that differ by one rounding are sorted as there. The order is also closer to the exact one than by camera_from_body.
+__device__ __forceinline__ float3 camera_position(float4 mean, const float *frame, const float *view) {
+    const float4 *rows = (const float4 *)(frame + 12);
+    float at[3];
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+        float4 r = rows[k];
+        at[k] = __fadd_rn(__fmaf_rn(r.z, mean.z, __fmaf_rn(r.y, mean.y, __fmul_rn(r.x, mean.x))), r.w);
+    }
+    return transformed((const float4 *)(view + WORLD), at[0], at[1], at[2]);
 }
 
 // The depth of a Gaussian that may be seen, by a bound of its size; -1 for one that is not.
-__device__ float visible_depth(const Arguments &a, int i, const float *frames, const float *view) {
+__device__ __forceinline__ float visible_depth(const Arguments &a, int i, const Placed &placed) {
+    const float *view = placed.view;
     float4 mean = a.means[i];
-    float3 p = camera_position(mean, frames + FRAME * a.body[i]);
+    float3 p = camera_position(mean, placed.frames + FRAME * a.body[i], view);
     if (mean.w < 0 || p.z <= NEAR_PLANE) return -1;
-    float nx = p.x / p.z, ny = p.y / p.z;
+    float per_z = inverse(p.z), nx = p.x * per_z, ny = p.y * per_z;
     if (nx * nx + ny * ny >= view[10]) return -1;
     Bent bent = through_lens(nx, ny, view);
-    Jacobian J = projection_jacobian(nx, ny, p.z, view);
+    Jacobian J = projection_jacobian(nx, ny, per_z, view);
     // The reach is at most 3.34 standard deviations, and the blur at most 0.55 px: together below 1.9 px.
+#if LENS
     float wide = mean.w * sqrtf(J.a0 * J.a0 + J.a1 * J.a1 + J.a2 * J.a2) + 1.9f;
     float high = mean.w * sqrtf(J.b0 * J.b0 + J.b1 * J.b1 + J.b2 * J.b2) + 1.9f;
+#else
+    float wide = mean.w * sqrtf(J.a0 * J.a0 + J.a2 * J.a2) + 1.9f, high = mean.w * sqrtf(J.b1 * J.b1 + J.b2 * J.b2) + 1.9f;
+#endif
     float u = view[0] * bent.x + view[2], v = view[1] * bent.y + view[3];
     bool outside = u + wide < 0.5f || u - wide > view[4] - 0.5f || v + high < 0.5f || v - high > view[5] - 0.5f;
     return outside ? -1 : p.z;
@@ -253,32 +298,43 @@ __device__ __forceinline__ bool reaches(u32 box, u32 region) {
     return (((region | 0x80808080u) - box) & 0x80808080u) == 0x80808080u;
 }
 
-__device__ void write_record(const Arguments &a, long long at, int i, const float *frames, const float *eyes,
-                             const float *view) {
+// A row of the projection's derivative by the body's frame.
+__device__ __forceinline__ float3 body_row(float j0, float j1, float j2, float4 x, float4 y, float4 z) {
+    return make_float3(j0 * x.x + j1 * y.x + j2 * z.x, j0 * x.y + j1 * y.y + j2 * z.y, j0 * x.z + j1 * y.z + j2 * z.z);
+}
+
+__device__ __forceinline__ float3 body_row(float j0, float j2, float4 x, float4 z) {
+    return make_float3(j0 * x.x + j2 * z.x, j0 * x.y + j2 * z.y, j0 * x.z + j2 * z.z);
+}
+
+__device__ void write_record(const Arguments &a, long long at, int i, const Placed &placed) {
+    const float *view = placed.view;
     float4 mean = a.gaussians[4 * i], s = a.gaussians[4 * i + 1], t = a.gaussians[4 * i + 2];
     int b = __float_as_int(mean.w);
-    const float *R = frames + FRAME * b;
-    float3 p = camera_position(mean, R);
-    float nx = p.x / p.z, ny = p.y / p.z;
+    const float4 *R = (const float4 *)(placed.frames + FRAME * b);
+    float3 p = camera_position(mean, placed.frames + FRAME * b, view);
+    float per_z = inverse(p.z), nx = p.x * per_z, ny = p.y * per_z;
     Bent bent = through_lens(nx, ny, view);
     float u = view[0] * bent.x + view[2], v = view[1] * bent.y + view[3];
-    Jacobian J = projection_jacobian(nx, ny, p.z, view);
-    float a0 = J.a0 * R[0] + J.a1 * R[4] + J.a2 * R[8], b0 = J.b0 * R[0] + J.b1 * R[4] + J.b2 * R[8];
-    float a1 = J.a0 * R[1] + J.a1 * R[5] + J.a2 * R[9], b1 = J.b0 * R[1] + J.b1 * R[5] + J.b2 * R[9];
-    float a2 = J.a0 * R[2] + J.a1 * R[6] + J.a2 * R[10], b2 = J.b0 * R[2] + J.b1 * R[6] + J.b2 * R[10];
+    Jacobian J = projection_jacobian(nx, ny, per_z, view);
+#if LENS
+    float3 A = body_row(J.a0, J.a1, J.a2, R[0], R[1], R[2]), B = body_row(J.b0, J.b1, J.b2, R[0], R[1], R[2]);
+#else
+    float3 A = body_row(J.a0, J.a2, R[0], R[2]), B = body_row(J.b1, J.b2, R[1], R[2]);
+#endif
+    float a0 = A.x, a1 = A.y, a2 = A.z, b0 = B.x, b1 = B.y, b2 = B.z;
     float p0 = s.x * a0 + s.y * a1 + s.z * a2, p1 = s.y * a0 + s.w * a1 + t.x * a2, p2 = s.z * a0 + t.x * a1 + t.y * a2;
     float q0 = s.x * b0 + s.y * b1 + s.z * b2, q1 = s.y * b0 + s.w * b1 + t.x * b2, q2 = s.z * b0 + t.x * b1 + t.y * b2;
     float xx = a0 * p0 + a1 * p1 + a2 * p2 + BLUR, xy = b0 * p0 + b1 * p1 + b2 * p2;
     float yy = b0 * q0 + b1 * q1 + b2 * q2 + BLUR;
     float wide = t.w * sqrtf(xx), high = t.w * sqrtf(yy);
-    int left = max(0, (int)ceilf(u - wide - 0.5f)), right = min(a.width - 1, (int)floorf(u + wide - 0.5f));
-    int top = max(0, (int)ceilf(v - high - 0.5f)), bottom = min(a.height - 1, (int)floorf(v + high - 0.5f));
-    bool seen = left <= right && top <= bottom;
-    a.boxes[at] = seen ? region_box(left / a.region_width, right / a.region_width, top / a.region_height,
-                                    bottom / a.region_height)
-                       : NOWHERE;
+    float left = fmaxf(0, ceilf(u - wide - 0.5f)), right = fminf(a.width - 1, floorf(u + wide - 0.5f));
+    float top = fmaxf(0, ceilf(v - high - 0.5f)), bottom = fminf(a.height - 1, floorf(v + high - 0.5f));
+    float column = inverse(a.region_width), row = inverse(a.region_height); // at half a pixel, roundings do not matter
+    u32 box = region_box((left + 0.5f) * column, (right + 0.5f) * column, (top + 0.5f) * row, (bottom + 0.5f) * row);
+    a.boxes[at] = left <= right && top <= bottom ? box : NOWHERE;
     if (a.ids) a.ids[at] = i;
-    float3 c = colour_of(a, i, mean, eyes + 3 * b);
+    float3 c = colour_of(a, i, mean, placed.eyes + 3 * b);
     float scale = LOG2_E / (xx * yy - xy * xy);
     a.records[2 * at] = make_float4(u, v, -0.5f * yy * scale, xy * scale);
     a.records[2 * at + 1] = make_float4(-0.5f * xx * scale, p.z, pack_halves(c.x, c.y), pack_halves(c.z, t.z));
@@ -360,11 +416,9 @@ __device__ void radix_sort(u32 *keys, u16 *ids, u32 *counters, u32 *digits, int 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, SORT_BLOCKS) prepare(Arguments a) {
     extern __shared__ float4 shared[];
     int image = a.first + blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
-    u32 *digits = (u32 *)(view + VIEW + 3), *counters = digits + DIGITS + 8, *keys = counters + SORT_WARPS * DIGITS;
+    Placed placed = place_bodies(a, image, shared);
+    u32 *digits = (u32 *)placed.end, *counters = digits + DIGITS + 8, *keys = counters + SORT_WARPS * DIGITS;
     u16 *ids = (u16 *)(keys + SORT_THREADS * ITEMS);
-    place_bodies(a, image, frames, eyes, view);
-    __syncthreads();
 
     float depths[ITEMS];
     u32 count = 0, low = FULL, high = 0;
@@ -372,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, SORT_BLOCKS) prepare(
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         int i = start + k * 32 + lane;
-        float z = i < a.n ? visible_depth(a, i, frames, view) : -1;
+        float z = i < a.n ? visible_depth(a, i, placed) : -1;
         depths[k] = z;
         if (z > 0) low = min(low, __float_as_uint(z)), high = max(high, __float_as_uint(z));
         count += __popc(__ballot_sync(FULL, z > 0));
@@ -402,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, SORT_BLOCKS) prepare(
     __syncthreads();
     radix_sort(keys, ids, counters, digits, total, total ? high - low : 0);
     long long base = (long long)blockIdx.x * a.stride;
-    for (int r = threadIdx.x; r < total; r += SORT_THREADS) write_record(a, base + r, ids[r], frames, eyes, view);
+    for (int r = threadIdx.x; r < total; r += SORT_THREADS) write_record(a, base + r, ids[r], placed);
     if (threadIdx.x == 0) {
         a.counts[blockIdx.x] = total;
         write_end(a, base, total);
@@ -414,26 +468,22 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, SORT_BLOCKS) prepare(
 extern "C" __global__ void depth_keys(Arguments a) {
     extern __shared__ float4 shared[];
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
-    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
-    place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
-    __syncthreads();
+    Placed placed = place_bodies(a, a.first + blockIdx.x, shared);
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < a.n; i += gridDim.y * blockDim.x) {
-        float z = visible_depth(a, i, frames, view);
+        float z = visible_depth(a, i, placed);
         a.keys[(long long)blockIdx.x * a.n + i] = z > 0 ? __float_as_uint(z) : 0x7f800000u;
     }
 }
 
 extern "C" __global__ void write_records(Arguments a) {
     extern __shared__ float4 shared[];
-    float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
-    place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
-    __syncthreads();
+    Placed placed = place_bodies(a, a.first + blockIdx.x, shared);
     long long from = (long long)blockIdx.x * a.n, base = (long long)blockIdx.x * a.stride;
     for (int r = blockIdx.y * blockDim.x + threadIdx.x; r < a.n; r += gridDim.y * blockDim.x) {
         int i = (int)a.order[from + r];
         bool seen = a.keys[from + i] != 0x7f800000u;
         bool next = r + 1 < a.n && a.keys[from + a.order[from + r + 1]] != 0x7f800000u;
-        if (seen) write_record(a, base + r, i, frames, eyes, view);
+        if (seen) write_record(a, base + r, i, placed);
         if (seen && !next) {
             a.counts[blockIdx.x] = r + 1;
             write_end(a, base, r + 1);
