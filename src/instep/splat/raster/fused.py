@@ -139,6 +139,8 @@ class FusedRasterizer:
     def pose_tensor(self, poses: Any) -> Any:
         """Poses [worlds, bodies, 7] on the device; every body frame is the world's where there are none."""
         torch, bodies = torch_library(), len(self.gaussians.names)
+        if torch.is_tensor(poses) and _is_ready(poses, bodies, self.scene.packed.body.device):
+            return poses
         if poses is None:
             poses = np.tile(np.array([0.0, 0, 0, 1, 0, 0, 0], np.float32), (1, bodies, 1))
         if not torch.is_tensor(poses):
@@ -282,6 +284,12 @@ def _host_array(tensor: Any) -> Array:
     out.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream().synchronize()
     return out.numpy()
+
+
+def _is_ready(poses: Any, bodies: int, device: Any) -> bool:
+    """Whether a tensor of poses is what the kernels take; each conversion would delay the first of them."""
+    alike = poses.dtype == torch_library().float64 and poses.device == device and poses.is_contiguous()
+    return alike and poses.ndim == 3 and tuple(poses.shape[1:]) == (bodies, 7)
 
 
 def _image(images: RenderedTensors, camera: Camera, region: Region | None) -> RenderedImage:

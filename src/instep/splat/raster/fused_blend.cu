@@ -6,7 +6,7 @@
 #define GROUP 4 // lanes of a tile
 #define ROWS 4  // pixels of a lane, one below the other
 #define WALK_WARPS (WALK_THREADS / 32)
-#define STAGES 3 // groups of four records that are copied before they are needed
+#define STAGES 3 // rounds of four records that a tile has in shared memory: one is blended, the others are copied
 #define STAGED 9 // float4 of a tile's four records, and one more, so that tiles lie in different banks
 #define STAGE_BYTES (JOB * STAGED * 16)
 
@@ -60,16 +60,17 @@ __device__ __forceinline__ void finish(Pixel &p) {
     p.floor = -p.light, p.light = 0;
 }
 
-// The alphas of a record at the pixels of a lane, divided by SCALE.
+// The alphas of a record at the pixels of a lane, divided by SCALE. Which products are fused with sums is written down here
+// and below, so that colours are the same whichever channels are rendered.
 __device__ __forceinline__ void scaled_alphas(const Record &record, float x, float y, float (&alpha)[ROWS]) {
     float4 r = record.place, s = record.rest;
     float blue, log_opacity;
     unpack_halves(s.w, blue, log_opacity);
-    float dx = x - r.x, dy = y - r.y, side = s.x * dy + r.w * dx, level = r.z * dx * dx + (log_opacity - SCALE_LOG2);
-    float power = side * dy + level, slope = s.x * dy + side;
+    float dx = x - r.x, dy = y - r.y, side = fmaf(s.x, dy, r.w * dx);
+    float power = fmaf(side, dy, fmaf(r.z * dx, dx, log_opacity - SCALE_LOG2)), slope = fmaf(s.x, dy, side);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
-        alpha[k] = fast_exp2(k ? k * (k * s.x + slope) + power : power);
+        alpha[k] = fast_exp2(k ? fmaf(k, fmaf(k, s.x, slope), power) : power);
 #if SOLID
         alpha[k] = fminf(alpha[k], MAX_ALPHA / SCALE);
 #endif
@@ -86,7 +87,7 @@ __device__ __forceinline__ void pass_record(const Record &record, float x, float
         if (p[k].limit < record.rest.y && p[k].light > 0) finish(p[k]);
 #endif
         weight[k] = alpha[k] * p[k].light, alpha[k] *= SCALE;
-        float after = p[k].light - weight[k] * SCALE;
+        float after = fmaf(weight[k], -SCALE, p[k].light);
         if (after <= p[k].floor) finish(p[k]), weight[k] = 0;
         else p[k].light = after;
     }
@@ -97,9 +98,10 @@ __device__ __forceinline__ void add_colour(const Record &record, const float (&w
     unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
-        p[k].red += w[k] * red, p[k].green += w[k] * green, p[k].blue += w[k] * blue;
+        p[k].red = fmaf(w[k], red, p[k].red), p[k].green = fmaf(w[k], green, p[k].green);
+        p[k].blue = fmaf(w[k], blue, p[k].blue);
 #if DEPTH
-        p[k].deep += w[k] * record.rest.y;
+        p[k].deep = fmaf(w[k], record.rest.y, p[k].deep);
 #endif
     }
 }
@@ -116,11 +118,11 @@ __device__ __forceinline__ void add_records(const Record &first, const Record &s
     bool last = false;
     scaled_alphas(first, x, y, alpha);
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) v[k] = alpha[k] * p[k].light, middle[k] = p[k].light - v[k] * SCALE;
+    for (int k = 0; k < ROWS; k++) v[k] = alpha[k] * p[k].light, middle[k] = fmaf(v[k], -SCALE, p[k].light);
     scaled_alphas(second, x, y, alpha);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
-        w[k] = alpha[k] * middle[k], after[k] = middle[k] - w[k] * SCALE;
+        w[k] = alpha[k] * middle[k], after[k] = fmaf(w[k], -SCALE, middle[k]);
         last |= after[k] <= p[k].floor;
     }
     if (last) {
@@ -184,33 +186,6 @@ __device__ void write_pixel(const Arguments &a, Pixel p, int image, int x, int y
 #endif
 }
 
-// Values that are kept in registers, where the compiler would compute them again.
-__device__ __forceinline__ const char *kept(const char *value) {
-    asm volatile("" : "+l"(value));
-    return value;
-}
-
-__device__ __forceinline__ float kept(float value) {
-    asm volatile("" : "+f"(value));
-    return value;
-}
-
-// Copies a record into shared memory, where it is wanted; each call is a group of copies to wait for.
-__device__ __forceinline__ void copy_record(const char *records, Rank rank, bool wanted, u32 to) {
-    const char *at = records + (unsigned long long)rank * 32;
-    if (wanted)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n cp.async.ca.shared.global [%0 + 16], [%1 + 16], 16;" ::"r"(to),
-                     "l"(at)
-                     : "memory");
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until the oldest of STAGES - 1 groups of copies is there, for all lanes of the warp.
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    __syncwarp();
-}
-
 // Blends the images.
 struct Blender {
     Pixel p[ROWS];
@@ -247,6 +222,22 @@ struct Blender {
     }
 };
 
+#if __CUDA_ARCH__ >= 800 // below, memory is not copied beside other work
+// Copies a record into shared memory, where it is wanted; each call is a group of copies to wait for.
+__device__ __forceinline__ void copy_record(const char *records, Rank rank, bool wanted, u32 to) {
+    const char *at = records + (unsigned long long)rank * 32;
+    if (wanted)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;\n cp.async.ca.shared.global [%0 + 16], [%1 + 16], 16;"
+                     ::"r"(to), "l"(at) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until the oldest of STAGES - 1 groups of copies is there, for all lanes of the warp.
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncwarp();
+}
+
 // Blends lists in global memory. Each lane copies one record of the next four of its tile into shared memory, STAGES - 1
 // rounds before the four lanes of the tile read them.
 struct StagedBlender : Blender {
@@ -255,9 +246,9 @@ struct StagedBlender : Blender {
         int warp = threadIdx.x / 32, tile = threadIdx.x % 32 / GROUP, part = threadIdx.x % GROUP, rounds = length / 4;
         if (rounds == 0) return;
         const float4 *from = staged[warp][0][tile];
-        const char *records = kept(job.records);
+        const char *records = in_register(job.records);
         u32 to = shared_address(from + 2 * part), stage = 0, free = (STAGES - 1) * STAGE_BYTES;
-        float x = kept(job.x + 0.5f), y = kept(job.y + 0.5f);
+        float x = in_register(job.x + 0.5f), y = in_register(job.y + 0.5f);
         __syncwarp();
         list += part;
 #pragma unroll
@@ -279,6 +270,7 @@ struct StagedBlender : Blender {
         asm volatile("cp.async.wait_all;" ::: "memory");
     }
 };
+#endif
 
 #if LABELS
 // Finds the body with the largest weight at each pixel.
@@ -352,7 +344,7 @@ template <class Worker> __device__ void walk_queue(const Arguments &a, float4 *s
             if (threadIdx.x < 64) m.counts[threadIdx.x] = 0;
             if (threadIdx.x == 0) m.sums[31] = 0;
             __syncthreads();
-            mark_tiles(a, place, region, entries, first, last, m.counts, 0);
+            mark_tiles<false>(a, place, region, entries, first, last, m.counts, 0);
             __syncthreads();
             order_tiles(m.counts, last - first, m.order);
             __syncthreads();
@@ -377,7 +369,11 @@ template <class Worker> __device__ void walk_queue(const Arguments &a, float4 *s
 }
 
 extern "C" __global__ void __launch_bounds__(WALK_THREADS, WALK_BLOCKS) blend_lists(Arguments a) {
+#if __CUDA_ARCH__ >= 800
     walk_lists<StagedBlender>(a);
+#else
+    walk_lists<Blender>(a);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS) blend_queue(Arguments a) {

@@ -39,7 +39,7 @@ MAX_REGIONS = 126
 """Regions along a side of an image."""
 _REGION_GAUSSIANS = 2200
 """Gaussians in a region, were they spread evenly, above which regions are made smaller."""
-_REGION_BYTES = ((6_000, 20 * 2**10, 28 * 2**10), (40_000, 16 * 2**10, 20 * 2**10), (2**31, 20 * 2**10, 32 * 2**10))
+_REGION_BYTES = ((6_000, 20 * 2**10, 28 * 2**10), (40_000, 16 * 2**10, 20 * 2**10), (2**31, 18 * 2**10, 26 * 2**10))
 """Shared memory for the bit matrix and for the lists of a region, for images of up to so many pixels.
 
 In small ones many Gaussians share a region, in large ones a Gaussian reaches more tiles. A region that needs more waits
@@ -338,7 +338,8 @@ def _group(arguments: Arguments, images: int, more_bytes: int) -> int:
 
 def list_memory(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> ListMemory:
     """Memory for the records and lists of some images."""
-    records, regions, capacity = images * arguments.stride, images * arguments.regions, images * _list_entries(arguments)
+    records, regions = images * arguments.stride, images * arguments.regions
+    capacity = images * _list_entries(arguments)
     sizes = {
         "records": 32 * records, "boxes": 4 * records, "counts": 4 * images, "jobs": 16 * _JOBS * regions,
         "entries": _rank_bytes(arguments.n) * (capacity + _READ_AHEAD), "queue": 4 * (2 + regions),

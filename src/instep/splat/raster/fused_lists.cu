@@ -62,21 +62,20 @@ __device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits
     u32 region = region_box(column, column, row, row);
     int per = (n + 128 * LIST_WARPS - 1) / (128 * LIST_WARPS) * 128;
     int from = warp * per, to = min((n + 127) / 128 * 128, from + per);
-    int count = 0;
-    for (int base = from; base < to; base += 256) {
-        u32 box[8], own = 0;
-#pragma unroll
-        for (int k = 0; k < 8; k++) box[k] = base + 32 * k < to ? __ldg(boxes + base + 32 * k + lane) : NOWHERE;
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            u32 hit = __ballot_sync(FULL, reaches(box[k], region));
-            own = lane == k ? hit : own;
-        }
-        if (lane < 8 && base + 32 * lane < to) hits[base / 32 + lane] = own, count += __popc(own);
+    const u32 *own = boxes + from + lane;
+#pragma unroll 2
+    for (int base = from; base < to; base += 128, own += 128) {
+        uint4 hit;
+        hit.x = __ballot_sync(FULL, reaches(__ldg(own), region));
+        hit.y = __ballot_sync(FULL, reaches(__ldg(own + 32), region));
+        hit.z = __ballot_sync(FULL, reaches(__ldg(own + 64), region));
+        hit.w = __ballot_sync(FULL, reaches(__ldg(own + 96), region));
+        if (lane == 0) *(uint4 *)(hits + (u32)base / 32) = hit;
     }
-    count += __shfl_xor_sync(FULL, count, 1);
-    count += __shfl_xor_sync(FULL, count, 2);
-    count += __shfl_xor_sync(FULL, count, 4);
+    __syncwarp();
+    int count = 0;
+    for (int base = from + 32 * lane; base < to; base += 1024) count += __popc(hits[(u32)base / 32]);
+    count = __shfl_sync(FULL, upto_lane(count), 31);
     if (lane == 0) sums[warp] = count;
     __syncthreads();
     int total = 0, at = 0;
@@ -95,7 +94,7 @@ __device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits
     out.ranks = (Rank *)pool, out.bits = (u32 *)(pool + list), out.places = (u16 *)(out.bits + out.band * out.words);
     if (out.direct) return out;
     for (int base = from; base < to; base += 1024) {
-        u32 hit = base + 32 * lane < to ? hits[base / 32 + lane] : 0;
+        u32 hit = base + 32 * lane < to ? hits[(u32)base / 32 + lane] : 0;
         int upto = upto_lane(__popc(hit)), to_rank = at + upto - __popc(hit);
         for (; hit; hit &= hit - 1) ((Rank *)pool)[to_rank++] = (Rank)(base + 32 * lane + __ffs(hit) - 1);
         at += __shfl_sync(FULL, upto, 31);
@@ -116,22 +115,35 @@ __device__ __forceinline__ uint2 reached_tiles(const Region &region, float4 r, f
     int top = max(0, (int)ceilf(v - high - slack)), bottom = min(region.bottom - region.top - 1, (int)floorf(v + high + slack));
     if (top > bottom) return out;
     float turn = 0.5f * b * wide / c; // how far above the centre the ellipse reaches farthest to the right
-    // In units of tiles: the last pixel of a tile is 3/4 after its first.
-    const float unit = 1.0f / TILE;
-    float half = 0.5f / a, tilt = -b * half * unit, flat = 4 * a * k * half * half * unit * unit, bend = det * half * half * unit * unit;
-    float begin = (u - slack - (TILE - 1)) * unit, end = (u + slack) * unit, from = (top & ~(TILE - 1)) - v;
-    int last = (region.right - region.left - 1) / TILE;
+    float half = 0.5f / a, tilt = -b * half, flat = 4 * a * k * half * half, bend = det * half * half;
+    float begin = u - slack, end = u + slack, from = (top & ~(TILE - 1)) - v;
+    int last = region.right - region.left - 1;
     for (int row = (u32)top / TILE; row * TILE <= bottom; row++, from += TILE) {
         float low = fmaxf(from, -high), to = fminf(from + (TILE - 1), high);
         float y = fminf(fmaxf(-turn, low), to), z = fminf(fmaxf(turn, low), to);
         float right = tilt * y + sqrtf(fmaxf(0.0f, flat - bend * y * y));
         float left = tilt * z - sqrtf(fmaxf(0.0f, flat - bend * z * z));
-        int first = max(0, (int)ceilf(begin + left)), final = min(last, (int)floorf(end + right));
-        u32 columns = first <= final ? ((2u << final) - (1u << first)) << 8 * (row & 3) : 0;
+        int x0 = max(0, (int)ceilf(begin + left)), x1 = min(last, (int)floorf(end + right));
+        u32 columns = x0 <= x1 ? ((2u << (u32)x1 / TILE) - (1u << (u32)x0 / TILE)) << 8 * (row & 3) : 0;
         if (row < 4) out.x |= columns;
         else out.y |= columns;
     }
     return out;
+}
+
+// Values that are kept in registers, where the compiler would compute them again in every round of a loop.
+__device__ __forceinline__ u32 in_register(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+__device__ __forceinline__ float in_register(float value) {
+    return __uint_as_float(in_register(__float_as_uint(value)));
+}
+
+__device__ __forceinline__ const char *in_register(const char *value) {
+    asm volatile("" : "+l"(value));
+    return value;
 }
 
 // Rows of bits, one per lane, to columns: blocks of 16, 8, 4, 2 and 1 bits change places, whole bytes by one instruction.
@@ -141,12 +153,12 @@ struct Transposer {
 
     __device__ __forceinline__ Transposer() {
         u32 lane = threadIdx.x % 32;
-        halves = lane & 16 ? 0x3276 : 0x5410, bytes = lane & 8 ? 0x3715 : 0x6240;
+        halves = in_register(lane & 16 ? 0x3276u : 0x5410u), bytes = in_register(lane & 8 ? 0x3715u : 0x6240u);
         const u32 low[3] = {0x0f0f0f0f, 0x33333333, 0x55555555};
 #pragma unroll
         for (int k = 0; k < 3; k++) {
             u32 step = 4 >> k;
-            keep[k] = lane & step ? ~low[k] : low[k], rotate[k] = lane & step ? 32 - step : step;
+            keep[k] = in_register(lane & step ? ~low[k] : low[k]), rotate[k] = in_register(lane & step ? 32 - step : step);
         }
     }
 
@@ -164,13 +176,16 @@ struct Transposer {
 
 // Fills the bit matrix for tiles [first, last), and counts the entries of each; `counts` are 0 before. The tiles of each
 // entry are kept where there is room for them.
-__device__ void mark_tiles(const Arguments &a, Place place, const Region &region, const Entries &entries, int first, int last, u32 *counts,
-                           uint2 *kept) {
+template <bool KEEP>
+__device__ void mark_tiles(const Arguments &a, Place place, const Region &region, const Entries &entries, int first, int last,
+                           u32 *counts, uint2 *kept) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float4 *records = a.records + 2ll * place.image * a.stride;
     int upper = lane / ACROSS * region.columns + lane % ACROSS - first, lower = upper + 4 * region.columns;
     bool inside = lane % ACROSS < region.columns;
     bool above = inside && upper >= 0 && upper < last - first, below = inside && lower >= 0 && lower < last - first;
+    u32 *to_upper = entries.bits + (int)in_register((u32)(upper * entries.words));
+    u32 *to_lower = entries.bits + (int)in_register((u32)(lower * entries.words));
     int marked_above = 0, marked_below = 0;
     Transposer transposed;
     for (int base = warp * 32; base < entries.n; base += LIST_THREADS) {
@@ -178,11 +193,12 @@ __device__ void mark_tiles(const Arguments &a, Place place, const Region &region
         if (base + lane < entries.n) {
             u32 rank = entries.direct ? base + lane : entries.ranks[base + lane];
             tiles = reached_tiles(region, records[2ll * rank], records[2ll * rank + 1]);
-            if (kept) kept[base + lane] = tiles;
+            if (KEEP) kept[base + lane] = tiles;
         }
         tiles.x = transposed(tiles.x), tiles.y = transposed(tiles.y);
-        if (above) entries.bits[upper * entries.words + base / 32] = tiles.x, marked_above += __popc(tiles.x);
-        if (below) entries.bits[lower * entries.words + base / 32] = tiles.y, marked_below += __popc(tiles.y);
+        u32 word = (u32)base / 32;
+        if (above) to_upper[word] = tiles.x, marked_above += __popc(tiles.x);
+        if (below) to_lower[word] = tiles.y, marked_below += __popc(tiles.y);
     }
     if (above) atomicAdd(counts + upper, marked_above);
     if (below) atomicAdd(counts + lower, marked_below);
@@ -233,7 +249,7 @@ __device__ void fill_lists(const Region &region, const Entries &entries, const u
     for (int entry = threadIdx.x; entry < entries.n; entry += LIST_THREADS) {
         Rank rank = entries.ranks[entry];
         uint2 tiles = kept[entry];
-        int word = entry / 32;
+        u32 word = (u32)entry / 32;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             for (u32 left = half ? tiles.y : tiles.x; left; left &= left - 1) {
@@ -276,7 +292,7 @@ __device__ __forceinline__ bool list_region(const Arguments &a, Place place, flo
     if (threadIdx.x == 0) table[0] = make_uint4(0, QUEUED, 0, 0);
     __syncthreads();
     if (entries.band != region.tiles || entries.direct || room < 0) return false;
-    mark_tiles(a, place, region, entries, 0, region.tiles, m.counts, kept);
+    mark_tiles<true>(a, place, region, entries, 0, region.tiles, m.counts, kept);
     __syncthreads();
     order_tiles(m.counts, region.tiles, m.order);
     __syncthreads();
@@ -298,7 +314,7 @@ __device__ __forceinline__ bool list_region(const Arguments &a, Place place, flo
     return true;
 }
 
-extern "C" __global__ void __launch_bounds__(LIST_THREADS, 6) list_tiles(Arguments a) {
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, 5) list_tiles(Arguments a) {
     extern __shared__ float4 shared[];
     bool listed = list_region(a, {(int)blockIdx.y, (int)blockIdx.x}, shared);
     if (!listed && threadIdx.x == 0) a.queue[2 + atomicAdd(a.queue, 1u)] = blockIdx.y * gridDim.x + blockIdx.x;

@@ -209,12 +209,6 @@ __device__ __forceinline__ Jacobian projection_jacobian(float nx, float ny, floa
 #endif
 }
 
-__device__ __forceinline__ float3 transformed(const float4 *rows, float x, float y, float z) {
-    float4 a = rows[0], b = rows[1], c = rows[2];
-    return make_float3(a.x * x + a.y * y + a.z * z + a.w, b.x * x + b.y * y + b.z * z + b.w,
-                       c.x * x + c.y * y + c.z * z + c.w);
-}
-
 // A centre in the camera's frame, by way of the world's with the roundings of a matrix product and of gsplat, so that
 // depths that differ by one rounding are sorted as there. The order is also closer to the exact one than by camera_from_body.
 __device__ __forceinline__ float3 camera_position(float4 mean, const float *frame, const float *view) {
@@ -223,9 +217,16 @@ __device__ __forceinline__ float3 camera_position(float4 mean, const float *fram
 #pragma unroll
     for (int k = 0; k < 3; k++) {
         float4 r = rows[k];
-        at[k] = __fadd_rn(__fmaf_rn(r.z, mean.z, __fmaf_rn(r.y, mean.y, __fmul_rn(r.x, mean.x))), r.w);
+        at[k] = __fadd_rn(fmaf(r.z, mean.z, fmaf(r.y, mean.y, __fmul_rn(r.x, mean.x))), r.w);
     }
-    return transformed((const float4 *)(view + WORLD), at[0], at[1], at[2]);
+    rows = (const float4 *)(view + WORLD);
+    float seen[3];
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+        float4 r = rows[k];
+        seen[k] = __fadd_rn(fmaf(r.z, at[2], fmaf(r.x, at[0], __fmul_rn(r.y, at[1]))), r.w);
+    }
+    return make_float3(seen[0], seen[1], seen[2]);
 }
 
 // The depth of a Gaussian that may be seen, by a bound of its size; -1 for one that is not.
@@ -295,7 +296,7 @@ __device__ __forceinline__ u32 region_box(int left, int right, int top, int bott
 }
 
 __device__ __forceinline__ bool reaches(u32 box, u32 region) {
-    return (((region | 0x80808080u) - box) & 0x80808080u) == 0x80808080u;
+    return !(~((region | 0x80808080u) - box) & 0x80808080u);
 }
 
 // A row of the projection's derivative by the body's frame.
