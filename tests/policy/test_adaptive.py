@@ -14,7 +14,7 @@ from instep.policy import Adaptive, AdaptiveOptions
 from instep.policy.adaptive_kernels import filter_columns, update_estimate
 from instep.policy.adaptive_model import ReferenceArm
 from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
-from instep.policy.adaptive_supervision import bounded, paused, start_watch, watched
+from instep.policy.adaptive_supervision import bounded, start_watch, watched
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene
 
@@ -245,8 +245,8 @@ def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_i
     watch, past = start_watch(arm), {"inertia": np.diag(arm.inertia), "applied": arm.kp * moved}
     seen = []
     for _ in range(round(1.5 / arm.dt)):
-        watch = watched(arm, watch, np.full(arm.n, error), past)
-        seen.append(paused(watch))
+        watch = watched(arm, watch, np.full(arm.n, error), past, fade=0.5)
+        seen.append(watch["pause"] > 0)
     np.testing.assert_allclose(watch["x"], moved, rtol=0.02)
     assert any(seen) == given_up
 
@@ -254,6 +254,23 @@ def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_i
 def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model):
     arm = ReferenceArm.of(model)
     still = {"inertia": np.diag(arm.inertia), "applied": np.zeros(arm.n)}
-    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), still)
-    np.testing.assert_allclose(bounded(watch, np.full(arm.n, 1.0)), 0.023)
+    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), still, fade=0.5)
+    np.testing.assert_allclose(bounded(watch, np.full(arm.n, 1.0)), 0.013)
     np.testing.assert_allclose(bounded(watch, np.full(arm.n, -0.01)), -0.01)
+
+
+def test_a_law_that_harms_one_joint_lets_go_of_it_at_once_and_of_the_others_slowly(model):
+    """One law helps all joints; a servo whose help ends suddenly would swing."""
+    arm = ReferenceArm.of(model)
+    moved = np.array([0.01, -0.01])
+    past, error = {"inertia": np.diag(arm.inertia), "applied": arm.kp * moved}, np.array([0.02, 0.002])
+    watch, shares = start_watch(arm), []
+    for _ in range(round(3.0 / arm.dt)):
+        watch = watched(arm, watch, error, past, fade=0.5)
+        shares.append(watch["share"])
+    rows = np.stack(shares)
+    begun = int(np.argmax(rows[:, 0] < 1.0))
+    gone = [int(np.argmax(rows[:, j] == 0.0)) - begun for j in range(2)]
+    assert begun * arm.dt < 0.6 and gone[0] * arm.dt == pytest.approx(0.05, abs=2 * arm.dt)
+    assert gone[1] * arm.dt == pytest.approx(0.5, abs=2 * arm.dt), "the second joint was helped"
+    assert watch["length"] >= 2.0, "the next pause is longer"

@@ -21,10 +21,11 @@ from instep.scene.folder import SceneSimulator
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
-from .adaptive_supervision import QUICK_FADE_S, Watch, bounded, paused, start_watch, watched
+from .adaptive_supervision import bounded, start_watch, watched
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
-"""Observations of what is added to the commands, of the error to the model, and of the share that is applied."""
+"""Observations of what is added to the commands, of the error to the model, and of the share that is applied (of the
+joint that gets least)."""
 SENT = "action.sent"
 """Observation of the command that the limits let through, where a world shows it."""
 SATURATED = 0.98
@@ -119,7 +120,7 @@ class Adaptive(Wrapper[W]):
         if state.batch:
             raise BadInput("Adaptive control takes one robot at a time, not a batch; wrap each world on its own.")
         arm = self.arm
-        q, _ = self._reading(state)
+        q, _ = self._reading(state, self.world.observe(state))
         model = self._placed(q, np.zeros(arm.n), state.t)
         command = self._holding(model) if past is None else np.asarray(past, float)[-1]
         motion = arm.motion(model.q, model.v, None, command)
@@ -139,22 +140,23 @@ class Adaptive(Wrapper[W]):
         """Learn from the last reading, move the model by the command, and send the command with its compensation."""
         action = checked_action(action, self.world.spec, state.batch)
         memory, arm = state.hidden[self.key], self.arm
-        memory = self._with_sent(memory, self.world.observe(state).get(SENT))
-        q, age = self._reading(state)
+        seen = self.world.observe(state)
+        memory = self._with_sent(memory, seen.get(SENT))
+        q, age = self._reading(state, seen)
         past, aligned = _at_lag(memory["rows"], (arm.delay + age) / arm.dt)
         error = q - aligned
         read = np.isfinite(error) & (age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
         near = read & (np.abs(np.where(read, error, 0.0)) <= self.options.max_error)
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
         error = np.where(read, error, memory["error"])
-        watch = watched(arm, memory["watch"], error, past)
-        share = self._faded(memory["share"], bool(near.all()) and trusted, watch)
-        model = self._followed(memory, action, q, share, bool(read.all()))
+        watch = watched(arm, memory["watch"], error, past, self.options.fade)
+        share = self._faded(memory["share"], bool(near.all()) and trusted)
+        helped = share[0] * watch["share"] > 0
+        model = self._followed(memory, action, q, bool(read.all()) and share[0] == 0.0)
         motion = arm.motion(model.q, model.v, memory["speeds"], action)
         row = self._row(motion, np.zeros(arm.n))
-        active = near & (np.abs(past["effort"]) < SATURATED * arm.limit) & trusted & (share[0] > 0)
-        seen = LawInput(error, active, past, row["regressors"])
-        law, torque = self.law.update(memory["law"], seen)
+        active = near & (np.abs(past["effort"]) < SATURATED * arm.limit) & trusted & helped
+        law, torque = self.law.update(memory["law"], LawInput(error, active, past, row["regressors"]))
         delta = bounded(watch, share[0] * self._clipped(torque))
         row["applied"] = arm.kp * delta
         sent = action.copy()
@@ -169,17 +171,16 @@ class Adaptive(Wrapper[W]):
     def observe(self, state: State) -> Observation:
         """The sensor readings, and what is compensated."""
         memory = state.hidden[self.key]
-        own = {name: memory[name.partition(".")[2]] for name in (DELTA, ERROR, SHARE)}
-        return {**own, **self.world.observe(state)}
+        share = memory["share"] * memory["watch"]["share"].min()
+        return {DELTA: memory["delta"], ERROR: memory["error"], SHARE: share, **self.world.observe(state)}
 
     def weights(self, state: State) -> dict[str, float]:
         """The weights that a law with regressors has found, by name; empty for others."""
         law: Memory = state.hidden[self.key]["law"]
         return dict(zip(self.arm.names, map(float, law["theta"]), strict=False)) if "theta" in law else {}
 
-    def _reading(self, state: State) -> tuple[Array, float]:
+    def _reading(self, state: State, seen: Observation) -> tuple[Array, float]:
         """The positions of the driven joints, and how old they are [s]."""
-        seen = self.world.observe(state)
         stamp = seen.get("observation.state.stamp")
         age = self.options.age if stamp is None else max(float(state.t) - float(stamp), 0.0)
         return np.asarray(seen["observation.state"], float)[self.positions], age
@@ -199,9 +200,7 @@ class Adaptive(Wrapper[W]):
         last = {**memory["rows"][-1], "applied": self.arm.kp * passed}
         return {**memory, "rows": (*memory["rows"][:-1], last)}
 
-    def _faded(self, share: Array, good: bool, watch: Watch) -> Array:
-        if paused(watch):
-            return np.maximum(share - self.arm.dt / QUICK_FADE_S, 0.0)
+    def _faded(self, share: Array, good: bool) -> Array:
         step = self.arm.dt / self.options.fade
         return np.clip(share + (step if good else -step), 0.0, 1.0)
 
@@ -209,10 +208,10 @@ class Adaptive(Wrapper[W]):
         most = self.options.torque * self.arm.limit
         return np.clip(torque, -most, most) / self.arm.kp
 
-    def _followed(self, memory: Mapping[str, Any], action: Array, q: Array, share: Array, read: bool) -> State:
+    def _followed(self, memory: Mapping[str, Any], action: Array, q: Array, anew: bool) -> State:
         """The model one period later; where compensation was given up, it begins anew where the robot is."""
         model: State = memory["model"]
-        if share[0] == 0.0 and read:
+        if anew:
             model = self._placed(q, model.v[self.arm.dofs], model.t)
         return self.reference.step(model, action)
 

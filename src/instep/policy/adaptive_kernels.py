@@ -1,4 +1,4 @@
-"""Compiled steps of adaptive control: filtered regressors of the error dynamics, and the estimate of their weights."""
+"""Compiled steps of adaptive control: motion of the model, regressors, their filter, and the estimate of weights."""
 
 # pyright: basic, reportUnknownParameterType=false
 # Numba compiles these functions; its decorators have no types.
@@ -85,7 +85,90 @@ def update_estimate(
         size = max(abs(innovation) - noise[i, 1], 0.0)
         moved = size if innovation > 0 else -size
         for a in range(p):
-            theta[a] += gain[a] / variance * moved
+            scaled = gain[a] / variance
+            theta[a] += scaled * moved
             for b in range(p):
-                covariance[a, b] -= gain[a] * gain[b] / variance
+                covariance[a, b] -= scaled * gain[b]
     return surprise / max(count, 1)
+
+
+@njit(**OPTIONS)
+def servo_motion(
+    full: Array,
+    jacobian: Array,
+    turn: Array,
+    gravity: Array,
+    q: Array,
+    v: Array,
+    command: Array,
+    before: Array,
+    index: Array,
+    dofs: Array,
+    actions: Array,
+    servos: Array,
+    dt: float,
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array]:  # pragma: no cover - compiled
+    """The fields of a `ReferenceMotion`, from the mass matrix and the Jacobian of the tip [6, nv] of a whole model.
+
+    `before` are its speeds one period ago (empty: none are known), `servos` [n, 3] are kp, kv and torque limits.
+    Torques by a body at the tip: the force is m f + (dw x + w x w x) m c and the torque about the tip m c x f, with f
+    the acceleration of the tip less gravity, w its angular velocity, and m c in its frame.
+    """
+    n = len(dofs)
+    at, speed, effort = np.empty(n), np.empty(n), np.empty(n)
+    inertia, tip, payload = np.empty((n, n)), np.empty((n, n)), np.zeros((n, 4))
+    speeds, rates = np.zeros(6 + 2 * n), np.zeros(6 + 2 * n)
+    for k in range(6):
+        for j in range(len(v)):
+            speeds[k] += jacobian[k, j] * v[j]
+    for i in range(n):
+        at[i], speed[i], target = q[index[i]], v[dofs[i]], command[actions[i]]
+        speeds[6 + i], speeds[6 + n + i] = speed[i], target
+        asked = servos[i, 0] * (target - at[i]) - servos[i, 1] * speed[i]
+        effort[i] = min(max(asked, -servos[i, 2]), servos[i, 2])
+        for j in range(n):
+            inertia[i, j] = full[dofs[i], dofs[j]]
+            tip[i, j] = 0.0
+            for k in range(3):
+                tip[i, j] += jacobian[k, dofs[i]] * jacobian[k, dofs[j]]
+    if len(before):
+        for k in range(len(speeds)):
+            rates[k] = (speeds[k] - before[k]) / dt
+    wrench = np.zeros((6, 4))
+    f, w, dw = rates[:3] - gravity, speeds[3:6], rates[3:6]
+    wrench[:3, 0] = f
+    for c in range(3):
+        arm = turn[:, c].copy()
+        wrench[:3, 1 + c] = _cross(dw, arm) + _cross(w, _cross(w, arm))
+        wrench[3:, 1 + c] = -_cross(f, arm)
+    for i in range(n):
+        for c in range(4):
+            for k in range(6):
+                payload[i, c] += jacobian[k, dofs[i]] * wrench[k, c]
+    return at, speed, inertia, effort, tip, payload, speeds, rates
+
+
+@njit(**OPTIONS)
+def motion_regressors(
+    payload: Array, v: Array, rates: Array, effort: Array, kp: Array, stop_speed: float, flip: float
+) -> Array:  # pragma: no cover - compiled
+    """Y of a motion [n, 4 + 6 n]: what the robot's torques are more by, for weights of one."""
+    n = len(v)
+    out = np.zeros((n, 4 + 6 * n))
+    for i in range(n):
+        a = rates[6 + i]
+        out[i, :4] = payload[i]
+        out[i, 4 + i] = np.tanh(v[i] / (stop_speed + flip * abs(a)))
+        out[i, 4 + n + i] = v[i]
+        out[i, 4 + 2 * n + i] = a
+        out[i, 4 + 3 * n + i] = kp[i] * rates[6 + n + i]
+        out[i, 4 + 4 * n + i] = effort[i]
+        out[i, 4 + 5 * n + i] = 1.0
+    return out
+
+
+@njit(**OPTIONS)
+def _cross(a: Array, b: Array) -> Array:  # pragma: no cover - compiled
+    out = np.empty(3)
+    out[0], out[1], out[2] = a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+    return out

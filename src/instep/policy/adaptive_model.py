@@ -21,6 +21,8 @@ from instep.core.world import Array, Spec
 from instep.scene import address
 from instep.scene.folder import SceneSimulator
 
+from .adaptive_kernels import motion_regressors, servo_motion
+
 STOP_SPEED, FLIP_S = 0.02, 0.03
 """Speed below which dry friction fades [rad/s or m/s], and time in which it changes its sign where a joint turns round:
 a command that jumps with it would break the limits on acceleration and jerk."""
@@ -80,6 +82,11 @@ class ReferenceArm:
     """Body at whose frame a payload is taken to be."""
     _data: mujoco.MjData = field(repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _servos: Array = field(init=False, repr=False)
+    """kp, kv and torque limit of each servo [n, 3]."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_servos", np.column_stack([self.kp, self.kv, self.limit]))
 
     @classmethod
     def of(cls, reference: SceneSimulator) -> Self:
@@ -142,30 +149,17 @@ class ReferenceArm:
             mujoco.mj_fullM(model, data, full)
             mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], data.xpos[self.tip], self.tip)
             turn = data.xmat[self.tip].reshape(3, 3).copy()
-        at, speed = q[self.q_index], v[self.dofs]
-        target = command[self.actions]
-        speeds = np.concatenate([jacobian @ v, speed, target])
-        rates = np.zeros(len(speeds)) if before is None else (speeds - before) / self.dt
-        asked = self.kp * (target - at) - self.kv * speed
-        lift = rates[:6].copy()
-        lift[:3] -= model.opt.gravity
-        own = jacobian[:, self.dofs]
+        known = np.zeros(0) if before is None else before
         return ReferenceMotion(
-            at, speed, full[np.ix_(self.dofs, self.dofs)], np.clip(asked, -self.limit, self.limit),
-            own[:3].T @ own[:3], _payload_torques(own, speeds, lift, turn), speeds, rates,
+            *servo_motion(
+                full, jacobian, turn, model.opt.gravity, q, v, command, known, self.q_index, self.dofs, self.actions,
+                self._servos, self.dt,
+            )
         )  # fmt: skip
 
     def regressors(self, motion: ReferenceMotion) -> Array:
         """Y of a motion [n, 4 + 6 n]: what the robot's torques are more by, for weights of one."""
-        n = self.n
-        out = np.zeros((n, 4 + 6 * n))
-        out[:, :4] = motion.payload
-        a, late = motion.rates[6 : 6 + n], self.kp * motion.rates[6 + n :]
-        dry = np.tanh(motion.v / (STOP_SPEED + FLIP_S * np.abs(a)))
-        columns = dry, motion.v, a, late, motion.effort, np.ones(n)
-        for k, values in enumerate(columns):
-            out[np.arange(n), 4 + k * n + np.arange(n)] = values
-        return out
+        return motion_regressors(motion.payload, motion.v, motion.rates, motion.effort, self.kp, STOP_SPEED, FLIP_S)
 
     def scales(self) -> Array:
         """How large each weight is expected to be [4 + 6 n]."""
@@ -206,24 +200,6 @@ def _inertia(model: mujoco.MjModel, q: Array) -> Array:
     mujoco.mj_forward(model, data)
     mujoco.mj_fullM(model, data, full)
     return full
-
-
-def _payload_torques(jacobian: Array, speeds: Array, rate: Array, world_from_tip: Array) -> Array:
-    """Torques by m and m c (in the frame of the tip) of a body there [n, 4].
-
-    The force is m f + (dw x + w x w x) m c and the torque about the tip m c x f, with f the acceleration of the tip
-    less gravity and w its angular velocity.
-    """
-    f, spin, spin_rate = rate[:3], _cross_matrix(speeds[3:6]), _cross_matrix(rate[3:])
-    wrench = np.zeros((6, 4))
-    wrench[:3, 0] = f
-    wrench[:3, 1:] = (spin_rate + spin @ spin) @ world_from_tip
-    wrench[3:, 1:] = -_cross_matrix(f) @ world_from_tip
-    return jacobian.T @ wrench
-
-
-def _cross_matrix(a: Array) -> Array:
-    return np.array([[0.0, -a[2], a[1]], [a[2], 0.0, -a[0]], [-a[1], a[0], 0.0]])
 
 
 def _is_servo(model: mujoco.MjModel, actuator: int) -> bool:
