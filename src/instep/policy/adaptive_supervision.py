@@ -57,8 +57,8 @@ def watched(arm: ReferenceArm, watch: Watch, error: Array, past: Mapping[str, Ar
     """
     dt = arm.dt
     x, v = watch["x"].copy(), watch["v"].copy()
-    columns = (column[:, None] for column in (past["applied"], x, v))
-    filter_columns(past["inertia"], arm.kv + arm.damping, arm.kp, *columns, dt)
+    applied = np.asarray(past["applied"], float)[:, None]
+    filter_columns(past["inertia"], arm.kv + arm.damping, arm.kp, applied, x[:, None], v[:, None], dt)
     among = watch["with"] + min(1.0, dt / WINDOW_S) * (error**2 - watch["with"])
     alone = watch["without"] + min(1.0, dt / WINDOW_S) * ((error - x) ** 2 - watch["without"])
     peak = np.maximum(np.abs(error - x), watch["peak"] * (1 - dt / PEAK_S))
