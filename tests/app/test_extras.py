@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "instep"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {
     "usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2", "rerun-sdk": "rerun",
-    "opencv-python-headless": "cv2",
+    "opencv-python-headless": "cv2", "warp-lang": "warp",
 }  # fmt: skip
 BROUGHT_BY = {"llvmlite": "numba", "contourpy": "matplotlib", "PIL": "matplotlib"}
 """Libraries that another one brings, in the version it needs."""
