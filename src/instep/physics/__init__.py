@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .mujoco_cameras import ImageEffects, MujocoRenderer, WithCameras, render_cameras
     from .mujoco_world import MujocoWorld
     from .rapier_world import RapierWorld
+    from .warp_world import WarpWorld
 
 __all__ = [
     "ActuatedWorld",
@@ -25,6 +26,7 @@ __all__ = [
     "MujocoRenderer",
     "MujocoWorld",
     "RapierWorld",
+    "WarpWorld",
     "WithCameras",
     "open_world",
     "render_cameras",
@@ -43,5 +45,6 @@ __getattr__ = lazy_names(
         "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",
         "mujoco_world": "MujocoWorld",
         "rapier_world": "RapierWorld",
+        "warp_world": "WarpWorld",
     },
 )

@@ -138,7 +138,7 @@ class WarpWorld:
                 if found.fits:
                     break
                 if self._room >= MAX_ROOM:
-                    raise BadInput(f"Scene {self.scene.name!r} has more contacts than the engine 'warp' has room for.")
+                    raise BadInput(f"Scene {self.scene.name!r} has more contacts than 'warp' has room for; use MuJoCo.")
                 self._room *= 2
                 self._batches.clear()
         found.rows[:, self._inner.layout.xfrc] = 0.0  # a nudge is felt for one step
