@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from instep.core.param import Param
+from instep.core.progress import Progress
+from instep.tune.identifiability import assess_fit
 from instep.tune.least_squares import FitStatus
-from instep.tune.searches import SAME_COST, _agrees, _settled, explained
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.searches import SAME_COST, SearchPlan, _agrees, _settled, explained, search
+from instep.tune.shooting import Fit, ShootingOptions, fit
 
 
 def test_a_stalled_search_counts_where_three_searches_agree_and_is_as_uncertain_as_they_are_apart(servo, recorded):
@@ -44,3 +46,20 @@ def test_a_fit_explains_recordings_where_it_leaves_only_white_noise(servo, recor
     wave = 1e-3 * np.sin(np.linspace(0, 6, found.point.residual.shape[1]))[None, :, None]
     slow = replace(found.point, residual=0.5 * found.point.residual + wave)
     assert not explained(replace(found, point=slow)), "small, but not white"
+
+
+def test_a_search_at_the_noise_is_kept_though_one_that_stalled_fits_the_noise_better(servo, recorded):
+    params = [Param("joint.hinge.damping", 0.01, 1.0, True)]
+    episodes, done = recorded(servo, {"joint.hinge.damping": 0.2}, (1, 2)), list[Fit]()
+
+    def stalls_first(sim, episodes, params, options=None, *, progress=None):
+        found = fit(sim, episodes, params, options, progress=progress)
+        done.append(found if done else replace(found, status=FitStatus.STALLED))
+        return done[-1]
+
+    plan = SearchPlan(ShootingOptions(), seeds=3, method=stalls_first, hold_unseen=True)
+    first = replace(fit(servo, episodes, params, ShootingOptions()), status=FitStatus.STALLED)
+    found = search(servo, episodes, first, assess_fit(first), plan, Progress())
+    assert len(done) == 2, "the second search ends the others"
+    assert found.explained
+    assert found.fit.status is FitStatus.CONVERGED

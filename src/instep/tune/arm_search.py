@@ -31,7 +31,7 @@ from .arm_model import (
     holding_friction,
     smoothed,
 )
-from .coupled_steps import damped_steps, other_starts, probes, scattered, scene_start
+from .coupled_steps import damped_steps, other_delays, other_starts, probes, scattered, scene_start
 from .joint_estimates import estimate_joints
 from .joint_fit import NOISE_SHARE, JointFit, explore_joints, fit_joints
 from .joint_model import DAMPING, JointModel
@@ -39,8 +39,9 @@ from .sensitivities import motion_is_linearisable
 from .shooting import Fit, ShootingOptions, fit
 from .windows import WORLD_BATCH, tuned
 
-ROUNDS = 4
-"""Most rounds of a search; what they leave is left to fits of the whole arm, which know how joints move each other."""
+ROUNDS, COMPARED_ROUNDS = 4, 2
+"""Most rounds of a search, and of one to compare with; what they leave is left to fits of the whole arm, which know how
+joints move each other."""
 AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
 EXPLAINED = 3.0
@@ -50,6 +51,8 @@ LEAST_GAIN, LEAST_ROUND_GAIN = 0.02, 0.1
 below which a round has not."""
 MOST_STEPS, LONG, SHORT = 6, 1.0, 0.3
 """Most steps of all joints at once, and factors of the differences they go by: long ones average over stick-slip."""
+DELAY_STEPS = 2
+"""Steps by which joints follow another delay before it is judged."""
 SCATTERINGS = 4
 """How often joints far from their noise are searched at random."""
 COARSE_WINDOWS = 9
@@ -91,33 +94,36 @@ class ArmSearch:
             before, bad = self.merit, self.unfinished()
             if (i and not bad) or progress.ended:
                 break
-            self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
+            self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
             if i and before - self.merit < LEAST_ROUND_GAIN * len(bad):
                 break
         self._without_needless_split()
 
-    def descend(self, progress: Progress) -> None:
+    def descend(self, progress: Progress, *, from_scene: bool = True) -> None:
         """Move all joints at once by differences of the coupled simulation, from the best of several starts.
 
-        As long as joints are far from their noise, a share of the windows says where to go.
+        As long as joints are far from their noise, a share of the windows says where to go. One of the starts is
+        `from_scene`: its own values with the lags that were found.
         """
         if self._above(FAR_FROM_NOISE):
             every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
-            coarse._restart(progress)
+            coarse._restart(progress, from_scene)
             self._take([coarse.x])
         for share, length in ((0.5, LONG), (0.8, SHORT)):
             progress.advance("coupled search", share)
             self._step(length, progress)
 
-    def _restart(self, progress: Progress) -> None:
+    def _restart(self, progress: Progress, from_scene: bool) -> None:
         """Steps from the best of several starts, and from what is best near by at random."""
         begun = scene_start(self.arm, self.x)
         self._take(other_starts(self.arm, self.x))
         self._step(LONG, progress)
-        if self._above(FAR_FROM_NOISE):
+        if 2 * len(self._above(FAR_FROM_NOISE)) > len(self.arm.joints):
+            self._search_delays(progress)
+        if from_scene and self._above(FAR_FROM_NOISE):
             other = ArmSearch.at(self.arm, self.sim, begun)
             other._step(LONG, progress)
             self.mix([other.x])
@@ -125,12 +131,27 @@ class ArmSearch:
             if not (bad := self._above(FAR_FROM_NOISE)) or progress.ended:
                 break
             progress.advance("coupled search", 0.2 + 0.3 * i / SCATTERINGS)
+            before = self.merit
             self._take(scattered(self.arm, self.x, bad, i))
             self._step(LONG, progress)
+            if before - self.merit < LEAST_GAIN * len(bad):
+                break
 
-    def _step(self, length: float, progress: Progress) -> None:
+    def _search_delays(self, progress: Progress) -> None:
+        """Go to another delay where all joints, having followed it by a few steps, err less.
+
+        What most joints share is the delay, and no small step of it leads down before they have followed.
+        """
+        for x in other_delays(self.arm, self.x):
+            other = ArmSearch.at(self.arm, self.sim, x)
+            other._step(LONG, progress, DELAY_STEPS)
+            if other.merit < self.merit:
+                self.best, self.residual = other.best, other.residual
+        self._step(LONG, progress)
+
+    def _step(self, length: float, progress: Progress, most: int = MOST_STEPS) -> None:
         """Steps of all joints at once, by differences so much longer than usual, until one gains little."""
-        for _ in range(MOST_STEPS):
+        for _ in range(most):
             if not self.unfinished() or progress.ended:
                 return
             before, tried = self.merit, probes(self.arm, self.x, length)
@@ -371,7 +392,7 @@ class ArmEstimate:
         x = estimate_joints(arm)
         search = ArmSearch.at(arm, self.sim, x)
         search.mix([arm.start(float(x[-1]))])
-        search.improve(progress)
+        search.improve(progress, COMPARED_ROUNDS)
         return search.settings
 
     def _refitted(self, found: Fit, seed: int) -> dict[str, float] | None:

@@ -117,7 +117,12 @@ def other_starts(arm: ArmModel, x: Array) -> list[Array]:
     choices = product((False, True), (0.0, *SCENE_ARMATURES), (1.0, LESS_FRICTION, 0.0))
     ways = [(delay, choice) for choice in choices for delay in (float(x[-1]), _implied_delay(arm, x))]
     out = [_restarted(arm, x, delay, *choice) for delay, choice in ways[1:]]
-    return out + [_restarted(arm, x, max(0.0, float(x[-1]) + change), False, 0.0, 1.0) for change in DELAY_CHANGES]
+    return out + other_delays(arm, x)
+
+
+def other_delays(arm: ArmModel, x: Array) -> list[Array]:
+    """Unknowns at shorter and longer delays, with the same lags."""
+    return [_restarted(arm, x, max(0.0, float(x[-1]) + change), False, 0.0, 1.0) for change in DELAY_CHANGES]
 
 
 def scene_start(arm: ArmModel, x: Array) -> Array:

@@ -39,22 +39,29 @@ def estimate_joints(arm: ArmModel) -> Array:
     with ThreadPoolExecutor(usable_cores()) as pool:
         profiles = list(pool.map(profile, arm.joints))
     best = _best_delay([cost for _, cost in profiles])
-    x = arm.join([points[best] for points, _ in profiles], float(grid[best]))
-    return refine_joints(arm, x, DELAY_STEP)
+    near = range(max(best - 1, 0), min(best + 2, len(grid)))
+    starts = [[points[i] for i in near] for points, _ in profiles]
+    return refine_joints(arm, starts, float(grid[best]), DELAY_STEP)
 
 
-def refine_joints(arm: ArmModel, x: Array, width: float) -> Array:
-    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width`."""
-    middle = float(x[-1])
+def refine_joints(arm: ArmModel, starts: Sequence[Sequence[Array]], middle: float, width: float) -> Array:
+    """The unknowns of an arm, each joint fitted alone from the nearest of its starts, at the best delay within `width`.
+
+    A delay between two starts is reached from both: from one alone, those near it would seem better than they are.
+    """
     delays = np.unique(np.maximum(0.0, middle + width * np.linspace(-1, 1, FINE_DELAYS)))
 
-    def refine(pair: tuple[JointModel, Array]) -> tuple[list[Array], Array]:
-        joint, z = pair
-        ended = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for delay in delays]
+    def refine(pair: tuple[JointModel, Sequence[Array]]) -> tuple[list[Array], Array]:
+        joint, given = pair
+        ended: list[tuple[Array, float]] = []
+        for delay in delays:
+            nearest = sorted(given, key=lambda z: abs(float(z[DELAY] - delay)))[:2]
+            tried = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for z in nearest]
+            ended.append(min(tried, key=lambda found: found[1]))
         return [z for z, _ in ended], np.array([cost for _, cost in ended])
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        refined = list(pool.map(refine, zip(arm.joints, arm.split(x), strict=True)))
+        refined = list(pool.map(refine, zip(arm.joints, starts, strict=True)))
     best = _best_delay([cost for _, cost in refined])
     return arm.join([points[best] for points, _ in refined], float(delays[best]))
 

@@ -149,12 +149,13 @@ def search(
     if not fits:
         return Searches(first, ended=_ended(progress))
     costs = _costs(fits)
-    best = fits[int(np.argmin(costs))]
+    # One that leaves nothing over but noise ended the searches; another that stalled may fit that noise better.
+    best = next(iter(_at_noise(fits, options)), fits[int(np.argmin(costs))])
     agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
     best, finished = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
     cut = _ended(progress) or (None if finished else FitStatus.BUDGET_SPENT)
     ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
-    at_noise = options.seeds >= MIN_AGREEING and explained(best)
+    at_noise = bool(_at_noise([best], options))
     best = best if at_noise else _settled(best, np.array(agreeing).reshape(-1, len(kept)), len(ended))
     found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), cut, at_noise)
     return found if options.hold_unseen else _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
@@ -209,6 +210,11 @@ def explained(found: Fit) -> bool:
     return bool(quiet.all()) and correlation_time(residual / found.problem.scale) < MAX_CORRELATION
 
 
+def _at_noise(fits: Sequence[Fit], options: SearchPlan) -> list[Fit]:
+    """Those fits after which no other search is needed; none where so few are asked for that none can be compared."""
+    return [one for one in fits if explained(one)] if options.seeds >= MIN_AGREEING else []
+
+
 def _method(params: Sequence[Param], options: SearchPlan) -> SearchMethod:
     """The method that was given, or that for contacts where all parameters act through impacts only."""
     kinds = {param.parts.kind for param in params}
@@ -231,7 +237,7 @@ def _searches(
     if known is not None:
         fits, whole = [known], [known.status in (FitStatus.CONVERGED, FitStatus.STALLED)]
     for seed in range(len(fits), options.seeds):
-        if options.seeds >= MIN_AGREEING and any(explained(one) for one in fits):
+        if _at_noise(fits, options):
             break
         begun = replace(coarse, random_starts=True, start_range=RESTART_RANGE) if seed else coarse
         share = 1 / (options.seeds - seed)
