@@ -21,8 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     "recordings", "recordings_auto", "tune", "sync", "sync_quiet", "corrections", "trust", "soak", "policies",
-    "policies_images", "eval", "gap", "attribution", "modes", "statistics", "physics", "models", "raster", "raster_gpu",
-    "splat", "recorder", "protocols", "structure",
+    "policies_images", "eval", "gap", "attribution", "modes", "statistics", "physics", "models", "engines", "raster",
+    "raster_gpu", "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
 """Sections of the results page; benchmarks that are not named here follow in the order of their names."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"

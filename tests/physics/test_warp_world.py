@@ -21,7 +21,7 @@ BALLS = """<mujoco><option timestep="0.005"/><worldbody><geom name="floor" type=
 
 @pytest.fixture(scope="module")
 def pusht(mujoco_warp) -> warp_world.WarpWorld:
-    return warp_world.WarpWorld("pusht")
+    return warp_world.WarpWorld("pusht", deterministic=True)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_push_goes_as_in_mujoco(pusht):
         action = q[:, :2] + (q[:, 2:4] - q[:, :2]) * min(1.0, k / 30)
         a, b = pusht.step(a, action), reference.step(b, action)
     apart, pushed = np.abs(a.q - b.q).max(axis=1), np.hypot(*(b.q - q)[:, 2:4].T)
-    assert np.median(pushed) > 0.05 and np.median(apart) < 2e-3
+    assert np.median(pushed) > 0.05 and np.median(apart) < 4e-3
     assert apart.max() < 0.1 * pushed.max(), "a contact that comes a step later tells, and no more"
 
 
