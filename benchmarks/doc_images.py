@@ -138,6 +138,13 @@ def reidentify_report(folder: Path) -> Path:
     return screenshot(folder / "drift" / "report.html", 1250)
 
 
+def experiment_legs(folder: Path) -> Path:
+    """Report of a quadruped that walks with feedback, and with actions that are replayed."""
+    run_instep(folder, "scene", "new", str(ROOT / "examples/quadruped/quadruped.xml"), "dog", "--rate", "100", "--legs")
+    run_instep(folder, "experiment", "legs", "dog", "--trials", "2", "--seconds", "4", "--out", "walked")
+    return screenshot(folder / "walked" / "report.html", 1350)
+
+
 def start_plot(folder: Path) -> Path:
     """Measured and commanded positions of an arm's logs, as `instep start` reads them."""
     shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
@@ -429,7 +436,7 @@ MAKERS: dict[str, Make] = {
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
-    "reidentify_report": reidentify_report,
+    "reidentify_report": reidentify_report, "experiment_legs": experiment_legs,
     "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from instep.core.errors import Diverged
 from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
 from instep.core.rollout import MAX_RECORDED_STATES, run_policy
 from instep.core.world import State, Wrapper, unroll
+from instep.physics import mujoco_world
 from instep.robot import Backlash
 
 
@@ -82,7 +83,9 @@ def test_positions_of_a_batch_repeat_actions_over_candidates(sim):
 
 @pytest.mark.parametrize("settings", [{}, {"action.delay": 0.03}, {"action.delay": np.linspace(0.0, 0.05, 6)}])
 @pytest.mark.parametrize("around", [lambda sim: sim, lambda sim: Backlash(sim, gap=0.1)], ids=["bare", "backlash"])
-def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, settings):
+@pytest.mark.parametrize("large", [mujoco_world.LARGE, 0], ids=["recorded", "stepped"])
+def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, settings, large, monkeypatch):
+    monkeypatch.setattr(mujoco_world, "LARGE", large)
     given, world = aligned(run(sim, 0, 20, 1.0), sim), around(sim.tuned(settings))
     rows = np.arange(6)
     state = world.place(given.q[rows], given.v[rows], 0.0, given.past[rows])
@@ -97,7 +100,7 @@ def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, set
     np.testing.assert_array_equal(*after)
 
 
-def test_a_world_that_diverges_in_one_call_is_lost_where_single_steps_lose_it(sim):
+def test_a_world_that_diverges_in_one_call_is_lost_where_single_steps_lose_it(sim, monkeypatch):
     given = aligned(run(sim, 0, 20, 1.0), sim)
     v = np.tile(given.v[0], (3, 1))
     v[1, 0] = 1e7
@@ -107,6 +110,8 @@ def test_a_world_that_diverges_in_one_call_is_lost_where_single_steps_lose_it(si
     assert unroll(sim, sim.place(q, v, 0.0, past), actions).survived[1] < 15
     assert np.isnan(together[1, -1]).all() and np.isfinite(together[[0, 2]]).all()
     np.testing.assert_array_equal(together, single)
+    monkeypatch.setattr(mujoco_world, "LARGE", 0)
+    np.testing.assert_array_equal(rollout_positions(sim, sim.place(q, v, 0.0, past), actions), single)
 
 
 def test_a_nudge_is_felt_for_one_step_only_so_it_is_stepped(sim):

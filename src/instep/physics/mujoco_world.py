@@ -40,6 +40,8 @@ _MAX_SIZES = 4
 """Batch sizes of which native batches are kept."""
 MAX_RECORDED = 2**22
 """Numbers that one native call records at most."""
+LARGE = 2**18
+"""Numbers that a control step would record from which on it is not recorded but stepped: they fit no cache."""
 
 
 @array_dataclass
@@ -175,8 +177,9 @@ class MujocoWorld:
                 sensors = batch.bind("sensordata") if self._model.nsensor else None
                 batch.state[:], before = rows, batch.warning.copy()
                 parts = np.array_split(actions, -(-len(actions) * width // MAX_RECORDED))
+                moved = self._recorded if width < LARGE else self._stepped
                 try:
-                    found = [self._recorded(batch, part) for part in parts if len(part)]
+                    found = [moved(batch, part) for part in parts if len(part)]
                 except mjbatch.SimulationError:
                     return None
             warned = (batch.warning != before).reshape(n, -1).any(axis=1)
@@ -199,6 +202,15 @@ class MujocoWorld:
         motion = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
         rows = batch.rollout(held.shape[1], held, record=(motion,))[motion][:, self._steps - 1 :: self._steps]
         return rows[..., : self._model.nq], rows[..., self._model.nq :]
+
+    def _stepped(self, batch: mjbatch.Batch, actions: Array) -> tuple[Array, Array]:
+        """The same, by one native call for each action."""
+        q, v = (np.empty((actions.shape[1], len(actions), size)) for size in (self._model.nq, self._model.nv))
+        for k, action in enumerate(actions):
+            batch.state[:, self._layout.ctrl] = action
+            batch.step(nstep=self._steps)
+            q[:, k], v[:, k] = batch.state[:, self._layout.qpos], batch.state[:, self._layout.qvel]
+        return q, v
 
     def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
         """What happens at every physics step of a batch; `actions` [span, worlds, nu] are held for a control period."""
@@ -274,7 +286,7 @@ class MujocoWorld:
     @contextmanager
     def _measured(self, n: int, inputs: Array | None = None, steps: int = 1) -> Generator[mjbatch.Batch]:
         """A native batch for one call of so many control steps, whose time says how many threads the next one gets."""
-        threads, choice = self.threads, None
+        threads, choice = self.threads or (1 if n == 1 else 0), None
         if not threads:
             choice = self._choice(n, steps)
             threads = choice.next()
@@ -301,7 +313,7 @@ class MujocoWorld:
 
     def workers(self, n: int) -> int:
         """Threads that step n worlds."""
-        return self.threads or self._choice(n, 1).best
+        return self.threads or (1 if n == 1 else self._choice(n, 1).best)
 
     def _choice(self, n: int, steps: int) -> ThreadChoice:
         """The choice for calls of about n worlds and so many control steps; worlds of one scene share it."""
