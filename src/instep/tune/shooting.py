@@ -313,7 +313,8 @@ def _tried(options: ShootingOptions) -> int:
 def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
     """The given start, then the Sobol points within the bounds by their cost."""
     many = _tried(options) - 1
-    spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
+    points_of = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01)))
+    spread = points_of.random_base2(max(many - 1, 0).bit_length())  # a power of two, of which `many` are used
     middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
     spread = middle + options.start_range * (spread - 0.5)
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
