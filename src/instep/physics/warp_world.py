@@ -4,9 +4,9 @@ States are those of `MujocoWorld`, rounded, so that either engine goes on from w
 on the device that Warp prefers: a GPU where one is found, else one core of the CPU, which serves tests only. It needs
 the extra `warp`.
 
-On a GPU sums are formed in an order that changes from run to run, so a rerun agrees to rounding: 1e-9 in free motion,
-and up to 2 mm where a contact comes a step later. `deterministic` orders most of them, for 6 to 20 times the time: one
-world then gives the same bits, a batch does not yet.
+On a GPU sums are formed in an order that changes from run to run, so a rerun agrees to rounding: 1e-7 after 0.1 s of
+an arm's motion, and up to 2 mm where a contact comes a step later. `deterministic` orders most of them, for 6 to 20
+times the time: the laws then hold, but the worlds of a batch of 16 still differ by rounding.
 """
 
 from __future__ import annotations
