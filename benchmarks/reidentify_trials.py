@@ -22,7 +22,8 @@ from instep.scene import address
 from instep.tune import Reidentification, Reidentifier, named_params, reidentify
 from instep.tune.param_selection import FRICTION_STIFFNESS
 from instep.tune.shooting import ShootingOptions, fit
-from instep.tune.windows import Shooter, cut_windows
+from instep.tune.window_prediction import WindowPredictor
+from instep.tune.windows import cut_windows
 from kept_cases import Case
 from machines.common import recorded
 
@@ -192,12 +193,16 @@ def tuned_scene(scene: Scene, settings: Mapping[str, float]) -> Scene:
 def next_errors(scene: Scene, episodes: Sequence[Episode], found: Reidentification, horizon: float) -> Array:
     """Mean square error of what follows each window [recordings, (fixed, estimate, in use)], channels weighed alike.
 
-    Windows of the horizon begin where the estimate is known; all predictions begin at the same measured state.
+    Windows of the horizon begin where the estimate is known; all predictions begin at the same measured state. The
+    estimate is that of all the filter estimates, nuisances included; the values in use are without them.
     """
     choice = named_params(scene, [p.address for p in found.params], {})
     sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
     span, began, rows = round(horizon / scene.dt), 0.0, list[Array]()
-    times = np.array([p.t for p in found.points])
+    times, params = np.array([p.t for p in found.points]), [*found.params, *found.nuisances]
+    predictor = WindowPredictor(sim, params)
+    given = address.read(sim.model, [p.address for p in found.nuisances])
+    besides = np.array([given[p.address] for p in found.nuisances])
     ready = next(e.t for e in found.events if e.kind == "ready")
     for episode in episodes:
         windows = cut_windows(sim, [episode], span=span, stride=max(1, span // 2))
@@ -207,9 +212,11 @@ def next_errors(scene: Scene, episodes: Sequence[Episode], found: Reidentificati
         errors: list[Array] = []
         for i in kept:
             last = found.points[int(np.searchsorted(times, begins[i], side="right")) - 1]
-            one, points = windows.subset(np.array([i])), np.stack([found.points[0].used, last.values, last.used])
-            units = np.stack([[float(p.to_unit(v)) for p, v in zip(found.params, x, strict=True)] for x in points])
-            residual = Shooter(sim, one, found.params)(units)[:, 0][..., one.tangent.measured]
+            one = windows.subset(np.array([i]))
+            points = [(found.points[0].used, besides), (last.values, last.nuisance), (last.used, besides)]
+            values = [np.concatenate(point) for point in points]
+            units = np.stack([[float(p.to_unit(v)) for p, v in zip(params, x, strict=True)] for x in values])
+            residual = predictor.residual(one, units)[..., one.tangent.measured]
             errors.append((residual**2).mean(axis=1))
         finite = [e for e in errors if np.isfinite(e).all()]
         if finite:

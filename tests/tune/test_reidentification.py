@@ -41,12 +41,13 @@ def recorded(scene: Scene, seconds: float, truth, seed: int = 0) -> Episode:
     commands = np.stack([0.5 * np.sin(1.3 * t) + 0.2 * np.sin(4.1 * t), 0.6 * np.sin(1.9 * t + 1)], axis=1)
     fixed = {f"joint.{joint}.friction_stiffness": 0.9999 for joint in ("shoulder", "elbow")}
     sims = {}
-    state, rows = open_world(scene).reset(0), []
+    state, rows = None, []
     for k in range(n):
         settings = truth(t[k])
         key = tuple(settings.items())
         if key not in sims:
             sims[key] = open_world(scene, threads=1).tuned({**fixed, **settings})
+        state = state or sims[key].reset(0)
         rows.append(state.q + NOISE * rng.standard_normal(2))
         state = sims[key].step(state, commands[k])
     return Episode(scene.spec, {"q": np.array(rows), "action": commands})
@@ -76,6 +77,20 @@ def test_slow_drift_stays_inside_its_interval_and_is_no_change(scene):
     inside = [p.low[0] <= 0.4 * (1 + p.t / 30) <= p.high[0] for p in found.points[20:]]
     assert np.mean(inside) >= 0.85
     assert found.counts()["change"] == 0
+
+
+def test_a_delay_that_is_off_by_milliseconds_is_found_beside_friction_and_does_not_bias_it(scene):
+    episode = recorded(scene, 30.0, lambda t: {"action.delay": 0.005, FRICTION: round(0.4 * (1 + t / 30), 3)}, seed=6)
+
+    def inside(nuisances: bool):
+        found = reidentify(scene, [episode], ["joint.*.frictionloss"], ReidentifyOptions(nuisances=nuisances))
+        kept = found.points[20:]
+        return found, np.mean([p.low[0] <= 0.4 * (1 + p.t / 30) <= p.high[0] for p in kept])
+
+    found, share = inside(True)
+    assert share >= 0.85 and found.nuisances[0].address == "action.delay"
+    assert found.points[-1].nuisance[0] == pytest.approx(0.005, abs=5e-4)
+    assert inside(False)[1] < share
 
 
 def test_estimates_do_not_depend_on_what_comes_after(scene):

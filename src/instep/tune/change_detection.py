@@ -17,7 +17,7 @@ from instep.core.param import Param
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 
-from .parameter_filter import Estimated, NoiseModel, WindowEvidence, updated
+from .parameter_filter import DriftModel, Estimated, NoiseModel, WindowEvidence, updated
 
 MAX_SCORE = 6.0
 """Largest score that counts: one window is an outlier, not a change."""
@@ -93,18 +93,18 @@ class ChangeDetector:
         self._windows = deque(kept, maxlen=KEPT_WINDOWS)
 
     def add(self, window: FilteredWindow, scores: Array) -> bool:
-        """Take a window; whether the sums say that something may have changed."""
+        """Take a window; whether the sums say that something may have changed. Scores after those of the parameters,
+        which are of nuisances, do not count."""
         self._windows.append(window)
-        cut = np.clip(np.nan_to_num(scores), -MAX_SCORE, MAX_SCORE)
+        cut = np.clip(np.nan_to_num(scores[: self._sums.shape[1]]), -MAX_SCORE, MAX_SCORE)
         self._sums = np.maximum(0.0, self._sums + np.stack([cut, -cut]) - self.options.allowance)
         self._since = np.where(self._sums > 0, self._since + 1, 0)
         return bool((self._sums > self.options.threshold).any())
 
-    def confirmed(self, noise: NoiseModel, drift: Array, jumped: Array, doubt: float = 1.0) -> Change | None:
+    def confirmed(self, noise: NoiseModel, drift: DriftModel, jumped: Array, doubt: float = 1.0) -> Change | None:
         """The most likely change since the sums rose; None where no change is nearly as likely.
 
-        `drift` is the variance that parameters gain per second, `jumped` that of a jump [params]; `doubt` is a factor
-        on the least likelihood ratio.
+        `jumped` is the variance of a jump [x]; `doubt` is a factor on the least likelihood ratio.
         """
         least, longest = self.options.min_windows, int(self._since[self._sums > self.options.threshold].max(initial=0))
         longest = min(max(longest, least) + 1, len(self._windows))
@@ -132,12 +132,11 @@ def hypotheses(params: Sequence[Param]) -> list[tuple[int, ...]]:
 
 
 def _filtered(
-    windows: Sequence[FilteredWindow], noise: NoiseModel, drift: Array, jump: Array
+    windows: Sequence[FilteredWindow], noise: NoiseModel, drift: DriftModel, jump: Array
 ) -> tuple[Estimated, float]:
     """The estimate after some windows if parameters jumped before the first, and the log likelihood of their errors."""
-    now, total = windows[0].before, 0.0
-    now = Estimated(now.x, now.covariance + np.diag(jump))
+    now, total = windows[0].before.jumped(jump), 0.0
     for window in windows:
-        now, found = updated(now, window.evidence, noise, window.seconds * drift)
+        now, found = updated(drift.after(now, window.seconds), window.evidence, noise)
         total += found.likelihood
     return now, total if np.isfinite(total) else -inf

@@ -8,6 +8,7 @@ from dataclasses import replace
 import mujoco
 
 from instep.core.errors import BadInput
+from instep.core.param import Param
 from instep.physics.engines import open_world
 from instep.scene import address
 from instep.scene.couplings import driving_actuators
@@ -15,10 +16,18 @@ from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.robot_part import without_free_bodies
 
 from .param_selection import Bounds, ParamSelection, named_params
+from .parameter_filter import Nuisance
 
 FIXED_FIELDS = ("delay", "timestep")
 """Fields that cannot change while a world runs: its memory depends on them."""
 AUTO = ("auto",)
+DELAY_SPREAD, DELAY_DRIFT, DELAY_RANGE = 0.002, 2e-5, 0.02
+"""How well an identification knows the delay of commands, how far it drifts in a second, and may be off at most [s]."""
+DAMPING_SPREAD, SERVO_SPREAD = 0.1, 0.03
+"""How well it knows damping, as shares of that of a joint and of its servo."""
+DAMPING_DRIFT = 0.02
+"""How far damping drifts in a second, as a share of that."""
+_HINGE_OR_SLIDE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 
 def online_params(scene: Scene, patterns: Sequence[str] = AUTO, bounds: Bounds | None = None) -> ParamSelection:
@@ -48,6 +57,40 @@ def automatic_addresses(scene: Scene) -> list[str]:
     values = address.read(model, [f"joint.{joint}.frictionloss" for joint in driven])
     dry = [name for name, value in values.items() if value > 0]
     return [*mass, *(dry or [f"joint.{joint}.damping" for joint in driven])]
+
+
+def nuisances(world: SceneSimulator, params: Sequence[Param]) -> list[Nuisance]:
+    """What an identification leaves uncertain and what looks like a drift of the parameters: the delay of commands, and
+    the damping of driven joints with that of their servos."""
+    model, asked = world.model, {p.address for p in params}
+    if not model.nu:
+        return []
+    found = [] if any(name.endswith(".delay") for name in asked) else [_delay(model)]
+    for joint in range(model.njnt):
+        name = f"joint.{model.joint(joint).name}.damping"
+        servos = [a for a in range(model.nu) if _drives(model, a, joint)]
+        if not servos or name in asked:
+            continue
+        damping, own = address.read(model, [name])[name], 0.0
+        for a in servos:
+            own += max(-float(model.actuator_biasprm[a, 2]), 0.0) * float(model.actuator_gear[a, 0]) ** 2
+        spread = DAMPING_SPREAD * damping + SERVO_SPREAD * own
+        if spread > 0:
+            param = Param(name, 0.0, 2 * damping + 10 * spread, False, "N m s/rad")
+            found.append(Nuisance(param, damping, spread, DAMPING_DRIFT * spread))
+    return found
+
+
+def _delay(model: mujoco.MjModel) -> Nuisance:
+    now = address.read(model, [address.DELAY])[address.DELAY]
+    low = max(now - DELAY_RANGE, 0.0)
+    param = Param(address.DELAY, low, min(low + 2 * DELAY_RANGE, address.LONGEST_DELAY), False, "s")
+    return Nuisance(param, now, DELAY_SPREAD, DELAY_DRIFT)
+
+
+def _drives(model: mujoco.MjModel, actuator: int, joint: int) -> bool:
+    kind, to = model.actuator_trntype[actuator], model.actuator_trnid[actuator, 0]
+    return kind == mujoco.mjtTrn.mjTRN_JOINT and to == joint and int(model.jnt_type[joint]) in _HINGE_OR_SLIDE
 
 
 def _is_joint(model: mujoco.MjModel, name: str) -> bool:

@@ -3,11 +3,17 @@
 A window leaves the error e = measured - predicted, of each channel in a few bins over time. With J the derivative of
 the prediction by the parameters x, in unit coordinates,
 
-    e = J (x_true - x) + n,    n ~ N(0, C),    x_true moves by N(0, Q dt) between windows.
+    e = J (x_true - x) + n,    n ~ N(0, C).
+
+Between windows x_true moves by N(0, Q dt) and by a rate of its own, which changes slowly: what warms or wears drifts
+one way for some time.
 
 C is the covariance of the errors that the filter leaves, of each channel over its bins: it holds the noise of the
 sensors and of start states, and what the model lacks, as far as windows before have shown it. Errors of neighbouring
 windows are alike where a model lacks something, so C is widened by the long-run variance of the scores.
+
+Besides the parameters that are asked for, x may hold nuisances: what is uncertain too and looks alike, such as a delay
+that is a millisecond off beside dry friction. Left out, they would bias the others and widen C.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from instep.core.param import Param
-from instep.core.records import array_dataclass, options_dataclass
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Array
 
 MEMORY_WINDOWS = 60
@@ -31,6 +37,10 @@ SHRINKAGE = 0.05
 """Share of the covariance's diagonal that is added to it: few windows leave directions without any."""
 ROBUST_DOF = 4.0
 """Degrees of freedom of the t distribution by which windows with large errors weigh less."""
+RATE_S = 15.0
+"""Time in which a rate of drift is forgotten [s]."""
+WALK_SHARE = 0.5
+"""Standard deviation of the drift without a rate, in a second, as a share of that of rates."""
 MAX_WIDENING = 50.0
 """Largest factor by which correlated scores widen the covariance."""
 
@@ -42,9 +52,32 @@ class DriftOptions:
     spread: float = 0.1
     """Standard deviation of the first values, as a share of them."""
     drift: float = 0.02
-    """Standard deviation of the drift of each parameter in a second, as a share of its value."""
+    """Standard deviation of the rate at which each parameter drifts, as a share of its value per second."""
     jump: float = 0.7
     """Standard deviation of a sudden change, as a share of the value; for a mass at least a tenth of its range."""
+
+
+@frozen_dataclass
+class Nuisance:
+    """A parameter that is not asked for, but uncertain; it drifts slowly and never jumps."""
+
+    param: Param
+    start: float
+    spread: float
+    """Standard deviation of its first value, in its own unit."""
+    drift: float
+    """Standard deviation of its drift in a second, in its own unit."""
+
+    @property
+    def unit_start(self) -> float:
+        """Its first value in unit coordinates."""
+        return float(np.clip(self.param.to_unit(self.start), 0.0, 1.0))
+
+    @property
+    def unit_scales(self) -> tuple[float, float]:
+        """Spread and drift in unit coordinates."""
+        width = self.param.high - self.param.low
+        return self.spread / width, self.drift / width
 
 
 @array_dataclass
@@ -65,10 +98,48 @@ class WindowEvidence:
 
 @array_dataclass
 class Estimated:
-    """Parameters in unit coordinates, and their covariance."""
+    """Parameters and nuisances in unit coordinates, rates of the parameters, and the covariance of both."""
 
     x: Array
+    """Parameters, then nuisances [x]."""
+    rates: Array
+    """How fast the parameters drift [params] [1/s]."""
     covariance: Array
+    """Of x, then of the rates [x + params, x + params]."""
+
+    def jumped(self, variance: Array) -> Estimated:
+        """The estimate if something changed suddenly: `variance` adds to that of x [x]."""
+        covariance = self.covariance.copy()
+        covariance[np.arange(len(variance)), np.arange(len(variance))] += variance
+        return Estimated(self.x, self.rates, covariance)
+
+    @property
+    def variance(self) -> Array:
+        """Of each element of x [x]."""
+        return np.diag(self.covariance)[: len(self.x)]
+
+
+@array_dataclass
+class DriftModel:
+    """How an estimate becomes uncertain as time goes by."""
+
+    walk: Array
+    """Variance that each element of x gains in a second [x]."""
+    rate: Array
+    """Variance of the rate of each parameter [params] [1/s^2]."""
+
+    def after(self, now: Estimated, seconds: float) -> Estimated:
+        """The estimate some time later."""
+        n, params = len(now.x), len(self.rate)
+        kept = float(np.exp(-seconds / RATE_S))
+        step = RATE_S * (1 - kept)
+        F = np.eye(n + params)
+        F[np.arange(params), n + np.arange(params)] = step
+        F[n + np.arange(params), n + np.arange(params)] = kept
+        gained = np.concatenate([seconds * self.walk, (1 - kept**2) * self.rate])
+        x = now.x.copy()
+        x[:params] = np.clip(x[:params] + step * now.rates, 0.0, 1.0)
+        return Estimated(x, kept * now.rates, F @ now.covariance @ F.T + np.diag(gained))
 
 
 @array_dataclass
@@ -76,7 +147,7 @@ class Innovation:
     """How far a window was from what was expected."""
 
     scores: Array
-    """Standardised score of each parameter [params]: normal with variance 1 where nothing has changed."""
+    """Standardised score of each element of x [x]: normal with variance 1 where nothing has changed."""
     squared: float
     """Squared Mahalanobis distance of the error."""
     likelihood: float
@@ -132,29 +203,30 @@ def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
 
 
 def updated(
-    now: Estimated, evidence: WindowEvidence, noise: NoiseModel, drift: Array, robust: bool = True
+    prior: Estimated, evidence: WindowEvidence, noise: NoiseModel, robust: bool = True
 ) -> tuple[Estimated, Innovation]:
-    """The estimate after a window, `drift` being the variance that parameters gained since the last one [params]."""
-    prior = now.covariance + np.diag(drift)
-    inverse, error = noise.inverse, evidence.at(now.x)
+    """The estimate after a window, given that before it, at the time of the window."""
+    n, size = len(prior.x), len(prior.covariance)
+    inverse, error = noise.inverse, evidence.at(prior.x)
     weighed = np.einsum("pcb,cbd->pcd", evidence.jacobian, inverse)
-    information = np.einsum("pcb,qcb->pq", weighed, evidence.jacobian)
-    pull = np.einsum("pcb,cb->p", weighed, error)
+    information, pull = np.zeros((size, size)), np.zeros(size)
+    information[:n, :n] = np.einsum("pcb,qcb->pq", weighed, evidence.jacobian)
+    pull[:n] = np.einsum("pcb,cb->p", weighed, error)
     alone = float(np.einsum("cb,cbd,cd->", error, inverse, error))
-    gain = _combined(prior, information)
+    gain = _combined(prior.covariance, information)
     squared = max(alone - float(pull @ gain @ pull), 0.0)
-    left = pull - information @ (gain @ pull)
-    variance = np.diag(information - information @ gain @ information)
+    left = (pull - information @ (gain @ pull))[:n]
+    variance = np.diag(information - information @ gain @ information)[:n]
     scores = left / np.sqrt(np.maximum(variance, 1e-12 * max(float(np.diag(information).max(initial=0.0)), 1e-300)))
-    growth = float(np.linalg.slogdet(np.eye(len(prior)) + information @ prior)[1])
-    size = error.size
-    weight = min(1.0, (ROBUST_DOF + size) / (ROBUST_DOF + squared)) if robust else 1.0
+    growth = float(np.linalg.slogdet(np.eye(size) + information @ prior.covariance)[1])
+    count = error.size
+    weight = min(1.0, (ROBUST_DOF + count) / (ROBUST_DOF + squared)) if robust else 1.0
     # A t distribution: one window far off says little about which of two explanations holds.
-    fit = (ROBUST_DOF + size) / 2 * float(np.log1p(squared / ROBUST_DOF))
+    fit = (ROBUST_DOF + count) / 2 * float(np.log1p(squared / ROBUST_DOF))
     found = Innovation(scores, squared, -fit - 0.5 * (growth + noise.log_determinant))
-    information, pull = weight * information, weight * pull
-    gain = _combined(prior, information)
-    return Estimated(np.clip(now.x + gain @ pull, 0.0, 1.0), gain), found
+    gain = _combined(prior.covariance, weight * information)
+    step = gain @ (weight * pull)
+    return Estimated(np.clip(prior.x + step[:n], 0.0, 1.0), prior.rates + step[n:], gain), found
 
 
 def _combined(prior: Array, information: Array) -> Array:
@@ -165,21 +237,29 @@ def _combined(prior: Array, information: Array) -> Array:
 
 def prediction_covariance(evidence: WindowEvidence, now: Estimated) -> Array:
     """Covariance of the prediction of a window for want of better parameters, by channel [channels, bins, bins]."""
-    return np.einsum("pcb,pq,qcd->cbd", evidence.jacobian, now.covariance, evidence.jacobian, optimize=True)
+    n = len(now.x)
+    return np.einsum("pcb,pq,qcd->cbd", evidence.jacobian, now.covariance[:n, :n], evidence.jacobian, optimize=True)
 
 
 class ParameterFilter:
     """The filter over a run: the estimate, the noise as measured so far, and the scores of past windows."""
 
-    def __init__(self, params: Sequence[Param], start: Array, options: DriftOptions | None = None):
-        """`start` are the first values, in unit coordinates [params]."""
-        self.params, self.options = tuple(params), options or DriftOptions()
-        values = [float(p.from_unit(x)) for p, x in zip(self.params, start, strict=True)]
-        spread = np.array([scale_of(p, v, self.options.spread) for p, v in zip(self.params, values, strict=True)])
-        self.now = Estimated(np.asarray(start, float), np.diag(spread**2))
+    def __init__(
+        self,
+        params: Sequence[Param],
+        start: Array,
+        options: DriftOptions | None = None,
+        nuisances: Sequence[Nuisance] = (),
+    ):
+        """`start` are the first values, in unit coordinates [params]. Nuisances follow the parameters in all arrays."""
+        self.params, self.options, self.nuisances = tuple(params), options or DriftOptions(), tuple(nuisances)
+        x = np.array([*start, *(one.unit_start for one in self.nuisances)])
+        besides = [one.unit_scales[0] for one in self.nuisances]
+        scales = (self._scales(self.options.spread, x), besides, self._scales(self.options.drift, x))
+        self.now = Estimated(x, np.zeros(len(self.params)), np.diag(np.concatenate(scales) ** 2))
         self._noise: NoiseModel | None = None
         self._scores: deque[Array] = deque(maxlen=SCORE_WINDOWS)
-        self._shares = np.zeros((len(self.params), 1))
+        self._shares = np.zeros((len(x), 1))
 
     @property
     def begun(self) -> bool:
@@ -193,35 +273,40 @@ class ParameterFilter:
             raise RuntimeError("The noise is not measured yet; call begin with the first windows.")
         return self._noise
 
-    def drift(self, seconds: float) -> Array:
-        """Variance that parameters gain over a time [params]."""
-        return seconds * self._scales(self.options.drift) ** 2
+    @property
+    def drift(self) -> DriftModel:
+        """How the estimate becomes uncertain."""
+        rate = self._scales(self.options.drift, self.now.x)
+        walk = np.concatenate([WALK_SHARE * rate, [one.unit_scales[1] for one in self.nuisances]])
+        return DriftModel(walk**2, rate**2)
 
     def jumped(self) -> Array:
-        """Variance of a sudden change [params]."""
-        return self._scales(self.options.jump) ** 2
+        """Variance of a sudden change [x]; none of nuisances."""
+        return np.concatenate([self._scales(self.options.jump, self.now.x), np.zeros(len(self.nuisances))]) ** 2
 
-    def _scales(self, share: float) -> Array:
-        values = [float(p.from_unit(x)) for p, x in zip(self.params, self.now.x, strict=True)]
+    def _scales(self, share: float, x: Array) -> Array:
+        """A share of each parameter that is asked for, at a point, in unit coordinates."""
+        asked = x[: len(self.params)]
+        values = [float(p.from_unit(x)) for p, x in zip(self.params, asked, strict=True)]
         return np.array([scale_of(p, v, share) for p, v in zip(self.params, values, strict=True)])
 
     def begin(self, windows: Sequence[WindowEvidence], seconds: float, floor: Array) -> None:
         """Measure the noise from the first windows, `seconds` apart, and estimate the parameters from all of them."""
         first = last = self.now
-        drift = self.drift(seconds)
+        drift = self.drift
         doubt = np.zeros((*windows[0].error.shape, windows[0].error.shape[-1]))
         for _ in range(4):
             left = np.stack([one.at(last.x) for one in windows])
             self._noise = measured_noise(left, doubt, floor)
             last = first
             for one in windows:
-                last, _ = updated(last, one, self._noise, drift)
+                last, _ = updated(drift.after(last, seconds), one, self._noise)
             doubt = np.mean([prediction_covariance(one, last) for one in windows], axis=0)
         self.now = last
 
     def step(self, evidence: WindowEvidence, seconds: float) -> Innovation:
         """Take in a window that ended some time after the last one."""
-        self.now, found = updated(self.now, evidence, self.noise, self.drift(seconds))
+        self.now, found = updated(self.drift.after(self.now, seconds), evidence, self.noise)
         return found
 
     def learn_noise(self, evidence: WindowEvidence, found: Innovation) -> None:

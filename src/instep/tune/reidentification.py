@@ -18,12 +18,12 @@ from instep.core.param import Param
 from instep.core.progress import Progress
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.statistics import Z95, Estimate
-from instep.core.world import Array, Simulator, Spec
-from instep.scene.folder import Scene
+from instep.core.world import Array, Spec
+from instep.scene.folder import Scene, SceneSimulator
 
 from .change_detection import Change, ChangeDetector, ChangeOptions, FilteredWindow
 from .held_out import relative_reduction
-from .online_selection import AUTO, online_params, online_world
+from .online_selection import AUTO, nuisances, online_params, online_world
 from .param_selection import Bounds
 from .parameter_filter import DriftOptions, Estimated, ParameterFilter, WindowEvidence
 from .sample_windows import SampleBuffer
@@ -57,6 +57,8 @@ class ReidentifyOptions:
     update: UpdateOptions = UpdateOptions()
     min_shift: float = 3.0
     """How far the estimate must be from the values in use to be proposed, in its own standard deviations."""
+    nuisances: bool = True
+    """Whether the delay of commands and the damping of driven joints are estimated besides."""
 
 
 @frozen_dataclass
@@ -88,6 +90,8 @@ class DriftPoint:
     errors: Array
     """Error of the window as predicted by the estimate before it, by the values in use and by the first values, in
     standard deviations of the usual error [3]; NaN until the noise is measured."""
+    nuisance: Array
+    """Estimates of what was estimated besides [nuisances]."""
 
 
 @array_dataclass
@@ -107,6 +111,8 @@ class Reidentification:
     """Windows that were not taken because readings were missing."""
     diverged: int = 0
     """Windows that the simulator could not predict."""
+    nuisances: tuple[Param, ...] = ()
+    """What was estimated besides, since it is uncertain and looks alike."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -146,7 +152,7 @@ class Reidentifier:
 
     def __init__(
         self,
-        sim: Simulator,
+        sim: SceneSimulator,
         source: Spec,
         params: Sequence[Param],
         start: Mapping[str, float],
@@ -157,10 +163,12 @@ class Reidentifier:
         _check(self.params, start, self.options, sim.spec.dt)
         span, rest = max(2, round(self.options.window / sim.spec.dt)), sim.reset(0)
         self._buffer = SampleBuffer(sim.spec, source, span, (rest.q, rest.v))
-        self._predictor = WindowPredictor(sim, self.params)
-        self._start = np.array([float(np.clip(p.to_unit(start[p.address]), 0, 1)) for p in self.params])
-        self._used = self._start
-        self._filter = ParameterFilter(self.params, self._used, self.options.filter)
+        besides = nuisances(sim, self.params) if self.options.nuisances else []
+        self._nuisances = tuple(one.param for one in besides)
+        self._predictor = WindowPredictor(sim, [*self.params, *self._nuisances], len(self.params))
+        begin = np.array([float(np.clip(p.to_unit(start[p.address]), 0, 1)) for p in self.params])
+        self._filter = ParameterFilter(self.params, begin, self.options.filter, besides)
+        self._start = self._used = self._filter.now.x
         self._detector = ChangeDetector(self.params, self.options.change)
         self._recent: deque[Windows] = deque(maxlen=RELINEARISED)
         self._first: list[WindowEvidence] = []
@@ -181,7 +189,7 @@ class Reidentifier:
         """What became of the parameters so far."""
         return Reidentification(
             self.params, tuple(self._points), tuple(self._events), self.settings, self._filter.begun,
-            self._buffer.lost, self._diverged,
+            self._buffer.lost, self._diverged, self._nuisances,
         )  # fmt: skip
 
     def pause(self, seconds: float = PAUSE_S) -> None:
@@ -221,10 +229,12 @@ class Reidentifier:
             self._judge(trials, sizes[1], sizes[3:], t)
             self._estimate(evidence, window, t)
             self._propose(t)
-        half = Z95 * np.sqrt(np.diag(self._filter.now.covariance))
+        half = Z95 * np.sqrt(self._filter.now.variance)
         x = self._filter.now.x
         low, high = (self._values(np.clip(x + sign * half, 0.0, 1.0)) for sign in (-1, 1))
-        self._points.append(DriftPoint(t, self._values(x), low, high, self._values(self._used), sizes[:3]))
+        besides = [float(p.from_unit(one)) for p, one in zip(self._nuisances, x[len(self.params) :], strict=True)]
+        used = self._values(self._used)
+        self._points.append(DriftPoint(t, self._values(x), low, high, used, sizes[:3], np.array(besides)))
 
     def _warm_up(self, evidence: WindowEvidence, t: float) -> None:
         self._first.append(evidence)
@@ -249,21 +259,22 @@ class Reidentifier:
     def _change(self) -> Change | None:
         # Noise that was measured from few windows makes unusual motion look like a change.
         doubt = 1 + 2 * self.options.warm_up / len(self._points)
-        return self._detector.confirmed(self._filter.noise, self._filter.drift(1.0), self._filter.jumped(), doubt)
+        return self._detector.confirmed(self._filter.noise, self._filter.drift, self._filter.jumped(), doubt)
 
     def _changed(self, change: Change, t: float) -> None:
         """Take the estimate since a change, and begin to look for the next one."""
         windows, which = self._detector.windows[-change.since :], list(change.which)
-        began, jump = windows[0].before, np.zeros(len(self.params))
+        began = windows[0].before
+        jump = np.zeros(len(began.x))
         jump[which] = self._filter.jumped()[which]
-        begin = Estimated(began.x, began.covariance + np.diag(jump))
+        begin = began.jumped(jump)
         self._filter.now = change.estimate
         # What was linearised before the change is linearised again where the parameters are now.
         for _ in range(2):
             self._filter.now = self._filtered_again(begin, windows)
-        now, unsettled = self._filter.now, np.zeros(len(self.params))
+        now, unsettled = self._filter.now, np.zeros(len(began.x))
         unsettled[which] = (UNSETTLED * (now.x - began.x)[which]) ** 2
-        self._filter.now = Estimated(now.x, now.covariance + np.diag(unsettled))
+        self._filter.now = now.jumped(unsettled)
         was, moved = self._settings(began.x), self._settings(now.x)
         changed = [self.params[i] for i in which]
         said = ", ".join(f"{p.address} from {was[p.address]:.4g} to {moved[p.address]:.4g} {p.unit}" for p in changed)
@@ -324,17 +335,21 @@ class Reidentifier:
             return
         if min(self._distance(x) for x in known) < self.options.min_shift:
             return
-        self._proposal = Trial(self._filter.now.x.copy(), False, self.options.update)
+        # A world that runs takes over the parameters, not the nuisances, so that is what is tried.
+        proposed = np.concatenate([self._filter.now.x[: len(self.params)], self._start[len(self.params) :]])
+        self._proposal = Trial(proposed, False, self.options.update)
         settings = self._settings(self._filter.now.x)
         self._note(t, "proposed", f"Proposed: {_told(settings)}.", settings)
 
     def _distance(self, x: Array) -> float:
         """Largest distance of the estimate from a point, in its standard deviations."""
-        now = self._filter.now
-        return float(np.max(np.abs(now.x - x) / np.sqrt(np.maximum(np.diag(now.covariance), 1e-18))))
+        now, asked = self._filter.now, slice(len(self.params))
+        deviation = np.sqrt(np.maximum(now.variance[asked], 1e-18))
+        return float(np.max(np.abs(now.x - x)[asked] / deviation))
 
     def _values(self, x: Array) -> Array:
-        return np.array([float(p.from_unit(one)) for p, one in zip(self.params, x, strict=True)])
+        """The values of the parameters, without nuisances."""
+        return np.array([float(p.from_unit(one)) for p, one in zip(self.params, x[: len(self.params)], strict=True)])
 
     def _settings(self, x: Array) -> dict[str, float]:
         return {p.address: float(value) for p, value in zip(self.params, self._values(x), strict=True)}

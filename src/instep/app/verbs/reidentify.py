@@ -32,7 +32,7 @@ class ReidentifyArgs:
     window: float = 0.2
     """length of the windows that are predicted [s]."""
     drift: float = 0.02
-    """how far a parameter may drift in a second, as a share of its value."""
+    """how fast a parameter usually drifts, as a share of its value per second."""
     out: OutFolder = None
 
 
