@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 
 from build_scenes import box, ring, tee
 from instep.build.convex_decomposition import convex_parts, hull_mesh
 from instep.build.isosurface import grid_around, isosurface
 from instep.build.mesh_raster import coverage
 from instep.build.prism import outline_rings, raised
+from instep.build.prism_outline import PrismOutline
+from instep.build.right_angles import right_angled
 from instep.build.shape import object_shape, silhouette_overlap
 from instep.build.silhouettes import ObjectMask
 from instep.build.triangle_mesh import TriangleMesh, separated, simplified, surface_distances
@@ -76,6 +79,57 @@ def test_three_views_give_an_extruded_outline_with_the_right_height():
     assert found.info["height_m"] == pytest.approx(0.04, abs=0.0015)
     assert found.mesh.volume == pytest.approx(block.volume, rel=0.05)
     assert np.ptp(found.mesh.vertices, axis=0)[:2] == pytest.approx([0.12, 0.12], rel=0.02)
+
+
+def rough(mask: ObjectMask, seed: int) -> ObjectMask:
+    """A mask whose outline wanders by about a pixel, as a segmentation leaves it."""
+    noise = gaussian_filter(np.random.default_rng(seed).standard_normal(mask.alpha.shape), 3.0)
+    alpha = np.clip(0.5 + mask.signed_distance() + 0.8 * noise / noise.std(), 0.0, 1.0)
+    return ObjectMask(mask.camera, alpha.astype(np.float32), mask.known)
+
+
+def test_right_angles_are_seen_through_rough_masks_and_make_the_outline_exact():
+    masks = [rough(mask, seed) for seed, mask in enumerate(exact_masks(tee(), ring(3)))]
+    found = object_shape("tee", masks, PLANE)
+    assert found.info["outline"] == "right angles", found.info
+    corners = found.mesh.vertices[:, :2]
+    expected = [(-60, 30), (60, 30), (60, 0), (15, 0), (15, -90), (-15, -90), (-15, 0), (-60, 0)]
+    apart = np.linalg.norm(corners[:, None] - 1e-3 * np.array(expected), axis=-1)
+    assert apart.min(axis=1).max() < 0.0025 and apart.min(axis=0).max() < 0.0025  # a pixel is 2 mm
+
+
+def test_an_outline_that_is_round_has_no_right_angles():
+    angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    circle = 0.05 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    drum = hull_mesh(np.concatenate([np.column_stack([circle, np.full(40, z)]) for z in (0.0, 0.03)]))
+    found = object_shape("drum", exact_masks(drum, ring(3)), PLANE)
+    assert found.info["outline"] == "free"
+    assert found.mesh.volume == pytest.approx(drum.volume, rel=0.08)
+
+
+def test_derivatives_of_a_right_angled_outline_are_those_of_its_corners():
+    corners = 1e-3 * np.array([(-60, 30), (-60, 0), (-15, 0), (-15, -90), (15, -90), (15, 0), (60, 0), (60, 30)])
+    turned = corners @ np.array([[np.cos(0.3), np.sin(0.3)], [-np.sin(0.3), np.cos(0.3)]]) + [0.1, 0.2]
+    square = right_angled(PrismOutline(np.eye(4), [[turned]], 0.04))
+    assert square is not None and len(square.offsets) == 8
+    assert square.prism.pieces[0][0] == pytest.approx(np.roll(turned, _shift(square, turned), axis=0), abs=1e-9)
+    ends, share = np.array([[0, 1], [2, 10], [7, 15]]), np.array([0.3, 0.6, 0.5])
+
+    def points(outline) -> np.ndarray:
+        vertices = outline.mesh().vertices
+        return vertices[ends[:, 0]] * (1 - share[:, None]) + vertices[ends[:, 1]] * share[:, None]
+
+    for axis in range(3):
+        found = square.chained(np.tile(np.eye(3)[axis], (3, 1)), ends, share)
+        for k in range(square.parameters):
+            step = 1e-6 * np.eye(square.parameters)[k]
+            moved = (points(square.changed(step, 1.0)) - points(square.changed(-step, 1.0)))[:, axis] / 2e-6
+            assert found[:, k] == pytest.approx(moved, abs=1e-6)
+
+
+def _shift(square, turned: np.ndarray) -> int:
+    first = square.prism.pieces[0][0][0]
+    return -int(np.argmin(np.linalg.norm(turned - first, axis=1)))
 
 
 def test_hidden_pixels_do_not_carve():

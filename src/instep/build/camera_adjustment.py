@@ -21,7 +21,8 @@ from instep.splat.plane_alignment import moved_camera, pixel_jacobian
 
 from .contour_points import MaskField, contour_points, mask_field, residuals
 from .extrusion import coarse_extrusion
-from .prism_outline import PrismOutline, outline_of
+from .prism_outline import outline_of
+from .right_angles import Outline, RightAngledOutline, right_angled
 from .silhouettes import ObjectMask
 from .triangle_mesh import TriangleMesh
 
@@ -48,6 +49,8 @@ _BEND_SIGMA_PX = 1.0
 """How differently neighbouring corners of an outline move, standard deviation [pixels at the object]."""
 _SECTORS = 12
 """Sectors around the middle of a mask."""
+_REGULAR_MARGIN = 0.05
+"""Share by which right angles may predict outlines worse than free corners, which have more parameters to be wrong."""
 _FOLDS = 3
 """Parts of the sectors, each of which is kept back once."""
 Report = Callable[[float, str], None]
@@ -62,7 +65,7 @@ class SeenObject:
     views: Sequence[int]
     """Of each mask, the place of its camera among all cameras."""
     plane: Array
-    outline: PrismOutline
+    outline: Outline
     """Its shape."""
 
 
@@ -77,7 +80,7 @@ class Refinement:
     """Whether cameras were moved and how far, and how much silhouettes disagree before and after [pixels]."""
 
 
-def seen_object(masks: Sequence[ObjectMask], views: Sequence[int], plane: Array, outline: PrismOutline) -> SeenObject:
+def seen_object(masks: Sequence[ObjectMask], views: Sequence[int], plane: Array, outline: Outline) -> SeenObject:
     """An object, prepared for fitting, with the outline to start from."""
     return SeenObject(masks, [mask_field(mask) for mask in masks], views, plane, outline)
 
@@ -88,7 +91,7 @@ def refine_cameras(
     """Move cameras so that the silhouettes of objects agree; as given where they agree or where it does not help."""
     still = np.zeros((len(cameras), 7))
     _tell(report, 0.0, "how far silhouettes disagree")
-    given = [fit_shape(one, cameras) for one in objects]
+    given = [fit_regular(one, cameras)[0] for one in objects]
     before = disagreement(cameras, given)
     info: dict[str, Any] = {"refined": False, "disagreement_px": [before, before]}
     if before <= AGREED_PX:
@@ -132,6 +135,29 @@ def disagreement(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> fl
 def fit_shape(one: SeenObject, cameras: Sequence[Camera], *, fixed_height: bool = False) -> SeenObject:
     """The object with its outline fitted to the masks."""
     return _fit(cameras, [one], np.zeros((len(cameras), 7)), free_cameras=False, fixed_height=fixed_height)[1][0]
+
+
+def fit_regular(
+    one: SeenObject, cameras: Sequence[Camera], *, fixed_height: bool = False
+) -> tuple[SeenObject, dict[str, Any]]:
+    """The object with its outline fitted, of right angles where those predict parts of the masks that were kept back as
+    well as free corners do; and what was compared."""
+    free = fit_shape(one, cameras, fixed_height=fixed_height)
+    square = right_angled(free.outline.prism)
+    if square is None:
+        return free, {"outline": "free"}
+    rivals, squares = (free, replace(free, outline=square)), list[list[float]]()
+    for fold in range(_FOLDS):
+        fits = [fit_shape(_sectors(r, fold, kept_back=False), cameras, fixed_height=fixed_height) for r in rivals]
+        back = [replace(_sectors(one, fold, kept_back=True), outline=fitted.outline) for fitted in fits]
+        squares.append([disagreement(cameras, [some]) ** 2 for some in back])
+    scores = np.sqrt(np.mean(squares, axis=0)).tolist()
+    taken = scores[1] <= (1 + _REGULAR_MARGIN) * scores[0]
+    info = {
+        "outline": "right angles" if taken else "free",
+        "kept_back_px": {"free": scores[0], "right angles": scores[1]},
+    }
+    return (fit_shape(rivals[1], cameras, fixed_height=fixed_height) if taken else free), info
 
 
 def fit_jointly(
@@ -248,7 +274,9 @@ def _refitted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
 def _restarted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
     """The object with an outline that is found anew with moved cameras: corners may be missing in the old one."""
     masks = [replace(mask, camera=cameras[i]) for mask, i in zip(one.masks, one.views, strict=True)]
-    return replace(one, outline=outline_of(coarse_extrusion(masks, one.plane, height=one.outline.height)))
+    free = outline_of(coarse_extrusion(masks, one.plane, height=one.outline.height))
+    square = right_angled(free) if isinstance(one.outline, RightAngledOutline) else None
+    return replace(one, outline=square or free)
 
 
 def _sectors(one: SeenObject, fold: int, *, kept_back: bool) -> SeenObject:

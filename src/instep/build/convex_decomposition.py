@@ -49,7 +49,8 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
         ratio = sum(part.volume for part in meshes) / mesh.volume
         if found is None or ratio < found.volume_ratio:
             found = ConvexDecomposition(meshes, ratio, threshold)
-        if ratio <= MAX_VOLUME_RATIO:
+        # With as many parts as are allowed a finer threshold only divides them elsewhere.
+        if ratio <= MAX_VOLUME_RATIO or len(meshes) >= MAX_PARTS:
             break
     if found is None or not found.meshes:
         raise BadInput("The shape could not be decomposed into convex parts.")

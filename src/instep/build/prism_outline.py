@@ -34,6 +34,11 @@ class PrismOutline:
         """How many parameters there are."""
         return 2 * sum(len(ring) for rings in self.pieces for ring in rings) + 1
 
+    @property
+    def prism(self) -> PrismOutline:
+        """Itself: an outline by its corners."""
+        return self
+
     def mesh(self) -> TriangleMesh:
         """The prism in the frame of the world."""
         local = joined([raised(rings, self.height) for rings in self.pieces])

@@ -12,11 +12,12 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
-from .camera_adjustment import fit_shape, seen_object
+from .camera_adjustment import fit_regular, seen_object
 from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
 from .mesh_raster import coverage
-from .prism_outline import PrismOutline, outline_of
+from .prism_outline import outline_of
+from .right_angles import Outline
 from .silhouettes import ObjectMask, overlap
 from .triangle_mesh import TriangleMesh, checked_mesh, joined, separated, simplified
 from .visual_hull import hull_field
@@ -36,6 +37,8 @@ MIN_MASK_OVERLAP = 0.4
 """Least overlap of the silhouette of a shape and each of its masks."""
 _FACES = 3000
 """Faces of the mesh that is kept."""
+_OVERLAP_MARGIN = 0.01
+"""Overlap by which a fitted outline may be worse than the one it began from: fits weigh gross errors down."""
 _PIECE_SHARE = 0.02
 """Volume of a loose piece, as a share of the largest, below which it is an artefact."""
 
@@ -74,11 +77,12 @@ def object_shape(
         info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
     else:
         start = coarse_extrusion(masks, plane, height=height)
-        found = _fitted(masks, plane, start, fixed_height=height is not None)
+        found, compared = _fitted(masks, plane, start, fixed_height=height is not None)
         mesh = _without_specks(found.mesh())
         size = _pixel_size(mesh, masks) * 0.5
         info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
         info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
+        info |= compared
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
@@ -107,17 +111,22 @@ def viewed_span(masks: Sequence[ObjectMask]) -> float:
     return float(360 - gaps.max()) if len(masks) > 1 else 0.0
 
 
-def _fitted(masks: Sequence[ObjectMask], plane: Array, start: Extrusion, *, fixed_height: bool) -> PrismOutline:
-    """The corners and the height that fit the masks; those of the start where its silhouettes overlap them better."""
+def _fitted(
+    masks: Sequence[ObjectMask], plane: Array, start: Extrusion, *, fixed_height: bool
+) -> tuple[Outline, dict[str, Any]]:
+    """The outline and the height that fit the masks; those of the start where its silhouettes overlap them better by
+    more than rounding."""
     cameras, first = [mask.camera for mask in masks], outline_of(start)
     one = seen_object(masks, range(len(masks)), plane, first)
-    fitted = fit_shape(one, cameras, fixed_height=fixed_height).outline
+    fitted, info = fit_regular(one, cameras, fixed_height=fixed_height)
 
-    def agreement(outline: PrismOutline) -> float:
+    def agreement(outline: Outline) -> float:
         mesh = outline.mesh()
         return float(np.mean([silhouette_overlap(mesh, mask) for mask in masks])) if mesh.volume > 0 else 0.0
 
-    return max((fitted, first), key=agreement)
+    if agreement(fitted.outline) >= agreement(first) - _OVERLAP_MARGIN:
+        return fitted.outline, info
+    return first, {"outline": "as searched: its silhouettes overlap the masks better than fitted ones"}
 
 
 def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
