@@ -16,6 +16,7 @@ from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
+from .box_search import located_starts
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
 from .contrast_search import find_by_regions
 from .filter_options import LEARNED, FilterOptions
@@ -66,10 +67,11 @@ RETRY_FRAMES = 6
 """Frames from one global search to the next."""
 PER_BODY = (
     "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "visible", "image_delay",
-    "frames_lost", "penetration", "relocalized", "learned",
+    "frames_lost", "penetration", "relocalized", "learned", "ambiguous",
 )  # fmt: skip
 """Numbers per body: consistency and size of the innovation, residuals, standard deviations, visibility, image delay,
-frames without sight, penetration that was resolved, relocalisations, whether its colours are learned."""
+frames without sight, penetration that was resolved, relocalisations, whether its colours are learned, and orientations
+that fitted its first image as well."""
 PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded", "fault")
 """Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded, and the
 `ImageFault` of its newest image."""
@@ -154,13 +156,15 @@ class PoseFilter:
             if frame is not None and self.rig.coloured:
                 memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
-        memory["learns"] = np.asarray(bool(self._regions) and not self._shows_colour(q, frames, memory))
+        started = located_starts(self.options.starts, self._outlines, self.rig.cameras, frames)
+        given_at = {name: one.world_from_body for name, one in started.items()}
+        memory["ambiguous"] = np.array([started[n].ambiguous if n in started else 0 for n in self.scene.objects])
+        memory["learns"] = np.asarray(bool(self._regions) and not self._shows_colour(q, frames, memory, given_at))
         for learned in (*self._regions, *self._textures) if memory["learns"] else ():
             memory |= learned.unknown()
         for b, body in enumerate(self._bodies):
-            start = self.options.starts.get(body.name)
-            at = body.transform(q) if start is None else start.transform({c.name: c for c in self.rig.cameras})
-            found = self._find(b, at, frames, memory) if start is None else self._settle(b, at, frames, memory)
+            at = given_at.get(body.name, body.transform(q))
+            found = (self._settle if body.name in given_at else self._find)(b, at, frames, memory)
             if found is not None:
                 q = body.put(q, found)
         memory["poses"] = np.stack([np.tile(q[p.q : p.q + 7], (HISTORY, 1)) for p in self._bodies], axis=1)
@@ -181,6 +185,7 @@ class PoseFilter:
         joints = np.concatenate([memory["joints"][1:], [q]])
         log |= image_log(self.rig, memory, t)
         log |= {f"{name}.learned": float(memory["learns"]) for name in self.scene.objects}
+        log |= {f"{name}.ambiguous": float(memory["ambiguous"][b]) for b, name in enumerate(self.scene.objects)}
         log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
         order = body_order(budget, memory)
         for i, b in enumerate(order):
@@ -228,17 +233,18 @@ class PoseFilter:
                 crops[c] = self._with_points(b, c, frame, crops[c], memory, budget)
         return crops
 
-    def _shows_colour(self, q: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> bool:
+    def _shows_colour(
+        self, q: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any], given_at: Mapping[str, Array]
+    ) -> bool:
         """Whether the only body is shown in the colour that the scene gives it, so that none has to be learned."""
         if self.options.residual != "auto" or len(self._bodies) != 1 or not self.rig.coloured:
             return False
         if not any(frames):
             return True  # nothing says otherwise
-        body, start = self._bodies[0], self.options.starts.get(self._bodies[0].name)
+        body, at = self._bodies[0], given_at.get(self._bodies[0].name)
         memory["learns"] = np.asarray(False)
-        if start is None:
+        if at is None:
             return self._find(0, body.transform(q), frames, memory) is not None
-        at = start.transform({c.name: c for c in self.rig.cameras})
         crops = [self._crop(0, c, f, at, memory) for c, f in enumerate(frames) if f is not None]
         fits = [compare_silhouette(self._outlines[0], crop) for crop in crops if crop is not None]
         return bool(fits) and sum(fit.overlap for fit in fits) / len(fits) > FOUND_OVERLAP

@@ -1,9 +1,11 @@
-"""Where a body is at the start of a run, as a user gives it: a pose, or points of it and where an image shows them.
+"""Where a body is at the start of a run, as a user gives it: a pose, points of it in an image, or a box around it.
 
     {"tee": {"pose": [0.47, 0.32, 0.02, 1, 0, 0, 0]}}
     {"box": {"camera": "webcam", "points": [[0.129, 0.094, 0.037, 551, 88], ...]}}
+    {"mug": {"camera": "webcam", "box": [310, 120, 402, 236]}}
 
-A pose is xyz [m] and a quaternion wxyz in the world; a point is xyz in the body's frame [m] and its pixel.
+A pose is xyz [m] and a quaternion wxyz in the world; a point is xyz in the body's frame [m] and its pixel; a box is
+left, top, right and bottom of the body in the first image [pixels].
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from .projection import calibrated, silhouette_kernels
 
 MAX_BYTES = 1 << 20
 """Size of the largest file of starts [bytes]."""
+MIN_BOX_PX = 8
+"""Least width and height of a box [pixels]."""
 MIN_POINTS = 4
 """Points from which a pose is found."""
 ITERATIONS = 60
@@ -37,7 +41,7 @@ ITERATIONS = 60
 
 @array_dataclass
 class StartPose:
-    """Where one body starts: a transform, or points in one camera."""
+    """Where one body starts: a transform, or points or a box in one camera."""
 
     world_from_body: Array | None = None
     camera: str = ""
@@ -45,6 +49,8 @@ class StartPose:
     """Points in the body's frame [n, 3] [m]."""
     pixels: Array = field(default_factory=lambda: np.zeros((0, 2)))
     """Where the camera shows them [n, 2]."""
+    box: Array | None = None
+    """Left, top, right and bottom of the body in the image of the camera [pixels]."""
 
     def transform(self, cameras: Mapping[str, Camera]) -> Array:
         """world_from_body (4 x 4) for the given cameras."""
@@ -52,6 +58,8 @@ class StartPose:
             return self.world_from_body
         if self.camera not in cameras:
             raise UnknownName("camera of the start", self.camera, cameras)
+        if self.box is not None:
+            raise BadInput("A start by a box needs the image that it is in; give a pose or points here.")
         return pose_from_points(cameras[self.camera], self.places, self.pixels)
 
 
@@ -71,7 +79,7 @@ def pose_from_points(camera: Camera, places: Array, pixels: Array) -> Array:
     depth = size * camera.focal[0] / max(extent, 1.0)
     ray = np.array([*((pixels.mean(axis=0) - np.array(camera.centre)) / np.array(camera.focal)), 1.0])
     best, least = np.eye(4), np.inf
-    for R in _cube_rotations():
+    for R in cube_rotations():
         start = np.eye(4)
         start[:3, :3], start[:3, 3] = R, ray * depth - R @ places.mean(axis=0)
         fitted, error = _fitted(camera, camera.body_from_camera @ start, places, pixels)
@@ -104,7 +112,7 @@ def _fitted(camera: Camera, start: Array, places: Array, pixels: Array) -> tuple
     return pose, (error / max(len(places), 1)) ** 0.5
 
 
-def _cube_rotations() -> list[Array]:
+def cube_rotations() -> list[Array]:
     """The 24 rotations of a cube."""
     out: list[Array] = []
     for order in itertools.permutations(range(3)):
@@ -122,9 +130,18 @@ def _start(body: str, entry: Any) -> StartPose:
         T = np.eye(4)
         T[:3, :3], T[:3, 3] = matrix_from_quat(given[3:] / max(float(np.linalg.norm(given[3:])), 1e-9)), given[:3]
         return StartPose(T)
+    if is_table(entry) and "box" in entry and isinstance(entry.get("camera"), str):
+        box = _numbers(body, entry["box"], 4)
+        if not (box[2:] - box[:2] >= MIN_BOX_PX).all():
+            raise BadInput(
+                f"The box of {body!r} is {entry['box']!r}; left, top, right and bottom were expected, at least "
+                f"{MIN_BOX_PX} pixels apart."
+            )
+        return StartPose(None, str(entry["camera"]), box=box)
     if not is_table(entry) or not is_list(points := entry.get("points")) or not isinstance(entry.get("camera"), str):
         raise BadInput(
-            f"The start of {body!r} is neither a pose nor points of a camera; give 'pose', or 'camera' and 'points'."
+            f"The start of {body!r} is neither a pose nor points or a box of a camera; give 'pose', or 'camera' and "
+            "'points' or 'box'."
         )
     if len(points) < MIN_POINTS:
         raise BadInput(f"The start of {body!r} has {len(points)} points; a pose needs at least {MIN_POINTS}.")
