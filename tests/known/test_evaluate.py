@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
@@ -258,11 +259,12 @@ def in_file(folder: Path, name: str, *, always: bool = False) -> PolicySpec:
     return PolicySpec(name, partial(policy_from_spec, f"python:{file}:{name}"))
 
 
-def test_processes_give_what_this_process_gives_bit_by_bit(tmp_path):
+@pytest.mark.parametrize("on", ["processes:2", "threads:2"])
+def test_processes_and_threads_give_what_this_process_gives_bit_by_bit(tmp_path, on):
     where, task = course()
     asked = ([in_file(tmp_path, "ahead")], [where], task, range(12))
     here = evaluate_policies(*asked, options=EvalOptions(batch=4))
-    with open_map("processes:2") as mapped:
+    with open_map(on) as mapped:
         there = evaluate_policies(*asked, options=EvalOptions(batch=4), map=mapped)
     assert here.results == there.results
     assert all(row.digest for row in here.results["ahead", "mujoco"])
@@ -314,6 +316,21 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     assert "did not answer within 3 s" in done.results["slow", "mujoco"][0].why
 
 
+def test_threads_work_at_the_same_time_and_each_in_a_world_of_its_own(cart):
+    both, worlds = threading.Barrier(2, timeout=30), dict[int, list[int]]()
+
+    def make(world):
+        both.wait()  # a thread that worked alone would wait here in vain
+        worlds.setdefault(threading.get_ident(), []).append(id(world.world))
+        return goer(world)
+
+    with open_map("threads:2") as mapped:
+        evaluate_policies(
+            [PolicySpec("go", make)], [place(cart)], Go(), range(8), options=EvalOptions(batch=2), map=mapped
+        )
+    assert len(worlds) == 2 and not set.intersection(*(set(some) for some in worlds.values()))
+
+
 def test_what_a_worker_cannot_import_is_said(cart, monkeypatch):
     only_here = ModuleType("only_here")
     only_here.make = lambda world: None
@@ -325,7 +342,7 @@ def test_what_a_worker_cannot_import_is_said(cart, monkeypatch):
 
 
 def test_an_unknown_place_to_run_is_refused():
-    for words in ("cloud", "processes:none", "processes:0"):
+    for words in ("cloud", "processes:none", "processes:0", "threads:", "threads:0"):
         with pytest.raises(BadInput), open_map(words):
             pass
 

@@ -55,8 +55,9 @@ def cluster(ray) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     assert not ray.is_initialized()
-    two = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    two.add_node(num_cpus=1)
+    # Ray believes in as many GPUs as it is told; nothing here uses them.
+    two = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
+    two.add_node(num_cpus=1, num_gpus=1)
     ray.init(address=two.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         two.wait_for_nodes()
@@ -103,6 +104,16 @@ def test_both_nodes_work_and_results_come_in_order(cluster, tmp_path):
     done = list(ray_map(node_of, range(8)))
     assert [item for item, _ in done] == list(range(8))
     assert len({node for _, node in done}) == 2
+
+
+def test_work_sees_a_gpu_where_it_asks_for_one_and_none_where_it_does_not(cluster):
+    def visible(item: int) -> str:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+
+    with open_map("ray", gpu=True) as mapped:
+        assert set(mapped(visible, range(6))) == {"0"}
+    with open_map("ray") as mapped:
+        assert "0" not in set(mapped(visible, range(2)))
 
 
 def test_what_a_user_can_mend_is_said_as_it_is(cluster):

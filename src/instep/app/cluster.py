@@ -1,4 +1,4 @@
-"""Parallel maps over processes or a Ray cluster, with the signature of the built-in map and workers that may die."""
+"""Parallel maps over threads, processes or a Ray cluster, with the signature of the built-in map; workers may die."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -22,33 +24,47 @@ from instep.evaluate.evaluation import EvalBatch, LostBatch
 _HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
 """How often a batch is given to a worker before it counts as lost."""
+GPU_SHARE = 0.5
+"""Share of a GPU that a piece of work on a cluster takes: while one simulates on the CPU, another renders."""
 STARTS, START_PAUSE = 20, 0.05
 """How often a worker is started where the server it is forked from has died, and the time between [s]."""
 
 
 @contextmanager
-def open_map(on: str, *, deadline: float = 600.0) -> Generator[MapFn]:
-    """The map of a specification: nothing (this process), processes:N, ray, or ray://HOST:PORT.
+def open_map(on: str, *, deadline: float = 600.0, gpu: bool = False) -> Generator[MapFn]:
+    """The map of a specification: nothing (this process), threads:N, processes:N, ray, or ray://HOST:PORT.
 
-    A piece of work whose worker dies is given to another; one that takes longer than `deadline` [s] or kills every
-    worker it meets yields `Lost`.
+    Threads share this process and its GPU: while one simulates, another renders. In processes and on a cluster, a piece
+    of work whose worker dies is given to another; one that takes longer than `deadline` [s] (in processes) or kills
+    every worker it meets yields `LostBatch`. With `gpu`, work on a cluster goes where there is a share of a GPU.
     """
+    kind, _, count = on.partition(":")
     if not on:
         yield map
-    elif on.startswith("processes:"):
-        count = on.partition(":")[2]
-        if not count.isdigit() or int(count) < 1:
-            raise BadInput(f"processes: takes how many, a whole number above 0, not {count!r}.")
-        pool = _Pool(int(count), deadline)
+    elif kind == "threads":
+        with ThreadPoolExecutor(_count(kind, count), "instep-worker") as threads:
+            try:
+                yield threads.map
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+    elif kind == "processes":
+        pool = _Pool(_count(kind, count), deadline)
         try:
             yield pool.map
         finally:
             pool.close()
     elif on == "ray" or on.removeprefix("ray://") not in ("", on):
-        with _ray(on) as spreading:
+        with _ray(on, gpu) as spreading:
             yield spreading
     else:
-        raise BadInput(f"--on takes ray, ray://HOST:PORT or processes:N, not {on!r}.")
+        raise BadInput(f"--on takes ray, ray://HOST:PORT, processes:N or threads:N, not {on!r}.")
+
+
+def _count(kind: str, words: str) -> int:
+    if not words.isdigit() or int(words) < 1:
+        raise BadInput(f"{kind}: takes how many, a whole number above 0, not {words!r}.")
+    return int(words)
 
 
 def watch_batches(mapped: MapFn, progress: Progress, bar: TaskID, expected: int) -> MapFn:
@@ -198,8 +214,8 @@ def _revived(failure: InstepError | str) -> Exception:
 
 
 @contextmanager
-def _ray(address: str) -> Generator[MapFn]:
-    """A map over a Ray cluster, on this machine or at an address."""
+def _ray(address: str, gpu: bool) -> Generator[MapFn]:
+    """A map over a Ray cluster, on this machine or at an address; where `gpu`, over its GPUs."""
     ray = optional_library("ray", "cluster", "Ray")
     started = not ray.is_initialized()
     if started:
@@ -211,19 +227,30 @@ def _ray(address: str) -> Generator[MapFn]:
         except (ConnectionError, TimeoutError, RuntimeError) as error:
             raise LinkLost(f"No Ray cluster answers at {address!r}: {_line(error)}. {_HINT}") from None
     try:
-        yield ray_map
+        if gpu and not ray.cluster_resources().get("GPU"):
+            raise BadInput(
+                f"No node of the Ray cluster {address!r} has a GPU, and --device cuda asks for one; start its nodes "
+                "with --num-gpus, or leave out --device."
+            )
+        yield partial(ray_map, gpu=gpu)
     finally:
         if started:
             ray.shutdown()
 
 
-def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """The built-in map, in order, over the Ray cluster that is connected."""
+def ray_map(function: Callable[[Any], Any], items: Sequence[Any], *, gpu: bool = False) -> Iterator[Any]:
+    """The built-in map, in order, over the Ray cluster that is connected; where `gpu`, each piece has a share of one.
+
+    Ray hides GPUs from work that does not ask for any.
+    """
     import ray
 
-    remote = ray.remote(max_retries=TRIES, retry_exceptions=False)(function)
-    # A few pieces more than there are processors are on their way at any time, so that none waits.
-    room = 2 + 2 * int(ray.cluster_resources().get("CPU", 1))
+    share = GPU_SHARE if gpu else 0
+    remote = ray.remote(max_retries=TRIES, retry_exceptions=False, num_gpus=share)(function)
+    # A few pieces more than can run are on their way at any time, so that none waits.
+    resources = ray.cluster_resources()
+    places = resources.get("CPU", 1) if not gpu else min(resources.get("CPU", 1), resources.get("GPU", 1) / share)
+    room = 2 + 2 * int(places)
     running, following = deque[Any](), iter(items)
     for item in following:
         running.append(remote.remote(item))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -308,11 +309,11 @@ def _scene_of(worlds: Any) -> Scene | None:
     return getattr(first, "scene", None)
 
 
-@dataclass(slots=True)
-class _Opened:
-    """Worlds that were opened in this process, so that each is opened once."""
+class _Opened(threading.local):
+    """Worlds that were opened in this thread, so that each is opened once."""
 
-    worlds: dict[tuple[str, str], World] = field(default_factory=dict[tuple[str, str], World])
+    def __init__(self) -> None:
+        self.worlds: dict[tuple[str, str], World] = {}
 
 
 _OPENED = _Opened()

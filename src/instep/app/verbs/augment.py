@@ -62,7 +62,7 @@ class AugmentArgs:
     steps: int | None = None
     """steps of training, where they should differ from those of the policy."""
     on: str = ""
-    """where the comparison runs: ray, ray://HOST:PORT or processes:N."""
+    """where the comparison runs: ray, ray://HOST:PORT, processes:N or threads:N."""
     out: Path | None = None
     """folder to write, or to continue; a new one under runs/ where not given."""
 
@@ -232,7 +232,7 @@ def _compared(
         for name, words in zip(("before", "after"), policies, strict=True)
     ]
     places = [WorldSpec(name, partial(cameras.open, name, scene), f"{mark}/{name}") for name in worlds]
-    with open_map(on) as mapped:
+    with open_map(on, gpu=cameras.device == "cuda") as mapped:
         options = EvalOptions(bounds=action_bounds(Scene.load(scene)), folder=output.folder / "episodes")
         starts = range(HELD_OUT, HELD_OUT + seeds)
         return evaluate_policies(candidates, places, tasked.task, starts, options=options, map=mapped)

@@ -78,7 +78,8 @@ class EvalArgs:
     batch: int = 64
     """episodes that run side by side."""
     on: str = ""
-    """where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
+    """where to run: ray (this machine), ray://HOST:PORT (a cluster), processes:N, or threads:N, which overlap physics
+    on the CPU with images on a GPU."""
     videos: int = 2
     """number of failures of each policy in each world that are recorded as video."""
     real: Path | None = None
@@ -148,7 +149,7 @@ def evaluate(
     with (
         live_view(args.view, scene, scene.spec, title, paced=True, worlds=worlds) as watchers,
         progress_bar() as progress,
-        open_map(args.on) as mapped,
+        open_map(args.on, gpu=args.views.device == "cuda") as mapped,
     ):
         shown = _shown(watchers) if watchers else mapped
         watched = watch_batches(shown, progress, progress.add_task("evaluate", total=total), total)

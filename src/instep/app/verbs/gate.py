@@ -31,7 +31,7 @@ class GateArgs:
     """how many starts, where it should differ from the file."""
     views: Options[CameraOptions] = CameraOptions()
     on: str = ""
-    """where to run: ray, ray://HOST:PORT or processes:N."""
+    """where to run: ray, ray://HOST:PORT, processes:N or threads:N."""
     junit: Path | None = None
     """file for the verdict as JUnit XML; junit.xml in the folder where not given."""
     out: Path | None = None
@@ -63,7 +63,7 @@ def gate(
     sides = [_side(word, given.scene, args.views) for word in given.worlds]
     spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     per_variation = given.seeds * len(sides)
-    with progress_bar() as progress, open_map(args.on) as mapped:
+    with progress_bar() as progress, open_map(args.on, gpu=args.views.device == "cuda") as mapped:
         bar = progress.add_task("compare the engines", total=per_variation * len(given.variations))
         watched = watch_batches(mapped, progress, bar, per_variation)
         verdict = gate_policy(spec, given, sides, task, folder=output.folder / "episodes", map=watched)
