@@ -11,6 +11,8 @@ from numba import njit
 from instep.core.world import Array
 
 OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+ANY_ORDER = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
+"""Sums may be formed in any order, so that they are done several terms at a time; NaN stays NaN."""
 
 
 @njit(**OPTIONS)
@@ -57,7 +59,7 @@ def filter_columns(
             x[i, c] += dt * right[i, c]
 
 
-@njit(**OPTIONS)
+@njit(**ANY_ORDER)
 def update_estimate(
     theta: Array, covariance: Array, phi: Array, z: Array, noise: Array, active: Array
 ) -> float:  # pragma: no cover - compiled

@@ -84,22 +84,27 @@ class ArmSearch:
         search.residual = search.residuals([begun])[0]
         return search
 
-    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> None:
+    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> bool:
         """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
 
-        It ends too where a round gains little, or with the time.
+        It ends too where a round gains little, or with the time. Whether it ended by itself, so that further rounds
+        would gain nothing.
         """
+        settled = False
         for i in range(rounds):
             progress.advance("coupled search", i / rounds)
             before, bad = self.merit, self.unfinished()
             if (i and not bad) or progress.ended:
+                settled = not bad
                 break
             self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
             if i and before - self.merit < LEAST_ROUND_GAIN * len(bad):
+                settled = True
                 break
         self._without_needless_split()
+        return settled
 
     def descend(self, progress: Progress, *, from_scene: bool = True) -> None:
         """Move all joints at once by differences of the coupled simulation, from the best of several starts.
@@ -422,15 +427,18 @@ def estimate_arm(sim: SceneSimulator, episodes: Sequence[Episode], progress: Pro
     x = estimate_joints(arm)
     search = ArmSearch.at(arm, sim, x)
     search.mix([arm.start(float(x[-1]))])
-    search.improve(progress.part(0.3, 0.7))
+    settled = search.improve(progress.part(0.3, 0.7))
     creeps = 2 * len(search.unfinished()) > len(arm.joints)
-    held = _holding(search, sim, progress.part(0.7, 1.0)) if creeps else None
+    held = _holding(search, sim, settled, progress.part(0.7, 1.0)) if creeps else None
     search = held or search
     return ArmEstimate(search.arm, search.sim, search.x, search.rms, held is not None)
 
 
-def _holding(search: ArmSearch, sim: SceneSimulator, progress: Progress) -> ArmSearch | None:
-    """A search with dry friction that holds, where that explains the recordings better; None where it does not."""
+def _holding(search: ArmSearch, sim: SceneSimulator, settled: bool, progress: Progress) -> ArmSearch | None:
+    """A search with dry friction that holds, where that explains the recordings better; None where it does not.
+
+    `settled` says that the search without it would gain nothing by further rounds.
+    """
     gain = HOLDING_GAIN * len(search.arm.joints)
     loaded, stiffer = search.recoupled(), search.arm.stiffer()
     alone = fit_joints(loaded.stiffer(), search.best)
@@ -439,7 +447,7 @@ def _holding(search: ArmSearch, sim: SceneSimulator, progress: Progress) -> ArmS
     world = sim.tuned(holding_friction([joint.joint for joint in stiffer.joints]))
     held = ArmSearch.at(stiffer, world, alone.x)
     held.improve(progress.part(0.0, 0.6), rounds=HOLDING_ROUNDS)
-    if held.merit < search.merit - gain:
+    if not settled and held.merit < search.merit - gain:
         # What further rounds alone would gain is no sign of friction that holds.
         search.improve(progress.part(0.6, 1.0), rounds=HOLDING_ROUNDS, seed=ROUNDS)
     return held if held.merit < search.merit - gain else None
