@@ -20,8 +20,10 @@ from instep.build.prompts import parse_prompts
 from instep.build.scene_checks import check_scene, worst_state
 from instep.build.triangle_mesh import TriangleMesh, surface_distances
 from instep.core.world import Array
+from instep.data import load_episodes
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
+from instep.twin.tracking import track_recording
 from rows import Row, row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,8 @@ CLICKS = (
     "tee=click:234222303707:200,75",
 )
 CONTAINERS = ("ACE_Coffee_Mug_Kristen_16_oz_cup", "Cole_Hardware_Deep_Bowl_Good_Earth_1075")
+TRACKED_OVERLAPS = (0.92, 0.92, 0.88)
+"""Median overlaps of silhouettes that the twin of the built T must reach, camera by camera."""
 SLICES = 800
 """Slices of a T, in each of which its extent is measured."""
 QUICK = ("Dino_4",)
@@ -73,6 +77,17 @@ def _tee(folder: Path, out: Path) -> list[Row]:
         row("T: least overlap of silhouettes", min(shape["overlap"].values())),
         *_simulated("T", built),
         row("T: time of the build", time.perf_counter() - begin, "s"),
+        *_tracked(folder, built),
+    ]
+
+
+def _tracked(folder: Path, built: BuiltScene) -> list[Row]:
+    """How well the twin of the built scene follows the recording that it was built from, at its defaults."""
+    tracked = track_recording(Scene.load(built.folder), load_episodes(folder)[0])
+    found, keys = tracked.overlaps(), tracked.cameras.key_rows
+    return [
+        row(f"T: overlap of the twin of the built scene, {name}", found.score(name, keys), at_least=goal)
+        for name, goal in zip(found.cameras, TRACKED_OVERLAPS, strict=True)
     ]
 
 

@@ -27,6 +27,27 @@ def shown(shape: Outline, camera: Camera, T: np.ndarray) -> MaskCrop:
     return MaskCrop(camera, mask, np.ones_like(mask), whole, T)
 
 
+def test_parts_that_are_cut_at_an_angle_are_made_to_overlap_and_never_leave_the_body() -> None:
+    """A T turned by 37 degrees whose parts do not lie along the axes: boxes around them reach between bar and stem."""
+    turn = np.array([[np.cos(0.65), -np.sin(0.65)], [np.sin(0.65), np.cos(0.65)]])
+    rings = [
+        [(-100, 0), (-100, -50), (100, -50), (100, 0)],
+        [(-25, 150), (-25, 0), (25, 0), (25, 150)],
+    ]
+    parts = [1e-3 * np.array([[*(turn @ p), z] for p in ring for z in (-20, 20)]) for ring in rings]
+    mesh = "".join(
+        f'<mesh name="m{k}" vertex="{" ".join(f"{x:.9f}" for x in part.ravel())}"/>' for k, part in enumerate(parts)
+    )
+    geoms = '<geom type="mesh" mesh="m0"/><geom type="mesh" mesh="m1"/>'
+    text = f'<mujoco><asset>{mesh}</asset><worldbody><body name="tee"><freejoint/>{geoms}</body></worldbody></mujoco>'
+    found = outline_of(mujoco.MjModel.from_xml_string(text), "tee")
+    flat = (found.corners[:, :2] @ turn) * 1e3
+    in_bar = (np.abs(flat[:, 0]) < 100.1) & (flat[:, 1] > -50.1) & (flat[:, 1] < 0.1)
+    in_stem = (np.abs(flat[:, 0]) < 25.1) & (flat[:, 1] > -50.1) & (flat[:, 1] < 150.1)
+    assert (in_bar | in_stem).all()
+    assert flat[found.starts[1] :, 1].min() < -20  # the stem reaches into the bar
+
+
 def test_parts_that_touch_are_made_to_overlap(tee: Outline) -> None:
     stem = tee.corners[tee.starts[1] :]
     assert stem[:, 1].max() == pytest.approx(0.04)  # the middle of the bar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -172,12 +172,27 @@ def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
 
 
 def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
-    """The cameras of a scene that a recording holds."""
-    cameras = tuple(camera for name, camera in scene.cameras.items() if IMAGES + name in episode.columns)
+    """The cameras of a scene that a recording holds, under the names of the recording.
+
+    A scene may be built from files that are named by the serial number of a camera, `220422302296`, and a recording may
+    call the same camera `cam_220422302296`: names are the same where one ends in the other.
+    """
+    shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES) and not c.endswith(".stamp")]
+    cameras: list[Camera] = []
+    for name, camera in scene.cameras.items():
+        alike = [label for label in shown if _same_camera(name, label)] if name not in shown else [name]
+        if len(alike) == 1 and (alike[0] == name or alike[0] not in scene.cameras):
+            cameras.append(replace(camera, name=alike[0]))
     if not cameras:
-        shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES)]
         raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
-    return cameras
+    return tuple(cameras)
+
+
+def _same_camera(one: str, other: str) -> bool:
+    """Whether one name is the other with something before it, such as `cam_`."""
+    short, long = sorted((one, other), key=len)
+    before = long.removesuffix(short)
+    return before != long and before[-1:] in ("_", "-", ".", "/")
 
 
 def recorded_frames(rig: CameraRig, episode: Episode, row: int) -> list[CameraFrame]:

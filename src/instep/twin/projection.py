@@ -134,24 +134,37 @@ def _mesh(model: Any, mesh: int) -> Array:
 def _overlapped(parts: list[Array]) -> list[Array]:
     """Parts that touch, extended until they overlap: their common face is not an edge of the silhouette.
 
-    A corner on the bounding box of another part is moved to the centre of that box, across the face.
+    A face that lies wholly on a face of another part is moved into that part, up to its middle and never out of it.
     """
-    out = [part.copy() for part in parts]
+    out, planes = [part.copy() for part in parts], [_planes(part) for part in parts]
     for i, part in enumerate(parts):
-        for j, other in enumerate(parts):
-            if i == j:
+        for j, other in enumerate(planes):
+            if i == j or other is None:
                 continue
-            low, high = other.min(axis=0), other.max(axis=0)
-            near = np.all((part >= low - CONTACT_TOLERANCE_M) & (part <= high + CONTACT_TOLERANCE_M), axis=1)
-            for axis in range(3):
-                for face in (low[axis], high[axis]):
-                    on = near & (np.abs(part[:, axis] - face) < CONTACT_TOLERANCE_M)
-                    # Only a face that lies wholly inside the other part; a flush side is a true edge of the body.
-                    whole = on.sum() >= 3 and not np.allclose(part[:, axis], face)
-                    beyond = np.all(part[~on, axis] <= face) if face == low[axis] else np.all(part[~on, axis] >= face)
-                    if whole and beyond:
-                        out[i][on, axis] = 0.5 * (low[axis] + high[axis])
+            apart = part @ other[:, :3].T + other[:, 3]
+            within = np.all(apart < CONTACT_TOLERANCE_M, axis=1)
+            for k, (normal, away) in enumerate(zip(other[:, :3], apart.T, strict=True)):
+                on = within & (np.abs(away) < CONTACT_TOLERANCE_M)
+                if on.sum() < 3 or on.all() or not np.all(away[~on] > -CONTACT_TOLERANCE_M):
+                    continue
+                middle = -float(parts[j].mean(axis=0) @ normal + other[k, 3])
+                # How fast each plane is neared on the way in, and how far away it is.
+                nearing, room = -(other[:, :3] @ normal), -apart[on].max(axis=0)
+                ahead = nearing > 1e-9
+                free = float(np.min(np.maximum(room[ahead], 0.0) / nearing[ahead], initial=np.inf))
+                out[i][on] -= min(middle, free) * normal
     return out
+
+
+def _planes(part: Array) -> Array | None:
+    """Outward normals and offsets of the faces of a convex part [faces, 4]; None where it is flat."""
+    from scipy.spatial import ConvexHull, QhullError
+
+    try:
+        found: Any = ConvexHull(part)
+    except QhullError:
+        return None
+    return np.unique(np.round(np.asarray(found.equations, float), 9), axis=0)
 
 
 def project_outline(
