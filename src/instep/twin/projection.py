@@ -158,12 +158,11 @@ def _overlapped(parts: list[Array]) -> list[Array]:
 
 def _planes(part: Array) -> Array | None:
     """Outward normals and offsets of the faces of a convex part [faces, 4]; None where it is flat."""
-    from scipy.spatial import ConvexHull, QhullError
+    from scipy.spatial import ConvexHull
 
-    try:
-        found: Any = ConvexHull(part)
-    except QhullError:
+    if np.linalg.matrix_rank(part - part.mean(axis=0), tol=CONTACT_TOLERANCE_M) < 3:
         return None
+    found: Any = ConvexHull(part)
     return np.unique(np.round(np.asarray(found.equations, float), 9), axis=0)
 
 
