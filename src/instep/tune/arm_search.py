@@ -84,11 +84,11 @@ class ArmSearch:
         search.residual = search.residuals([begun])[0]
         return search
 
-    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> bool:
+    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0, *, patient: bool = True) -> bool:
         """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
 
-        It ends too where a round gains little, or with the time. Whether it ended by itself, so that further rounds
-        would gain nothing.
+        It ends too where a round gains little, or with the time; unless it is `patient`, also where points at random
+        and joints alone have led no further. Whether it ended by itself, so that further rounds would gain nothing.
         """
         settled = False
         for i in range(rounds):
@@ -97,32 +97,36 @@ class ArmSearch:
             if (i and not bad) or progress.ended:
                 settled = not bad
                 break
-            self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
+            gained = self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
+            descended = self.merit
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
-            if i and before - self.merit < LEAST_ROUND_GAIN * len(bad):
+            stuck = not patient and gained + descended - self.merit < LEAST_GAIN * len(bad)
+            if stuck or (i and before - self.merit < LEAST_ROUND_GAIN * len(bad)):
                 settled = True
                 break
         self._without_needless_split()
         return settled
 
-    def descend(self, progress: Progress, *, from_scene: bool = True) -> None:
+    def descend(self, progress: Progress, *, from_scene: bool = True) -> float:
         """Move all joints at once by differences of the coupled simulation, from the best of several starts.
 
         As long as joints are far from their noise, a share of the windows says where to go. One of the starts is
-        `from_scene`: its own values with the lags that were found.
+        `from_scene`: its own values with the lags that were found. Returns what points at random gained.
         """
+        gained = 0.0
         if self._above(FAR_FROM_NOISE):
             every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
-            coarse._restart(progress, from_scene)
+            gained = coarse._restart(progress, from_scene)
             self._take([coarse.x])
         for share, length in ((0.5, LONG), (0.8, SHORT)):
             progress.advance("coupled search", share)
             self._step(length, progress)
+        return gained
 
-    def _restart(self, progress: Progress, from_scene: bool) -> None:
-        """Steps from the best of several starts, and from what is best near by at random."""
+    def _restart(self, progress: Progress, from_scene: bool) -> float:
+        """Steps from the best of several starts, and from what is best near by at random; what the latter gained."""
         begun = scene_start(self.arm, self.x)
         self._take(other_starts(self.arm, self.x))
         self._step(LONG, progress)
@@ -132,6 +136,7 @@ class ArmSearch:
             other = ArmSearch.at(self.arm, self.sim, begun)
             other._step(LONG, progress)
             self.mix([other.x])
+        start = self.merit
         for i in range(SCATTERINGS):
             if not (bad := self._above(FAR_FROM_NOISE)) or progress.ended:
                 break
@@ -141,6 +146,7 @@ class ArmSearch:
             self._step(LONG, progress)
             if before - self.merit < LEAST_GAIN * len(bad):
                 break
+        return start - self.merit
 
     def _search_delays(self, progress: Progress) -> None:
         """Go to another delay where all joints, having followed it by a few steps, err less.
@@ -397,7 +403,7 @@ class ArmEstimate:
         x = estimate_joints(arm)
         search = ArmSearch.at(arm, self.sim, x)
         search.mix([arm.start(float(x[-1]))])
-        search.improve(progress, COMPARED_ROUNDS)
+        search.improve(progress, COMPARED_ROUNDS, patient=False)
         return search.settings
 
     def _refitted(self, found: Fit, seed: int) -> dict[str, float] | None:
