@@ -229,8 +229,8 @@ def _ray(address: str, gpu: bool) -> Generator[MapFn]:
     try:
         if gpu and not ray.cluster_resources().get("GPU"):
             raise BadInput(
-                f"No node of the Ray cluster {address!r} has a GPU, and --device cuda asks for one; start its nodes "
-                "with --num-gpus, or leave out --device."
+                f"No node of the Ray cluster {address!r} has a GPU, and --device cuda asks for one; add a node with "
+                "a GPU to it, or leave out --device."
             )
         yield partial(ray_map, gpu=gpu)
     finally:
