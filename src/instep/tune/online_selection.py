@@ -76,7 +76,8 @@ def nuisances(world: SceneSimulator, params: Sequence[Param]) -> list[Nuisance]:
             own += max(-float(model.actuator_biasprm[a, 2]), 0.0) * float(model.actuator_gear[a, 0]) ** 2
         spread = DAMPING_SPREAD * damping + SERVO_SPREAD * own
         if spread > 0:
-            param = Param(name, 0.0, 2 * damping + 10 * spread, False, "N m s/rad")
+            [listed] = address.params(model, [name])
+            param = Param(name, 0.0, 2 * damping + 10 * spread, False, listed.unit)
             found.append(Nuisance(param, damping, spread, DAMPING_DRIFT * spread))
     return found
 

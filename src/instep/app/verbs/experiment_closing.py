@@ -40,7 +40,7 @@ class ClosingArgs:
     """a small budget, minutes instead of an hour; it replaces the options of the budget."""
     budget: Options[ClosingBudget] = ClosingBudget()
     on: str = ""
-    """where robots run: ray (this machine), ray://HOST:PORT (a cluster), processes:N or threads:N."""
+    """where robots run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
     out: Path | None = None
     """folder to write, or to continue; a new one under runs/ where not given."""
 
