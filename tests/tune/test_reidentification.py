@@ -167,6 +167,14 @@ def test_an_update_that_turned_out_worse_is_rolled_back(scene):
     assert found.settings[MASS] == pytest.approx(1.0)
 
 
+def test_an_estimate_at_the_end_of_its_range_is_not_applied_and_says_so(scene):
+    episode = recorded(scene, 15.0, lambda t: {MASS: 1.4})
+    found = reidentify(scene, [episode], [MASS], bounds={MASS: (0.5, 1.2)})
+    refused = [event for event in found.events if event.kind == "not applied"]
+    assert refused and "body.fore.mass at the end of its range" in refused[0].words
+    assert found.counts()["applied"] == 0 and found.settings[MASS] == pytest.approx(1.0)
+
+
 def test_a_parameter_that_worlds_remember_cannot_be_re_identified(scene):
     with pytest.raises(BadInput, match=r"'action.delay' cannot change while a world runs; identify it with instep tun"):
         online_params(scene, ["action.delay"])

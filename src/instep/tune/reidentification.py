@@ -39,6 +39,8 @@ RELINEARISED = 8
 """Most windows that are simulated again where a change was found."""
 UNSETTLED = 0.2
 """Share of a sudden change by which the value after it may still be off: the first window may lie across the change."""
+RANGE_END = 1e-3
+"""Share of a range from its end within which an estimate is not believed."""
 MAX_ERROR = 1e3
 """Largest error of a window that counts, in standard deviations; that of a simulation that diverged."""
 EventKind = Literal["ready", "change", "proposed", "applied", "not applied", "rolled back"]
@@ -335,10 +337,19 @@ class Reidentifier:
             return
         if min(self._distance(x) for x in known) < self.options.min_shift:
             return
+        x, settings = self._filter.now.x, self._settings(self._filter.now.x)
+        ends = [p.address for p, one in zip(self.params, x, strict=False) if not RANGE_END < one < 1 - RANGE_END]
+        if ends:
+            self._refused = x.copy()
+            words = (
+                f"Not applied: {', '.join(ends[:4])} at the end of its range, so something else is wrong in the model"
+            )
+            words += "; identify the scene with instep tune, or widen --bounds."
+            self._note(t, "not applied", words, settings)
+            return
         # A world that runs takes over the parameters, not the nuisances, so that is what is tried.
-        proposed = np.concatenate([self._filter.now.x[: len(self.params)], self._start[len(self.params) :]])
+        proposed = np.concatenate([x[: len(self.params)], self._start[len(self.params) :]])
         self._proposal = Trial(proposed, False, self.options.update)
-        settings = self._settings(self._filter.now.x)
         self._note(t, "proposed", f"Proposed: {_told(settings)}.", settings)
 
     def _distance(self, x: Array) -> float:
