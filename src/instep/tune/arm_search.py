@@ -48,7 +48,7 @@ EXPLAINED = 3.0
 """Residual over noise up to which joints alone explain the recordings, once fits of the whole arm follow."""
 LEAST_GAIN, LEAST_ROUND_GAIN = 0.02, 0.1
 """Relative fall of the error of each joint below which a step has led no further, and of each joint above its noise
-below which a round has not."""
+below which a round has not, or what it tried beside steps."""
 MOST_STEPS, LONG, SHORT = 6, 1.0, 0.3
 """Most steps of all joints at once, and factors of the differences they go by: long ones average over stick-slip."""
 DELAY_STEPS = 2
@@ -84,11 +84,11 @@ class ArmSearch:
         search.residual = search.residuals([begun])[0]
         return search
 
-    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0, *, patient: bool = True) -> bool:
+    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> bool:
         """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
 
-        It ends too where a round gains little, or with the time; unless it is `patient`, also where points at random
-        and joints alone have led no further. Whether it ended by itself, so that further rounds would gain nothing.
+        It ends too with the time, and where a round gains little, or its points at random and joints alone do: from
+        elsewhere it has then come to where it was. Whether it ended by itself, so that further rounds gain nothing.
         """
         settled = False
         for i in range(rounds):
@@ -101,8 +101,8 @@ class ArmSearch:
             descended = self.merit
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
-            stuck = not patient and gained + descended - self.merit < LEAST_GAIN * len(bad)
-            if stuck or (i and before - self.merit < LEAST_ROUND_GAIN * len(bad)):
+            least = LEAST_ROUND_GAIN * len(bad)
+            if gained + descended - self.merit < least or (i and before - self.merit < least):
                 settled = True
                 break
         self._without_needless_split()
@@ -403,7 +403,7 @@ class ArmEstimate:
         x = estimate_joints(arm)
         search = ArmSearch.at(arm, self.sim, x)
         search.mix([arm.start(float(x[-1]))])
-        search.improve(progress, COMPARED_ROUNDS, patient=False)
+        search.improve(progress, COMPARED_ROUNDS)
         return search.settings
 
     def _refitted(self, found: Fit, seed: int) -> dict[str, float] | None:
