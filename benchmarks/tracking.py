@@ -31,6 +31,7 @@ from instep.twin.tracking import track_recording
 from instep.twin.twin import STAGES
 from rows import mean, row
 from tracking_hand_eye import board_rows, planted_rows
+from tracking_jointed import jointed_rows
 from tracking_rendered import rendered_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,6 +72,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     if (folder := _recording("cookie_box")) is not None:
         rows += _box(folder, 160 if quick else None)
     rows += rendered_rows(_recording("scanned_objects"), quick)
+    rows += jointed_rows(quick)
     rows += planted_rows(range(100, 102 if quick else 110))
     if (folder := _recording("charuco_handeye")) is not None:
         rows += board_rows(folder)

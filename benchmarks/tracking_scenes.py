@@ -136,7 +136,7 @@ def _written(folder: Path, scans: Path | None, picked: list[str], views: int, rn
         x, y = out * np.cos(angle), out * np.sin(angle)
         place = f'pos="{x:.4f} {y:.4f} 0" euler="0 0 {rng.uniform(0, 360):.1f}"'
         bodies += f'<body name="b{i}" {place}><freejoint name="b{i}"/>{geom}</body>'
-    (folder / "table.png").write_bytes(encode_png(_clutter(rng)))
+    (folder / "table.png").write_bytes(encode_png(clutter(rng)))
     placed = "".join(ET.tostring(camera_element(c), encoding="unicode") for c in _cameras(views, rng))
     light = rng.uniform([-1, -1, 1.5], [1, 1, 2])
     xml = XML.format(
@@ -165,7 +165,7 @@ def _cameras(views: int, rng: np.random.Generator) -> list[Camera]:
     return found
 
 
-def _clutter(rng: np.random.Generator, size: int = 1024) -> Array:
+def clutter(rng: np.random.Generator, size: int = 1024) -> Array:
     """A table top of a metre: streaks, and papers and stains of all colours."""
     from scipy.ndimage import gaussian_filter
 

@@ -40,6 +40,7 @@ from instep.core.world import Array, Settings, Simulator, Spec
 from . import address
 from .camera import Camera, camera_names, camera_of
 from .compiling import checked_source
+from .jointed_bodies import check_jointed
 from .model import ObservationReader, compile_model, free_bodies, observation_reader, scalar_joints
 from .model_limits import check_model
 from .model_source import ModelSource, read_source
@@ -63,7 +64,7 @@ _SCHEMA: Mapping[str, Entry] = {
 """Entries of scene.toml; those of its tables:"""
 _PARTS: Mapping[str, Mapping[str, Entry]] = {
     "robot": {"joints": MAYBE_NAMES, "tip": TEXT, "tips": NAMES, "action_unit": ANY_TEXT, "limits": TABLE},
-    "objects": {"bodies": MAYBE_NAMES},
+    "objects": {"bodies": MAYBE_NAMES, "jointed": MAYBE_NAMES},
 }
 _LIMITS = {"velocity": _MOTION, "acceleration": _MOTION, "jerk": _MOTION}
 _CAMERA = {
@@ -99,6 +100,8 @@ class Scene:
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
     motion_limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`velocity`, `acceleration` and `jerk` of the robot's commands, each one number or by action label."""
+    jointed: tuple[str, ...] = ()
+    """Bodies on a hinge or slide that no motor drives, such as drawers and lids, which a twin finds in images."""
     _delayed: list[mujoco.MjModel] = field(default_factory=list[mujoco.MjModel], init=False, repr=False)
     """`delayed_model`, once it was asked for: compiling costs many times what a simulated window does."""
 
@@ -283,6 +286,8 @@ def _from_folder(root: Path) -> Scene:
     robot = tuple(table.get("robot", {}).get("joints", ()))
     objects = tuple(table.get("objects", {}).get("bodies", ()))
     dt = _period(root, table, model)
+    jointed = tuple(table.get("objects", {}).get("jointed", ()))
+    check_jointed(model, jointed, robot)
     read = observation_reader(model, dt, robot, objects, table.get("robot", {}).get("action_unit", ""))
     initial = table.get("start", {})
     _check_start(root, initial, model, read)
@@ -296,6 +301,7 @@ def _from_folder(root: Path) -> Scene:
     return Scene(
         root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, initial,
         table.get("params", {}), settings, table.get("task", {}), table.get("robot", {}).get("limits", {}),
+        jointed,
     )  # fmt: skip
 
 

@@ -31,10 +31,11 @@ from .camera_rig import (
 from .contrast_search import find_by_regions, fit_by_regions
 from .global_search import find_body
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from .projection import Outline, free_body, model_of, outline_of, project_outline, silhouette
+from .projection import Outline, model_of, outline_of, project_outline, silhouette
 from .region import PHASES, RegionColours
 from .scene_geometry import SupportPlane, support_plane
 from .segmentation import initial_strength
+from .tracked_body import free_body
 
 TRACKING_PRIOR = np.diag([0.01**2] * 3 + [0.1**2] * 3)
 """Covariance of a pose that is predicted to be that of some frames before, in m^2 and rad^2."""

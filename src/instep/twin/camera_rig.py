@@ -33,6 +33,10 @@ from .silhouette_kernels import MaskPixels
 IMAGES = "observation.images."
 MAX_MARGIN_PX = 30
 """Pixels around the predicted body that are segmented, at most."""
+MIN_MARGIN_PX = 14
+"""Pixels that are segmented around a certain prediction."""
+MARGIN_PX_PER_M = 2000.0
+"""Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 BACKGROUND_SAMPLES = 48
 """Frames per camera from which its background is estimated."""
 
@@ -106,7 +110,7 @@ class CameraRig:
     @classmethod
     def automatic(cls, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
         """Cameras that know the colour of the scene's only body, where it has one to segment it by."""
-        if len(scene.objects) != 1 or not is_coloured(colour_of(scene, scene.objects[0])):
+        if len(scene.objects) != 1 or scene.jointed or not is_coloured(colour_of(scene, scene.objects[0])):
             return cls.unnamed(cameras)
         return cls.of(scene, cameras)
 
@@ -155,6 +159,12 @@ class CameraRig:
 
 
 _HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
+
+
+def segmented_margin(covariance: Array) -> int:
+    """Pixels around a predicted pose that are segmented: more, the larger its covariance [6, 6]."""
+    sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
+    return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
 
 
 def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:

@@ -22,9 +22,10 @@ from instep.splat.gaussians import Gaussians
 from .camera_rig import IMAGES, CameraRig
 from .filter_options import LEARNED, FilterOptions, Residual
 from .pose_filter import PoseFilter
-from .projection import Outline, free_body, model_of, outline_of, project_outline
+from .projection import Outline, model_of, outline_of, project_outline
 from .segmentation import colour_of
 from .start_pose import StartPose, load_starts
+from .tracked_body import tracked_bodies
 from .trust import Trust, shipped_trust
 from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import Correction, NoCorrection, Twin
@@ -99,7 +100,7 @@ def open_twin(
     if options.correct == "none":
         return supervised(Twin(sim, real, NoCorrection(), images=images, budget=options.budget), options)
     cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
-    if not cameras or not scene.objects:
+    if not cameras or not (scene.objects or scene.jointed):
         raise BadInput(
             "A twin is corrected by cameras, and this robot shows none of the scene's "
             f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
@@ -132,6 +133,10 @@ def correction_of(
         return NoCorrection(finder)
     if options.correct == "pose":
         return finder
+    if not scene.objects:
+        raise BadInput(
+            f"Visual forces pull bodies that move freely, and scene {scene.name!r} has none: --correct pose."
+        )
     from .visual_forces import VisualForces
 
     return VisualForces(finder)
@@ -151,9 +156,10 @@ def warm_up(scene: Scene, sim: Simulator, correct: Correction, *, coloured: bool
 
 
 def flat_images(scene: Scene, state: State, t: float, coloured: bool = True) -> dict[str, Array]:
-    """Images of a scene's first object without a renderer: its silhouette, in its own colour or grey, on grey."""
-    name = scene.objects[0]
-    outline, T = outline_of(model_of(scene), name), free_body(scene.spec, name).transform(state.q)
+    """Images of a scene's first body without a renderer: its silhouette, in its own colour or grey, on grey."""
+    body = tracked_bodies(scene)[0]
+    name = body.name
+    outline, T = outline_of(model_of(scene), name), body.transform(state.q)
     colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8) if coloured else np.full(3, 230, np.uint8)
     images: dict[str, Array] = {}
     for camera in scene.cameras.values():

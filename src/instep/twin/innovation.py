@@ -17,6 +17,8 @@ SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
 SYSTEMATIC_PX = 1.0
 """Error of a silhouette by learned colours that all of its pixels have in common, as standard deviation [pixels]."""
+COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
+"""A length of 0.1 m makes rotations and translations comparable."""
 SLOW_M_S = 0.02
 """Speed below which a body says little about the age of images [m/s]."""
 
@@ -32,8 +34,8 @@ def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, b
     eta = basis.T @ found.xi
     gradient = (M + prior_information) @ eta
     nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
-    # A length of 0.1 m makes rotations and translations comparable; the weakest direction is the least observable.
-    scale = np.diag([1.0, 1.0, 10.0] if basis.shape[1] == 3 else [1.0] * 3 + [10.0] * 3)
+    # The weakest direction is the least observable.
+    scale = np.diag(1.0 / np.linalg.norm(COMPARABLE[:, None] * basis, axis=0))
     return {
         "nis": float(nis),
         "shift": float(np.linalg.norm(found.xi[:3])),
@@ -61,6 +63,7 @@ def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: 
         )
         information += shown.T @ shown / z**2
     directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
+    directions = directions / np.linalg.norm(directions, axis=0)
     return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
 
 

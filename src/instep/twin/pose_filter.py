@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
 from .box_search import located_starts
-from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, segmented_margin
 from .contrast_search import find_by_regions
 from .filter_options import LEARNED, FilterOptions
 from .frame_budget import (
@@ -43,20 +45,19 @@ from .innovation import (
     innovation_numbers,
     systematic_spread,
 )
+from .joint_search import find_on_joint, learn_unhidden
+from .occluders import Occluders
 from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
 from .pose_solver import PoseSolution, SilhouetteFit, compare_silhouette, motion_between, moved, planar_basis
-from .projection import FreeBody, Outline, free_body, model_of, outline_of, silhouette
+from .projection import Outline, model_of, outline_of, silhouette
 from .region import PHASES, RegionColours
-from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
+from .scene_geometry import SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
-from .surface_mesh import BodyFaces, body_faces, fitted_outline
-from .texture import BodyTexture, mask_bodies_in_front
+from .surface_mesh import body_faces, fitted_outline
+from .texture import BodyTexture
+from .tracked_body import FreeBody, JointedBody, tracked_bodies, with_joints
 from .twin import CorrectedState
 
-MIN_MARGIN_PX = 14
-"""Pixels that are segmented around a certain prediction."""
-MARGIN_PX_PER_M = 2000.0
-"""Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 MAX_MOTION_M = 0.01
 """A correction beyond this is not a motion of the body but an error of its estimate [m]."""
 COLOUR_LEARNING_OVERLAP = 0.8
@@ -91,20 +92,24 @@ class PoseFilter:
     ):
         self.scene, self.rig, self.options = scene, rig, options or FilterOptions()
         model, given = model_of(scene), outlines or {}
-        self._bodies: tuple[FreeBody, ...] = tuple(free_body(scene.spec, name) for name in scene.objects)
-        self._solids: tuple[Outline, ...] = tuple(outline_of(model, n) for n in scene.objects)
+        self._bodies = tracked_bodies(scene)
+        self._names = tuple(body.name for body in self._bodies)
+        self._solids: tuple[Outline, ...] = tuple(outline_of(model, n) for n in self._names)
         self._outlines = tuple(fitted_outline(given.get(o.name) or o, scene) for o in self._solids)
         self._support: SupportPlane | None = support_plane(model)
-        self._occlusion = RobotOcclusion(scene)
         self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)
         residual = self.options.residual
         learns = residual in LEARNED or residual == "auto"
-        self._regions = tuple(RegionColours(n, rig.cameras) for n in scene.objects) if learns else ()
+        if scene.jointed and not learns:
+            raise BadInput(
+                f"The body {scene.jointed[0]!r} is on a joint, and followed by learned colours: --residual auto."
+            )
+        self._regions = tuple(RegionColours(n, rig.cameras) for n in self._names) if learns else ()
         followed = self._outlines if residual in ("auto", "learned") else ()
         several = self._outlines if len(self._outlines) > 1 or followed else ()
         surfaces = [body_faces(outline, scene) for outline in several]
         self._textures = tuple(BodyTexture(o, rig.cameras, faces=s) for o, s in zip(followed, surfaces, strict=False))
-        self._faces: tuple[BodyFaces, ...] = tuple(surfaces)
+        self._occluders = Occluders(scene, self._bodies, surfaces, joints_known=self.options.joints_known)
         learners = (*self._regions, *self._textures)
         self._learned_names = frozenset(name for learner in learners for name in learner.unknown()) - {"phase"}
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
@@ -112,13 +117,13 @@ class PoseFilter:
     @property
     def logged(self) -> tuple[str, ...]:
         """`PER_BODY` of every body, `PER_CAMERA` of every camera, and `BUDGET_LOG`."""
-        bodies = [f"{name}.{word}" for name in self.scene.objects for word in PER_BODY]
+        bodies = [f"{name}.{word}" for name in self._names for word in PER_BODY]
         cameras = [f"{camera.name}.{word}" for camera in self.rig.cameras for word in PER_CAMERA]
         return (*bodies, *cameras, *BUDGET_LOG)
 
     def outline(self, body: str) -> Outline:
         """The outline that is fitted to the images."""
-        return self._outlines[self.scene.objects.index(body)]
+        return self._outlines[self._names.index(body)]
 
     def held(self, c: int) -> bool:
         """Whether a camera is held out."""
@@ -149,25 +154,26 @@ class PoseFilter:
             "disagreeing": np.zeros(cameras, int),
             "excluded": np.zeros(cameras, bool),
         }
-        for name, photo in zip(self.scene.objects, self._photos, strict=True):
+        for name, photo in zip(self._names, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
         frames = [healthy_frame(self.rig, c, frame, memory) for c, frame in enumerate(given)]
         for c, frame in enumerate(frames):
             if frame is not None and self.rig.coloured:
                 memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
-        started = located_starts(self.options.starts, self._outlines, self.rig.cameras, frames)
+        starts = with_joints(self.options.starts, self._bodies)
+        started = located_starts(starts, self._outlines, self.rig.cameras, frames)
         given_at = {name: one.world_from_body for name, one in started.items()}
-        memory["ambiguous"] = np.array([started[n].ambiguous if n in started else 0 for n in self.scene.objects])
+        memory["ambiguous"] = np.array([started[n].ambiguous if n in started else 0 for n in self._names])
         memory["learns"] = np.asarray(bool(self._regions) and not self._shows_colour(q, frames, memory, given_at))
         for learned in (*self._regions, *self._textures) if memory["learns"] else ():
             memory |= learned.unknown()
         for b, body in enumerate(self._bodies):
-            at = given_at.get(body.name, body.transform(q))
+            at = body.nearest(given_at.get(body.name, body.transform(q)))
             found = (self._settle if body.name in given_at else self._find)(b, at, frames, memory)
             if found is not None:
                 q = body.put(q, found)
-        memory["poses"] = np.stack([np.tile(q[p.q : p.q + 7], (HISTORY, 1)) for p in self._bodies], axis=1)
+        memory["poses"] = np.tile(self._poses(q), (HISTORY, 1, 1))
         log = dict.fromkeys(self.logged, 0.0) | FrameBudget(None, memory["costs"]).log()
         return CorrectedState(q, state.v, memory, log)
 
@@ -181,11 +187,11 @@ class PoseFilter:
         q, v = predicted.q.copy(), predicted.v.copy()
         log = dict.fromkeys(self.logged, 0.0)
         times = np.append(memory["t"][1:], t)
-        poses = np.concatenate([memory["poses"][1:], [[q[p.q : p.q + 7] for p in self._bodies]]])
+        poses = np.concatenate([memory["poses"][1:], [self._poses(q)]])
         joints = np.concatenate([memory["joints"][1:], [q]])
         log |= image_log(self.rig, memory, t)
-        log |= {f"{name}.learned": float(memory["learns"]) for name in self.scene.objects}
-        log |= {f"{name}.ambiguous": float(memory["ambiguous"][b]) for b, name in enumerate(self.scene.objects)}
+        log |= {f"{name}.learned": float(memory["learns"]) for name in self._names}
+        log |= {f"{name}.ambiguous": float(memory["ambiguous"][b]) for b, name in enumerate(self._names)}
         log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
         order = body_order(budget, memory)
         for i, b in enumerate(order):
@@ -198,11 +204,11 @@ class PoseFilter:
                 continue
             log[f"{body.name}.image_delay"] = image_delay(memory["drag"][b], xi, past, times)
             q = body.moved(q, xi)
-            if touching:
+            if touching and isinstance(body, FreeBody):
                 apart, log[f"{body.name}.penetration"] = resolve_penetration(self.scene, q, body)
                 xi = np.concatenate([xi[:3] + (apart - q)[body.q : body.q + 3], xi[3:]])
                 q = apart
-            poses[:, b] = silhouette.moved_poses(past, xi)
+            poses[:, b] = body.moved_poses(past, xi)
             v = body.add_twist(q, v, self._twist(xi, log[f"{body.name}.shift"]))
         if memory["learns"]:
             memory["phase"] = (memory["phase"] + 1) % (1 << 16)
@@ -215,7 +221,7 @@ class PoseFilter:
         memory: dict[str, Any], budget: FrameBudget,
     ) -> list[MaskCrop | None]:  # fmt: skip
         """The segmented pixels around a body in the images that there is time for; None for the others."""
-        times, poses, joints = history
+        times, poses, _ = history
         given = [frame is not None and frame.stamp >= times[0] for frame in frames]
         usable = [self._usable(c, memory) for c in range(len(frames))]
         crops: list[MaskCrop | None] = [None] * len(frames)
@@ -228,8 +234,8 @@ class PoseFilter:
             if c in taken and frame is not None:
                 with budget.timed("image"):
                     crops[c] = self._crop(b, c, frame, silhouette.transform_at(times, past, frame.stamp), memory)
-                    self._mask_robot(crops[c], frame, times, joints)
-                    self._mask_others(b, crops[c], frame, times, poses)
+                    if (crop := crops[c]) is not None:
+                        self._occluders.hide(b, crop, frame.stamp, history)
                 crops[c] = self._with_points(b, c, frame, crops[c], memory, budget)
         return crops
 
@@ -251,7 +257,7 @@ class PoseFilter:
 
     def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
         """The images of `found`, with the poses as predicted and a covariance that grows."""
-        poses = np.concatenate([memory["poses"][1:], [[predicted.q[p.q : p.q + 7] for p in self._bodies]]])
+        poses = np.concatenate([memory["poses"][1:], [self._poses(predicted.q)]])
         covariance = [grown_covariance(each) for each in memory["covariance"]]
         return {**found.memory, "poses": poses, "covariance": np.array(covariance), "spread": memory["spread"]}
 
@@ -259,7 +265,7 @@ class PoseFilter:
         self, b: int, c: int, frame: CameraFrame, world_from_body: Array, memory: dict[str, Any]
     ) -> MaskCrop | None:
         """The segmented pixels around a body, by its own colour or by those that were learned."""
-        outline, margin = self._outlines[b], self._margin(memory["covariance"][b])
+        outline, margin = self._outlines[b], segmented_margin(memory["covariance"][b])
         if memory["learns"]:
             return self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
         return self.rig.crop(frame, outline, world_from_body, memory["strength"][c], margin)
@@ -273,19 +279,6 @@ class PoseFilter:
         with budget.following() as most:
             return replace(crop, points=self._textures[b].follow(frame, c, crop.world_from_body, memory, most))
 
-    def _mask_robot(self, crop: MaskCrop | None, frame: CameraFrame, times: Array, joints: Array) -> None:
-        """Exclude the pixels that the robot occluded when the image was taken."""
-        if crop is not None and self._occlusion and self.options.joints_known:
-            row = min(int(np.searchsorted(times, frame.stamp)), len(times) - 1)
-            self._occlusion.apply(crop, joints[row])
-
-    def _mask_others(self, b: int, crop: MaskCrop | None, frame: CameraFrame, times: Array, poses: Array) -> None:
-        """Exclude the pixels in which another body is in front of this one."""
-        others = [o for o in range(len(self._faces)) if o != b]
-        if crop is not None and others:
-            at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), frame.stamp) for o in others]
-            mask_bodies_in_front(crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)])
-
     def _twist(self, xi: Array, shift: float) -> Array:
         # A jump corrects where the body is and says nothing about how it moves.
         return np.zeros(6) if shift > MAX_MOTION_M else self.options.inertia * xi / self.scene.dt
@@ -297,7 +290,7 @@ class PoseFilter:
         """The motion that fits one body to its images (None to coast), and whether to resolve its penetration."""
         options, outline, name = self.options, self._outlines[b], self._bodies[b].name
         T = self._bodies[b].transform(q)
-        basis = self._basis(self._solids[b], T)
+        basis = self._basis(b, T)
         spread, turn = memory["spread"][b]
         prior = memory["covariance"][b] + np.diag([spread**2] * 3 + [turn**2] * 3)
         used = [c for c, crop in enumerate(crops) if crop is not None and self._usable(c, memory)]
@@ -321,7 +314,8 @@ class PoseFilter:
         note_told(b, [c for c, crop in enumerate(crops) if crop is not None], known, memory)
         self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log, budget)
         if found is None or not good:
-            searched = any(crop is not None for crop in crops) or bool((memory["fault"] > 0).all())
+            unseen = memory["learns"] and not any(self._regions[b].learned(memory, c) for c in range(len(frames)))
+            searched = any(crops) or bool((memory["fault"] > 0).all()) or (unseen and any(frames))
             return self._coast(b, T, frames, memory, log, searched), False
         memory["frames_lost"][b] = 0
         if (away := self._relocalize(b, T, found, frames, memory)) is not None:
@@ -403,11 +397,17 @@ class PoseFilter:
     def _sees(self, fit: SilhouetteFit) -> bool:
         return fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
 
-    def _basis(self, outline: Outline, T: Array) -> Array:
-        """Three motions while the body rests on its support, else all six."""
-        if self._support is not None and self._support.carries(outline, T):
+    def _basis(self, b: int, T: Array) -> Array:
+        """That of its joint, three motions while the body rests on its support, else all six."""
+        body = self._bodies[b]
+        if isinstance(body, JointedBody):
+            return body.motion(T)
+        if self._support is not None and self._support.carries(self._solids[b], T):
             return planar_basis(self._support.normal)
         return np.eye(6)
+
+    def _poses(self, q: Array) -> Array:
+        return np.stack([body.pose(q) for body in self._bodies])
 
     def _coast(
         self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any], log: dict[str, float],
@@ -459,10 +459,13 @@ class PoseFilter:
 
     def _find(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array | None:
         """Global search for a body in the frames of cameras that are used."""
-        near, normal = T, np.array([0.0, 0.0, 1.0])
+        body, near, normal = self._bodies[b], T, np.array([0.0, 0.0, 1.0])
         if self._support is not None:
             near, normal = self._support.rest(self._solids[b], T), self._support.normal
         shown = [(c, f) for c, f in enumerate(frames) if f is not None and self._usable(c, memory)]
+        if isinstance(body, JointedBody):
+            hide = partial(self._occluders.hide_standing, b)
+            return find_on_joint(body, self._outlines[b], self._regions[b], shown, hide, memory)
         if memory["learns"]:
             return find_by_regions(self._regions[b], self._outlines[b], near, normal, shown, memory)
         pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
@@ -472,9 +475,11 @@ class PoseFilter:
         """A given start; colours and texture are learned there, before silhouettes could move the body."""
         for c, frame in enumerate(frames):
             if frame is not None and memory["learns"] and self._usable(c, memory):
-                self._regions[b].learn(frame, c, self._outlines[b], None, T, memory)
+                hide = partial(self._occluders.hide_standing, b)
+                learn_unhidden(self._regions[b], self._outlines[b], T, (c, frame), hide, memory)
                 crop = self._regions[b].crop(frame, c, self._outlines[b], T, MAX_MARGIN_PX, memory)
                 if crop is not None and self._textures:
+                    hide(crop)
                     self._textures[b].learn(frame, c, T, crop, None, memory)
         return T
 
@@ -483,11 +488,6 @@ class PoseFilter:
     ) -> tuple[list[CameraFrame | None], dict[str, Any]]:
         """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
         return new_frames(self.rig, self.scene.dt, memory, observation, t, self._learned_names)
-
-    def _margin(self, covariance: Array) -> int:
-        """Pixels around the prediction that are segmented: more, the larger the covariance."""
-        sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
-        return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
 
     def _score_cameras(
         self, outline: Outline, crops: Sequence[MaskCrop | None], xi: Array, known: Mapping[int, SilhouetteFit],

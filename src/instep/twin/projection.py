@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.poses import matrix_from_quat, pose
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Spec
+from instep.core.poses import matrix_from_quat
+from instep.core.records import array_dataclass
+from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .silhouette_kernels import CalibratedCamera, ConvexParts, ProjectedOutline
@@ -201,43 +201,3 @@ def calibrated(camera: Camera) -> CalibratedCamera:
 def transform_at(times: Array, poses: Array, t: float) -> Array:
     """The transform (4 x 4) at time t between poses xyz + wxyz [n, 7] at ascending times, held at both ends."""
     return np.asarray(silhouette.transform_at(np.ascontiguousarray(times), np.ascontiguousarray(poses), float(t)))
-
-
-@frozen_dataclass
-class FreeBody:
-    """Where a free body stands in the state: position and quaternion from index `q`, twist from index `v`."""
-
-    name: str
-    q: int
-    v: int
-
-    def transform(self, q: Array) -> Array:
-        """world_from_body (4 x 4)."""
-        return np.asarray(silhouette.transform_of_pose(q[self.q : self.q + 7]))
-
-    def put(self, q: Array, world_from_body: Array) -> Array:
-        """Positions with the body at a transform."""
-        out = q.copy()
-        out[self.q : self.q + 7] = pose(world_from_body)
-        return out
-
-    def moved(self, q: Array, xi: Array) -> Array:
-        """Positions with the body translated by xi[:3] and rotated about its own origin by xi[3:]."""
-        out = q.copy()
-        out[self.q : self.q + 7] = silhouette.moved_poses(q[None, self.q : self.q + 7], xi)[0]
-        return out
-
-    def add_twist(self, q: Array, v: Array, twist: Array) -> Array:
-        """Velocities with a twist in the world's frame added; angular velocity is kept in the body's frame."""
-        out = v.copy()
-        out[self.v : self.v + 3] += twist[:3]
-        out[self.v + 3 : self.v + 6] += self.transform(q)[:3, :3].T @ twist[3:]
-        return out
-
-
-def free_body(spec: Spec, body: str) -> FreeBody:
-    """The coordinates of a free body in the state of a world."""
-    first, speed = f"{body}.x", f"{body}.vx"
-    if first not in spec.q.labels:
-        raise UnknownName("free body", body, sorted({n.rpartition(".")[0] for n in spec.q.labels if "." in n}))
-    return FreeBody(body, spec.q.labels.index(first), spec.v.labels.index(speed))

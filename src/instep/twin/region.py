@@ -80,6 +80,15 @@ class RegionColours:
         """Whether the colours of the body in a camera are known."""
         return bool(memory[self._histograms(c)][0].any())
 
+    def contrast(self, memory: Mapping[str, Any], c: int) -> float:
+        """How little the learned colours of the body resemble those around it, 0 to 1; 0 where none are known.
+
+        One less the Bhattacharyya coefficient of both histograms.
+        """
+        inside, around = memory[self._histograms(c)]
+        size = float(np.sqrt(float(inside.sum()) * float(around.sum())))
+        return 1.0 - float(np.sqrt(inside * around).sum()) / size if size > 0 else 0.0
+
     def forget(self, memory: dict[str, Any], c: int) -> None:
         """Forget the colours of the body in a camera."""
         changeable(memory, self._histograms(c))[:] = 0.0
@@ -137,9 +146,11 @@ class RegionColours:
         fresh = crop is None or not self.learned(memory, c)
         left, top, right, bottom = region = projected.region if crop is None else crop.region
         pixels = frame.pixels[top:bottom, left:right]
-        # Of colours that are not known yet every pixel counts, as one that looks like nothing known.
+        # Of colours that are not known yet every pixel that nothing hides counts, as one that looks like nothing known.
         blank = np.full(pixels.shape[:2], region_kernels.LEAST_WEIGHT, np.float32)
-        mask, weight = (blank, blank) if crop is None or fresh else (crop.mask, crop.weight)
+        mask, weight = (blank, blank) if crop is None else (crop.mask, crop.weight)
+        if crop is not None and fresh:
+            mask, weight = blank, np.where(crop.weight > 0, blank, np.float32(0.0))
         counts = np.zeros((2, BINS), np.float32)
         outline_here = (self._shape(outline, projected, frame.camera, world_from_body, region), region)
         for k in range(PHASES) if fresh else (phase,):

@@ -13,7 +13,8 @@ from instep.core.world import Array
 from instep.scene.folder import Scene
 
 from .camera_rig import MaskCrop
-from .projection import FreeBody, Outline, calibrated, model_of, mujoco, outline_of, silhouette, visible_geoms
+from .projection import Outline, calibrated, model_of, mujoco, outline_of, silhouette, visible_geoms
+from .tracked_body import FreeBody
 
 OCCLUSION_MARGIN_PX = 1.5
 """Pixels around the robot's silhouette that do not count either: blur, and small errors of the joints."""

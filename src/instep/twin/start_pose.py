@@ -3,14 +3,16 @@
     {"tee": {"pose": [0.47, 0.32, 0.02, 1, 0, 0, 0]}}
     {"box": {"camera": "webcam", "points": [[0.129, 0.094, 0.037, 551, 88], ...]}}
     {"mug": {"camera": "webcam", "box": [310, 120, 402, 236]}}
+    {"drawer": {"joint": 0.12}}
 
 A pose is xyz [m] and a quaternion wxyz in the world; a point is xyz in the body's frame [m] and its pixel; a box is
-left, top, right and bottom of the body in the first image [pixels].
+left, top, right and bottom of the body in the first image [pixels]; a joint is its position [rad or m].
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -41,7 +43,7 @@ ITERATIONS = 60
 
 @array_dataclass
 class StartPose:
-    """Where one body starts: a transform, or points or a box in one camera."""
+    """Where one body starts: a transform, points or a box in one camera, or the position of its joint."""
 
     world_from_body: Array | None = None
     camera: str = ""
@@ -51,11 +53,17 @@ class StartPose:
     """Where the camera shows them [n, 2]."""
     box: Array | None = None
     """Left, top, right and bottom of the body in the image of the camera [pixels]."""
+    joint: float | None = None
+    """Position of the joint that the body is on [rad or m]."""
 
     def transform(self, cameras: Mapping[str, Camera]) -> Array:
         """world_from_body (4 x 4) for the given cameras."""
         if self.world_from_body is not None:
             return self.world_from_body
+        if self.joint is not None:
+            raise BadInput(
+                "A start by the position of a joint is for bodies under 'jointed' of [objects]; give a pose."
+            )
         if self.camera not in cameras:
             raise UnknownName("camera of the start", self.camera, cameras)
         if self.box is not None:
@@ -130,6 +138,8 @@ def _start(body: str, entry: Any) -> StartPose:
         T = np.eye(4)
         T[:3, :3], T[:3, 3] = matrix_from_quat(given[3:] / max(float(np.linalg.norm(given[3:])), 1e-9)), given[:3]
         return StartPose(T)
+    if is_table(entry) and isinstance(joint := entry.get("joint"), int | float) and math.isfinite(joint):
+        return StartPose(joint=float(joint))
     if is_table(entry) and "box" in entry and isinstance(entry.get("camera"), str):
         box = _numbers(body, entry["box"], 4)
         if not (box[2:] - box[:2] >= MIN_BOX_PX).all():
@@ -140,8 +150,8 @@ def _start(body: str, entry: Any) -> StartPose:
         return StartPose(None, str(entry["camera"]), box=box)
     if not is_table(entry) or not is_list(points := entry.get("points")) or not isinstance(entry.get("camera"), str):
         raise BadInput(
-            f"The start of {body!r} is neither a pose nor points or a box of a camera; give 'pose', or 'camera' and "
-            "'points' or 'box'."
+            f"The start of {body!r} is neither a pose nor points or a box of a camera; give 'pose', 'joint', or "
+            "'camera' and 'points' or 'box'."
         )
     if len(points) < MIN_POINTS:
         raise BadInput(f"The start of {body!r} has {len(points)} points; a pose needs at least {MIN_POINTS}.")

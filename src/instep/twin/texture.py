@@ -54,17 +54,20 @@ class TextureOptions:
     """Frames in which a point that should be visible is not found or is an outlier, after which it is forgotten."""
 
 
-def mask_bodies_in_front(crop: MaskCrop, own: BodyFaces, others: Sequence[tuple[BodyFaces, Array]]) -> None:
+def mask_bodies_in_front(
+    crop: MaskCrop, own: BodyFaces, others: Sequence[tuple[BodyFaces, Array]], *, beside: bool = True
+) -> None:
     """Set the weight of pixels of a crop to zero in which one of the other bodies, at its transform, is nearer.
 
-    Where the body itself is not predicted its mean distance is compared: it may be seen there after it moved.
+    Where the body itself is not predicted its mean distance is compared: it may be seen there after it moved. Not
+    `beside` what is part of it, as a cabinet of its drawer, which is as near.
     """
     from scipy.ndimage import binary_dilation
 
     mine, _ = rendered_faces(crop, own, crop.world_from_body)
     if not np.isfinite(mine).any():
         return
-    reach = np.where(np.isfinite(mine), mine, mine[np.isfinite(mine)].mean())
+    reach = np.where(np.isfinite(mine), mine, mine[np.isfinite(mine)].mean() if beside else -np.inf)
     for faces, world_from_body in others:
         front = rendered_faces(crop, faces, world_from_body)[0] < reach
         if front.any():
@@ -213,10 +216,10 @@ class BodyTexture:
         return int(fits.sum())
 
     def _allowed(self, crop: MaskCrop, owner: Array, points: Array) -> Array:
-        """Pixels on the body that no point is near to and that nothing occludes."""
+        """Pixels on the body that no point is near to, not near its edge nor that of what is known to occlude it."""
         from scipy.ndimage import binary_erosion
 
-        inside = binary_erosion(owner >= 0, iterations=self.options.edge)
+        inside = binary_erosion((owner >= 0) & (crop.weight > 0), iterations=self.options.edge)
         shown = inside & (crop.mask * crop.weight > 0.3)
         for x, y in points.astype(int):
             s = self.options.spacing

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.errors import BadInput
 from instep.core.poses import angle_between
 from instep.core.records import array_dataclass
 from instep.core.rollout import Constant, rollout
@@ -133,6 +134,11 @@ def track_recording(
     Cameras are refined from the recording, unless the options give a calibration.
     `watch` makes the watchers of the rollout from the spec of the twin.
     """
+    if not scene.objects:
+        raise BadInput(
+            f"A recording is tracked by a body that moves freely, and scene {scene.name!r} has none under 'bodies' of "
+            "[objects]."
+        )
     options, episode = options or TwinOptions(), align_stamps(recording)
     scene = options.calibrated(scene)
     options = replace(options, residual=recorded_residual(scene, episode, options))

@@ -32,8 +32,9 @@ from .camera_rig import MAX_MARGIN_PX, CameraFrame
 from .frame_budget import Deadline
 from .frame_checks import IMAGE_MEMORY, SHARED, image_log
 from .pose_filter import PoseFilter
-from .projection import Outline, free_body, model_of, project_outline
+from .projection import Outline, model_of, project_outline
 from .segmentation import colour_of, initial_strength
+from .tracked_body import free_body
 from .twin import CorrectedState
 
 FORCES = ("force", "torque", "pull", "residual")
