@@ -146,7 +146,7 @@ class Adaptive(Wrapper[W]):
         past, aligned = _at_lag(memory["rows"], (arm.delay + age) / arm.dt)
         error = q - aligned
         read = np.isfinite(error) & (age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
-        near = read & (np.abs(np.where(read, error, 0.0)) <= self.options.max_error)
+        near = read & (np.abs(error) <= self.options.max_error)
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
         error = np.where(read, error, memory["error"])
         watch = watched(arm, memory["watch"], error, past, self.options.fade)
@@ -202,11 +202,11 @@ class Adaptive(Wrapper[W]):
 
     def _faded(self, share: Array, good: bool) -> Array:
         step = self.arm.dt / self.options.fade
-        return np.clip(share + (step if good else -step), 0.0, 1.0)
+        return np.array([min(max(float(share[0]) + (step if good else -step), 0.0), 1.0)])
 
     def _clipped(self, torque: Array) -> Array:
         most = self.options.torque * self.arm.limit
-        return np.clip(torque, -most, most) / self.arm.kp
+        return np.minimum(np.maximum(torque, -most), most) / self.arm.kp
 
     def _followed(self, memory: Mapping[str, Any], action: Array, q: Array, anew: bool) -> State:
         """The model one period later; where compensation was given up, it begins anew where the robot is."""

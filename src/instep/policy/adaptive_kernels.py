@@ -95,6 +95,85 @@ def update_estimate(
 
 
 @njit(**OPTIONS)
+def learn_weights(
+    known: tuple[Array, Array, Array, Array, Array],
+    past: tuple[Array, Array, Array, Array],
+    reading: tuple[Array, Array],
+    servos: tuple[Array, Array],
+    limits: tuple[Array, Array, Array, Array],
+    shares: Array,
+    noise: Array,
+    dt: float,
+) -> tuple[Array, Array, Array, Array, Array, float]:  # pragma: no cover - compiled
+    """Weights, their two stages of the filter C [2, p], covariance, filtered regressors and rates, and the surprise.
+
+    `known` are these before, `past` the regressors, applied torques, inertia, and inertia by each kg at the tip (all
+    zero where no weight is a mass), `reading` error and active joints, `servos` damping and stiffness, `limits` the
+    drift and the largest variance of weights, and their box.
+    """
+    theta, used, covariance, x, w = known
+    theta, used, covariance, x, w = theta.copy(), used.copy(), covariance.copy(), x.copy(), w.copy()
+    regressors, applied, inertia, tip = past
+    drift, ceiling, low, high = limits
+    n, p = regressors.shape
+    # A payload does not only pull: with it the error moves more slowly.
+    mass = max(theta[0], 0.0)
+    heavier, force = np.empty((n, n)), np.empty((n, p + 1))
+    for i in range(n):
+        for j in range(n):
+            heavier[i, j] = inertia[i, j] + mass * tip[i, j]
+        for k in range(p):
+            force[i, k] = -regressors[i, k]
+        force[i, p] = applied[i]
+    filter_columns(heavier, servos[0], servos[1], force, x, w, dt)
+    for k in range(p):
+        covariance[k, k] = min(covariance[k, k] + drift[k], ceiling[k])
+    phi, z = np.empty((n, p)), np.empty(n)
+    for i in range(n):
+        for k in range(p):
+            phi[i, k] = x[i, k]
+        z[i] = reading[0][i] - x[i, p]
+    surprise = update_estimate(theta, covariance, phi, z, noise, reading[1])
+    for k in range(p):
+        theta[k] = min(max(theta[k], low[k]), high[k])
+        used[0, k] += shares[0, k] * (theta[k] - used[0, k])
+        used[1, k] += shares[1, k] * (used[0, k] - used[1, k])
+    return theta, used, covariance, x, w, surprise
+
+
+@njit(**OPTIONS)
+def watch_joints(
+    known: tuple[Array, Array, Array, Array, Array, Array],
+    error: Array,
+    past: tuple[Array, Array],
+    servos: tuple[Array, Array],
+    window: tuple[float, float, float, float],
+    dt: float,
+) -> tuple[Array, Array, Array, Array, Array, Array]:  # pragma: no cover - compiled
+    """Displacement by the compensation and its speed, mean squares with and without it, for how long it was worse, and
+    largest errors without it, one period later; `past` are applied torques and inertia, `window` the shares of mean
+    squares and of peaks, the factor that counts as worse, and the least error.
+    """
+    x, v, among, alone, worse, peak = known
+    n = len(error)
+    moved, speed, force = np.empty((n, 1)), np.empty((n, 1)), np.empty((n, 1))
+    for i in range(n):
+        moved[i, 0], speed[i, 0], force[i, 0] = x[i], v[i], past[0][i]
+    filter_columns(past[1], servos[0], servos[1], force, moved, speed, dt)
+    share, fall, factor, least = window
+    out = np.empty((6, n))
+    for i in range(n):
+        bare = error[i] - moved[i, 0]
+        out[0, i], out[1, i] = moved[i, 0], speed[i, 0]
+        out[2, i] = among[i] + share * (error[i] * error[i] - among[i])
+        out[3, i] = alone[i] + share * (bare * bare - alone[i])
+        harmful = out[2, i] > max(factor * factor * out[3, i], least * least)
+        out[4, i] = worse[i] + dt if harmful else 0.0
+        out[5, i] = max(abs(bare), peak[i] * (1 - fall))
+    return out[0], out[1], out[2], out[3], out[4], out[5]
+
+
+@njit(**OPTIONS)
 def servo_motion(
     full: Array,
     jacobian: Array,

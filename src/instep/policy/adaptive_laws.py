@@ -16,7 +16,7 @@ from instep.core.errors import UnknownName
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .adaptive_kernels import filter_columns, update_estimate
+from .adaptive_kernels import learn_weights
 from .adaptive_model import ReferenceArm
 from .adaptive_stability import METHODS, RATE_FILTER, Bandwidth, Loop, Method, ServoDynamics, stable_bandwidth
 
@@ -283,20 +283,14 @@ class ModelReference:
 
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """Filter the regressors, take the reading, and give the compensation of the motion that is commanded."""
-        arm, dt = self.arm, self.arm.dt
-        x, w = memory["x"].copy(), memory["w"].copy()
-        force = np.concatenate([-seen.past["regressors"], seen.past["applied"][:, None]], axis=1)
-        inertia = seen.past["inertia"]
-        if self.features is None:
-            # A payload does not only pull: with it the error moves more slowly.
-            inertia = inertia + max(memory["theta"][0], 0.0) * seen.past["tip_inertia"]
-        filter_columns(inertia, arm.kv + arm.damping, arm.kp, force, x, w, dt)
-        theta, covariance = memory["theta"].copy(), memory["covariance"].copy()
-        covariance.flat[:: len(theta) + 1] = np.minimum(covariance.diagonal() + self.drift, 4 * self.scales**2)
-        z = seen.error - x[:, -1]
-        surprise = update_estimate(theta, covariance, np.ascontiguousarray(x[:, :-1]), z, self.variance, seen.active)
-        theta = np.minimum(np.maximum(theta, self.low), self.high)
-        used = _filtered(memory["used"], theta, self.shares)
+        arm, past, dt = self.arm, seen.past, self.arm.dt
+        tip = past["tip_inertia"] if self.features is None else np.zeros((arm.n, arm.n))
+        theta, used, covariance, x, w, surprise = learn_weights(
+            (memory["theta"], memory["used"], memory["covariance"], memory["x"], memory["w"]),
+            (past["regressors"], past["applied"], past["inertia"], tip), (seen.error, seen.active),
+            (arm.total_damping, arm.kp), (self.drift, 4 * self.scales**2, self.low, self.high), self.shares,
+            self.variance, dt,
+        )  # fmt: skip
         after = {
             "theta": theta, "used": used, "covariance": covariance, "x": x, "w": w,
             "surprise": memory["surprise"] + dt * (surprise - memory["surprise"]),

@@ -84,9 +84,12 @@ class ReferenceArm:
     _lock: Any = field(default_factory=threading.Lock, repr=False)
     _servos: Array = field(init=False, repr=False)
     """kp, kv and torque limit of each servo [n, 3]."""
+    total_damping: Array = field(init=False, repr=False)
+    """Damping of each joint by its servo and its bearing [n]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_servos", np.column_stack([self.kp, self.kv, self.limit]))
+        object.__setattr__(self, "total_damping", self.kv + self.damping)
 
     @classmethod
     def of(cls, reference: SceneSimulator) -> Self:

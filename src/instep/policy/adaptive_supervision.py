@@ -17,7 +17,7 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .adaptive_kernels import filter_columns
+from .adaptive_kernels import watch_joints
 from .adaptive_model import ReferenceArm
 
 WINDOW_S = 0.08
@@ -56,25 +56,24 @@ def watched(arm: ReferenceArm, watch: Watch, error: Array, past: Mapping[str, Ar
     A compensation that is taken up again fades in within `fade` [s].
     """
     dt = arm.dt
-    x, v = watch["x"].copy(), watch["v"].copy()
-    applied = np.asarray(past["applied"], float)[:, None]
-    filter_columns(past["inertia"], arm.kv + arm.damping, arm.kp, applied, x[:, None], v[:, None], dt)
-    among = watch["with"] + min(1.0, dt / WINDOW_S) * (error**2 - watch["with"])
-    alone = watch["without"] + min(1.0, dt / WINDOW_S) * ((error - x) ** 2 - watch["without"])
-    peak = np.maximum(np.abs(error - x), watch["peak"] * (1 - dt / PEAK_S))
-    worse = np.where(among > np.maximum(WORSE**2 * alone, MIN_ERROR**2), watch["worse"] + dt, 0.0)
+    window = min(1.0, dt / WINDOW_S), dt / PEAK_S, WORSE, MIN_ERROR
+    known = watch["x"], watch["v"], watch["with"], watch["without"], watch["worse"], watch["peak"]
+    x, v, among, alone, worse, peak = watch_joints(
+        known, error, (past["applied"], past["inertia"]), (arm.total_damping, arm.kp), window, dt
+    )
     pause, length, harmed = max(watch["pause"] - dt, 0.0), watch["length"], watch["harmed"]
-    if pause == 0.0 and np.any(worse >= PATIENCE_S):
+    if pause == 0.0 and worse.max() >= PATIENCE_S:
         # One law helps all joints: where it harms one of them, none is helped. Those that it did help go slowly.
         pause, length, harmed, worse = length, 2 * length, worse >= PATIENCE_S, np.zeros(arm.n)
     rate = -1 / np.where(harmed, QUICK_FADE_S, fade) if pause > 0 else 1 / fade
+    share = np.minimum(np.maximum(watch["share"] + dt * rate, 0.0), 1.0)
     return {
         "x": x, "v": v, "with": among, "without": alone, "worse": worse, "pause": pause, "length": length,
-        "harmed": harmed, "share": np.clip(watch["share"] + dt * rate, 0.0, 1.0), "peak": peak,
+        "harmed": harmed, "share": share, "peak": peak,
     }  # fmt: skip
 
 
 def bounded(watch: Watch, delta: Array) -> Array:
     """The compensation of the commands [n] that a joint gets, no larger than the error it is to remove allows."""
     most = watch["peak"] + MIN_ERROR
-    return watch["share"] * np.clip(delta, -most, most)
+    return watch["share"] * np.minimum(np.maximum(delta, -most), most)
