@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
-from instep.twin import Outline
+from instep.twin import Outline, outline_of
 from instep.twin.box_search import find_in_box, located_starts
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.contrast_search import find_by_regions
@@ -21,6 +22,7 @@ from instep.twin.innovation import systematic_spread
 from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from instep.twin.projection import project_outline
 from instep.twin.region import RegionColours
+from instep.twin.resting_sides import resting_sides
 from instep.twin.start_pose import StartPose, load_starts, pose_from_points
 from instep.twin.surface_mesh import hull_faces
 from instep.twin.texture import BodyTexture, mask_bodies_in_front
@@ -66,17 +68,42 @@ def test_a_grey_body_is_found_by_contrast_and_fitted_by_the_colours_learned_ther
     truth = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
     colours = RegionColours("tee", [camera])
     memory = colours.unknown()
-    found = find_by_regions(colours, tee, PLACED, UP, [(0, _image(tee, camera, truth))], memory)
+    found = find_by_regions(colours, tee, [PLACED], UP, [(0, _image(tee, camera, truth))], memory)
     assert found is not None and colours.learned(memory, 0)
-    off = motion_between(found, truth)
+    off = motion_between(found.world_from_body, truth)
     assert np.linalg.norm(off[:3]) < 0.0015 and np.linalg.norm(off[3:]) < 0.02
+
+
+def test_a_body_that_lies_on_another_side_than_expected_is_found(tee: Outline) -> None:
+    camera = looking_down()
+    sides = resting_sides(tee, PLACED, UP)
+    assert 1 <= len(sides) <= 6
+    for number, side in enumerate(sides):
+        lowest = (tee.corners @ side[:3, :3].T + side[:3, 3])[:, 2].min()
+        assert lowest == pytest.approx((tee.corners @ PLACED[:3, :3].T + PLACED[:3, 3])[:, 2].min())
+        truth = moved(side, np.array([0.04, -0.02, 0, 0, 0, 0.7]))
+        colours = RegionColours("tee", [camera])
+        shown = [(0, _image(tee, camera, truth))]
+        found = find_by_regions(colours, tee, [PLACED, *sides], UP, shown, colours.unknown())
+        assert found is not None, number
+        off = motion_between(found.world_from_body, truth)
+        assert found.ambiguous or (np.linalg.norm(off[:3]) < 0.004 and np.linalg.norm(off[3:]) < 0.1), number
+
+
+def test_sides_on_which_a_body_looks_the_same_are_tried_once() -> None:
+    box = mujoco.MjModel.from_xml_string(
+        '<mujoco><worldbody><body name="box"><freejoint/><geom type="box" size="0.06 0.04 0.02"/></body>'
+        '<body name="can"><freejoint/><geom type="cylinder" size="0.03 0.05"/></body></worldbody></mujoco>'
+    )
+    assert len(resting_sides(outline_of(box, "box"), np.eye(4), UP)) == 2  # not upside down as well
+    assert len(resting_sides(outline_of(box, "can"), np.eye(4), UP)) == 1  # lying, whichever way it rolled
 
 
 def test_an_even_image_shows_no_body(tee: Outline) -> None:
     camera = looking_down()
     colours = RegionColours("tee", [camera])
     frame = replace(_image(tee, camera, PLACED), pixels=np.full((160, 240, 3), 120, np.uint8))
-    assert find_by_regions(colours, tee, PLACED, UP, [(0, frame)], colours.unknown()) is None
+    assert find_by_regions(colours, tee, [PLACED], UP, [(0, frame)], colours.unknown()) is None
 
 
 def test_what_looks_like_neither_body_nor_background_does_not_count(tee: Outline) -> None:

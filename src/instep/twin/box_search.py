@@ -13,12 +13,11 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
-from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .camera_rig import CameraFrame
-from .contrast_search import BANDS, FOUND_CONTRAST, fit_by_regions
+from .contrast_search import BANDS, FOUND_CONTRAST, LocatedBody, fit_by_regions
 from .global_search import subsampled
 from .projection import Outline, calibrated
 from .region import RegionColours, region_kernels
@@ -39,15 +38,6 @@ SAME_CONTRAST, OTHER_SIDE = 0.03, np.radians(25)
 """Contrast within which another orientation fits as well, and how far away it must be to be another one [rad]."""
 _GOLDEN, _SPIRAL = np.sqrt(2.0), 1.533751168755204
 """Constants of a spiral that covers all rotations evenly."""
-
-
-@array_dataclass
-class LocatedBody:
-    """Where a body is in a first image."""
-
-    world_from_body: Array
-    ambiguous: int
-    """Other orientations that fit as well."""
 
 
 def find_in_box(outline: Outline, frame: CameraFrame, box: Array) -> LocatedBody | None:

@@ -188,12 +188,13 @@ def _region_crops(
     colours, basis = RegionColours(outline.name, rig.cameras), planar_basis(normal)
     memory = colours.unknown()
     used = [(c, frame) for c, frame in enumerate(frames[0]) if frame.camera.name not in held]
-    pose = find_by_regions(colours, outline, start, normal, used, memory)
-    if pose is None:
+    found = find_by_regions(colours, outline, [start], normal, used, memory)
+    if found is None:
         raise BadInput(
             f"Nothing of the shape of {outline.name!r} stands out from its surroundings in the first images; give the "
             "body a colour in the scene and use --residual mask."
         )
+    pose = found.world_from_body
     fit_by_regions(colours, outline, pose, basis, list(enumerate(frames[0])), memory)
     crops: list[list[MaskCrop]] = []
     # Colours and backgrounds are learned on the way through the recording, the body is fitted on the way back.

@@ -1,17 +1,19 @@
 """Global search for a body whose colours nobody knows: the pose at which they differ most from those around it.
 
-All positions on the support plane that a camera shows, and all headings, are compared on coarse images; the best are
-refined by region colours that are learned where they stand.
+All positions on the support plane that a camera shows, and all headings, are compared on coarse images, with each side
+down on which the body can rest; the best are refined by region colours that are learned where they stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop
@@ -19,59 +21,94 @@ from .global_search import subsampled
 from .pose_solver import moved, planar_basis, solve_pose
 from .projection import Outline, calibrated
 from .region import RegionColours, region_kernels
+from .silhouette_kernels import CalibratedCamera
 
+FIRST_STRIDE, FIRST_PX = 6, 16
+"""Every how many pixels are compared at first, at most, and how many of those a body must be wide."""
 STRIDE = 3
-"""Every how many pixels are compared."""
+"""Every how many pixels are compared then."""
 REACH_M = 0.5
 """How far from the expected position a body is searched, along each axis of the plane [m]."""
-SPACING = 0.2
-"""Distance of neighbouring positions, as a share of the body's reach."""
-HEADINGS = 24
-"""Headings that are tried at each position."""
+FIRST_SPACING, FIRST_HEADINGS = 0.3, 16
+"""Distance of neighbouring positions, as a share of the body's reach, and headings that are tried at each of them."""
+FIRST_CANDIDATES = 48
+"""Best poses that are looked at more closely."""
 BANDS = (0.7, 3.5)
 """Pixels of the coarse image this near to the outline count neither as inside nor as outside, up to this distance."""
 CANDIDATES = 6
-"""Best poses that are refined."""
+"""Best of these that are refined."""
 ROUNDS = 4
 """Times that colours are learned and the pose is fitted to them."""
 FIT_PRIOR = np.diag([0.03**2] * 3 + [0.3**2] * 3)
 """Covariance of a pose that was found by contrast, in m^2 and rad^2."""
 FOUND_CONTRAST = 0.5
 """Contrast from which a body counts as found."""
+OTHER_SIDE = 0.05
+"""By how much a body must stand out more to be found on another side than that on which it is expected."""
+SAME_CONTRAST, ANOTHER_RAD = 0.02, 0.4
+"""Difference of contrast up to which another orientation, by at least this angle, stands out as much."""
+
+
+@array_dataclass
+class LocatedBody:
+    """Where a body is in a first image."""
+
+    world_from_body: Array
+    ambiguous: int
+    """Other orientations that fit as well."""
 
 
 def find_by_contrast(
-    outline: Outline, near: Array, normal: Array, frames: Sequence[CameraFrame]
-) -> tuple[Array, float] | None:
-    """The transform at which a body on its plane stands out most, and its contrast; None where nothing stands out."""
-    images = [(f, region_kernels.coarse_colours(_coarse(f.pixels))) for f in frames]
-    poses = _grid(outline, near, normal)
-    best = _contrast(outline, images, poses)
-    order = _apart(poses, best, outline.reach)
-    if not len(order):
-        return None
-    tried: list[tuple[float, Array]] = []
-    for i in order[:CANDIDATES]:
-        finer = _around(poses[i], normal, SPACING * outline.reach)
-        score = _contrast(outline, images, finer)
-        tried.append((float(score.max()), finer[int(score.argmax())]))
-    found = [(c, T) for c, T in tried if c >= FOUND_CONTRAST]
+    outline: Outline, nears: Sequence[Array], normal: Array, frames: Sequence[CameraFrame]
+) -> LocatedBody | None:
+    """The transform at which a body on its plane stands out most; None where nothing stands out.
+
+    It is searched all over the plane with each side down that it has in `nears`, the first being the likeliest, and
+    counts how many other orientations at the same place stand out as much.
+    """
+    fine = _coarse_images(frames, STRIDE)
+    poses = np.concatenate([_grid(outline, near, normal) for near in nears])
+    side = np.repeat(np.arange(len(nears)), len(poses) // len(nears))
+    first = _contrast(outline, _coarse_images(frames, _first_stride(outline, nears[0], frames)), poses)
+    tried: list[tuple[float, float, Array]] = []
+    spacing, turn = FIRST_SPACING * outline.reach / 2, np.pi / FIRST_HEADINGS
+    for i in _apart(poses, first - OTHER_SIDE * (side > 0), outline.reach)[:FIRST_CANDIDATES]:
+        contrast, T = _best(outline, fine, _around(poses[i], normal, spacing, turn, 5))
+        tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, T))
+    tried.sort(key=lambda one: -one[0])
+    for k, (judged, before, T) in enumerate(tried[:CANDIDATES]):
+        contrast, U = _best(outline, fine, _around(T, normal, spacing / 3, turn / 3, 5))
+        tried[k] = judged + contrast - before, contrast, U
+    found = [one for one in tried if one[0] >= FOUND_CONTRAST]
     if not found:
         return None
-    contrast, T = max(found, key=lambda one: one[0])
-    return T, contrast
+    _, contrast, T = max(found, key=lambda one: one[0])
+    known = [T]
+    for _, other, U in found:
+        here = np.linalg.norm(T[:3, 3] - U[:3, 3]) < outline.reach
+        if other >= contrast - SAME_CONTRAST and here and all(_turn(U, M) > ANOTHER_RAD for M in known):
+            known.append(U)
+    return LocatedBody(T, len(known) - 1)
 
 
 def find_by_regions(
-    colours: RegionColours, outline: Outline, near: Array, normal: Array, shown: Sequence[tuple[int, CameraFrame]],
-    memory: dict[str, Any],
-) -> Array | None:  # fmt: skip
+    colours: RegionColours, outline: Outline, nears: Sequence[Array], normal: Array,
+    shown: Sequence[tuple[int, CameraFrame]], memory: dict[str, Any],
+) -> LocatedBody | None:  # fmt: skip
     """The transform of a body on its plane by contrast, fitted to the colours there; None where nothing stands out.
 
     `shown` are frames with the numbers of their cameras. Colours that a camera does not know yet are learned.
     """
-    found = find_by_contrast(outline, near, normal, [frame for _, frame in shown]) if shown else None
-    return None if found is None else fit_by_regions(colours, outline, found[0], planar_basis(normal), shown, memory)
+    found = find_by_contrast(outline, nears, normal, [frame for _, frame in shown]) if shown else None
+    if found is None:
+        return None
+    at = fit_by_regions(colours, outline, found.world_from_body, planar_basis(normal), shown, memory)
+    return LocatedBody(at, found.ambiguous)
+
+
+def _turn(T: Array, other: Array) -> float:
+    """The angle between the orientations of two transforms [rad]."""
+    return float(np.arccos(np.clip((np.trace(T[:3, :3].T @ other[:3, :3]) - 1) / 2, -1.0, 1.0)))
 
 
 def fit_by_regions(
@@ -104,36 +141,51 @@ def _learned_crop(
     return colours.crop(frame, c, outline, start, MAX_MARGIN_PX, memory)
 
 
-def _coarse(pixels: Array) -> Array:
-    part = slice(STRIDE // 2, None, STRIDE)
-    return np.ascontiguousarray(pixels[part, part])
+def _coarse_images(frames: Sequence[CameraFrame], stride: int) -> list[tuple[CalibratedCamera, Array]]:
+    """Cameras with every few of their pixels, and the bins of these pixels' colours."""
+    part = slice(stride // 2, None, stride)
+    coarse = [np.ascontiguousarray(frame.pixels[part, part]) for frame in frames]
+    cameras = [calibrated(subsampled(frame.camera, stride)) for frame in frames]
+    return [(k, region_kernels.coarse_colours(pixels)) for k, pixels in zip(cameras, coarse, strict=True)]
 
 
-def _contrast(outline: Outline, images: Sequence[tuple[CameraFrame, Array]], poses: Array) -> Array:
+def _first_stride(outline: Outline, near: Array, frames: Sequence[CameraFrame]) -> int:
+    """The stride at which every camera shows a body of this size in enough pixels."""
+    widths: list[float] = []
+    for frame in frames:
+        away = float(np.linalg.norm(near[:3, 3] - frame.camera.body_from_camera[:3, 3]))
+        widths.append(2 * outline.reach * frame.camera.focal[0] / max(away, 1e-6))
+    return int(np.clip(min(widths) / FIRST_PX, STRIDE, FIRST_STRIDE))
+
+
+def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> Array:
     """The mean contrast over cameras of each pose [n]."""
-    parts, total = outline.convex_parts, np.zeros(len(poses))
-    for frame, bins in images:
-        total += region_kernels.contrasts(parts, poses, calibrated(subsampled(frame.camera, STRIDE)), bins, BANDS)
-    return total / len(images)
+    with ThreadPoolExecutor(len(images)) as pool:
+        found = pool.map(lambda one: region_kernels.contrasts(outline.convex_parts, poses, *one, BANDS), images)
+    return sum(found, np.zeros(len(poses))) / len(images)
+
+
+def _best(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> tuple[float, Array]:
+    """The largest contrast of some poses, and its pose."""
+    score = _contrast(outline, images, poses)
+    return float(score.max()), poses[int(score.argmax())]
 
 
 def _grid(outline: Outline, near: Array, normal: Array) -> Array:
     """Transforms all over the plane through `near`, at all headings [n, 4, 4]."""
-    basis = planar_basis(normal)[:3, :2]
-    steps = np.arange(-REACH_M, REACH_M + 1e-9, SPACING * outline.reach)
-    turns = [_turned(near, angle * normal) for angle in np.linspace(0, 2 * np.pi, HEADINGS, endpoint=False)]
-    shifts = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2) @ basis.T
-    out = np.repeat(np.stack(turns), len(shifts), axis=0)
-    out[:, :3, 3] += np.tile(shifts, (len(turns), 1))
-    return out
+    steps = np.arange(-REACH_M, REACH_M + 1e-9, FIRST_SPACING * outline.reach)
+    return _shifted(near, normal, steps, np.linspace(0, 2 * np.pi, FIRST_HEADINGS, endpoint=False))
 
 
-def _around(T: Array, normal: Array, spacing: float) -> Array:
+def _around(T: Array, normal: Array, spacing: float, turn: float, count: int) -> Array:
     """Finer transforms around one [n, 4, 4]."""
-    basis = planar_basis(normal)[:3, :2]
-    steps = np.linspace(-spacing, spacing, 7)
-    shifts = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2) @ basis.T
-    turns = [_turned(T, angle * normal) for angle in np.linspace(-np.pi, np.pi, 7) / HEADINGS]
+    return _shifted(T, normal, np.linspace(-spacing, spacing, count), np.linspace(-turn, turn, count))
+
+
+def _shifted(T: Array, normal: Array, steps: Array, angles: Array) -> Array:
+    """A transform shifted by all pairs of steps along its plane, at each of some angles about the normal."""
+    turns = [_turned(T, angle * normal) for angle in angles]
+    shifts = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2) @ planar_basis(normal)[:3, :2].T
     out = np.repeat(np.stack(turns), len(shifts), axis=0)
     out[:, :3, 3] += np.tile(shifts, (len(turns), 1))
     return out

@@ -102,6 +102,13 @@ class PhotometricResidual:
         self._colours: Array = surface.gaussians.colours
         self._local = threading.local()
 
+    @classmethod
+    def of(cls, outline: Outline, colour: Array, scan: Gaussians | None = None) -> PhotometricResidual:
+        """Of the Gaussians of a scan, else of flat ones of one colour on the surface of the outline."""
+        if scan is None:
+            return cls(surface_gaussians(outline, colour))
+        return cls(SurfaceGaussians(scan.on(outline.name), np.zeros((len(scan), 3))))
+
     def unknown(self, cameras: int) -> BodyColours:
         """The colours before the body was seen."""
         none = np.full((len(self.surface.gaussians), 3), np.nan)

@@ -47,10 +47,11 @@ from .innovation import (
 )
 from .joint_search import find_on_joint, learn_unhidden
 from .occluders import Occluders
-from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
+from .photometric import BodyColours, PhotometricResidual, photometric_step
 from .pose_solver import PoseSolution, SilhouetteFit, compare_silhouette, motion_between, moved, planar_basis
 from .projection import Outline, model_of, outline_of, silhouette
 from .region import PHASES, RegionColours
+from .resting_sides import resting_sides
 from .scene_geometry import SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
 from .surface_mesh import body_faces, fitted_outline
@@ -97,7 +98,8 @@ class PoseFilter:
         self._solids: tuple[Outline, ...] = tuple(outline_of(model, n) for n in self._names)
         self._outlines = tuple(fitted_outline(given.get(o.name) or o, scene) for o in self._solids)
         self._support: SupportPlane | None = support_plane(model)
-        self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)
+        known, scans = [(outline, colour_of(scene, outline.name)) for outline in self._outlines], scans or {}
+        self._photos = tuple(PhotometricResidual.of(o, colour, scans.get(o.name)) for o, colour in known)
         residual = self.options.residual
         learns = residual in LEARNED or residual == "auto"
         if scene.jointed and not learns:
@@ -350,13 +352,6 @@ class PoseFilter:
                     for texture in self._textures[b : b + 1]:
                         texture.learn(frame, c, at, crop, crop.points, memory)
 
-    def _photo(self, outline: Outline, scans: Mapping[str, Gaussians]) -> PhotometricResidual:
-        """Gaussians to compare: those of a scan, else flat ones on the surface of the outline."""
-        if outline.name in scans:
-            scan = scans[outline.name].on(outline.name)
-            return PhotometricResidual(SurfaceGaussians(scan, np.zeros((len(scan), 3))))
-        return PhotometricResidual(surface_gaussians(outline, colour_of(self.scene, outline.name)))
-
     def _refine_by_colour(
         self, b: int, found: PoseSolution,
         seen: tuple[Sequence[MaskCrop], Sequence[int], Sequence[CameraFrame | None]],
@@ -466,10 +461,13 @@ class PoseFilter:
         if isinstance(body, JointedBody):
             hide = partial(self._occluders.hide_standing, b)
             return find_on_joint(body, self._outlines[b], self._regions[b], shown, hide, memory)
-        if memory["learns"]:
-            return find_by_regions(self._regions[b], self._outlines[b], near, normal, shown, memory)
-        pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
-        return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
+        if not memory["learns"]:
+            pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
+            return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
+        nears = [near, *(resting_sides(self._solids[b], near, normal) if self._support else ())]
+        found = find_by_regions(self._regions[b], self._outlines[b], nears, normal, shown, memory)
+        memory["ambiguous"][b] = found.ambiguous if found else 0
+        return found.world_from_body if found else None
 
     def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
         """A given start; colours and texture are learned there, before silhouettes could move the body."""
