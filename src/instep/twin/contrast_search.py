@@ -73,22 +73,22 @@ def find_by_contrast(
     tried: list[tuple[float, float, Array]] = []
     spacing, turn = FIRST_SPACING * outline.reach / 2, np.pi / FIRST_HEADINGS
     for i in _apart(poses, first - OTHER_SIDE * (side > 0), outline.reach)[:FIRST_CANDIDATES]:
-        contrast, T = _best(outline, fine, _around(poses[i], normal, spacing, turn, 5))
-        tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, T))
+        contrast, closer = _best(outline, fine, _around(poses[i], normal, spacing, turn, 5))
+        tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, closer))
     tried.sort(key=lambda one: -one[0])
-    for k, (judged, before, T) in enumerate(tried[:CANDIDATES]):
-        contrast, U = _best(outline, fine, _around(T, normal, spacing / 3, turn / 3, 5))
-        tried[k] = judged + contrast - before, contrast, U
+    for k, (judged, before, start) in enumerate(tried[:CANDIDATES]):
+        contrast, closer = _best(outline, fine, _around(start, normal, spacing / 3, turn / 3, 5))
+        tried[k] = judged + contrast - before, contrast, closer
     found = [one for one in tried if one[0] >= FOUND_CONTRAST]
     if not found:
         return None
-    _, contrast, T = max(found, key=lambda one: one[0])
-    known = [T]
-    for _, other, U in found:
-        here = np.linalg.norm(T[:3, 3] - U[:3, 3]) < outline.reach
-        if other >= contrast - SAME_CONTRAST and here and all(_turn(U, M) > ANOTHER_RAD for M in known):
-            known.append(U)
-    return LocatedBody(T, len(known) - 1)
+    _, contrast, best = max(found, key=lambda one: one[0])
+    known = [best]
+    for _, other, at in found:
+        here = np.linalg.norm(best[:3, 3] - at[:3, 3]) < outline.reach
+        if other >= contrast - SAME_CONTRAST and here and all(_turn(at, one) > ANOTHER_RAD for one in known):
+            known.append(at)
+    return LocatedBody(best, len(known) - 1)
 
 
 def find_by_regions(
@@ -160,9 +160,12 @@ def _first_stride(outline: Outline, near: Array, frames: Sequence[CameraFrame]) 
 
 def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> Array:
     """The mean contrast over cameras of each pose [n]."""
+
+    def of(image: tuple[CalibratedCamera, Array]) -> Array:
+        return region_kernels.contrasts(outline.convex_parts, poses, *image, BANDS)
+
     with ThreadPoolExecutor(len(images)) as pool:
-        found = pool.map(lambda one: region_kernels.contrasts(outline.convex_parts, poses, *one, BANDS), images)
-    return sum(found, np.zeros(len(poses))) / len(images)
+        return sum(pool.map(of, images), np.zeros(len(poses))) / len(images)
 
 
 def _best(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> tuple[float, Array]:

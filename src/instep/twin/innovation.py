@@ -63,7 +63,7 @@ def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: 
         )
         information += shown.T @ shown / z**2
     directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
-    directions = directions / np.linalg.norm(directions, axis=0)
+    directions: Array = directions / np.linalg.norm(directions, axis=0)
     return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
 
 

@@ -13,6 +13,8 @@ from .projection import Outline
 
 MAX_SIDES = 6
 """Most sides that are tried; the largest ones."""
+FLAT_M = 1e-5
+"""Thickness below which a body has no sides [m]."""
 SAME_PLANE = 1e-3
 """Difference of unit normals up to which triangles of a hull belong to one face."""
 MIN_SHARE = 0.1
@@ -56,12 +58,11 @@ def _lowest(outline: Outline, T: Array, up: Array) -> float:
 
 def _hull(corners: Array) -> tuple[Array, list[tuple[Array, float]]] | None:
     """The middle of a hull, and normal and area of each face over which it lies, the largest first; None if flat."""
-    from scipy.spatial import ConvexHull, QhullError
+    from scipy.spatial import ConvexHull
 
-    try:
-        hull: Any = ConvexHull(corners)
-    except QhullError:
+    if np.linalg.matrix_rank(corners - corners.mean(axis=0), tol=FLAT_M) < 3:
         return None
+    hull: Any = ConvexHull(corners)
     points, triangles, planes = corners, np.asarray(hull.simplices), np.asarray(hull.equations)
     a, b, c = (points[triangles[:, k]] for k in range(3))
     inside = points[hull.vertices].mean(axis=0)
