@@ -27,6 +27,8 @@ from .texture import BodyTexture, TextureOptions
 
 KEY_FRAMES = 24
 """Frames from which a focal length is refined."""
+MIN_POINTS = 6
+"""Points in a key frame from which they alone give its pose."""
 MIN_OBSERVATIONS = 100
 """Points in key frames from which it is refined."""
 
@@ -45,6 +47,8 @@ class FocalOptions:
     """Standard deviation of a measured point [pixels]."""
     click: float = 2.0
     """Standard deviation of a point that the user gave [pixels]."""
+    unseen: float = 0.02
+    """Standard deviation of the pose in a key frame that shows few points which were known before [m, rad]."""
     limit: float = 3.0
     """Errors beyond this many standard deviations pull no harder."""
     iterations: int = 20
@@ -101,7 +105,6 @@ def refine_focal(
         crops.append(crop)
         none = np.zeros(0, int), np.zeros((0, 2))
         seen.append(none if tracks is None else (tracks.slots, tracks.measured))
-    kept = memory[f"{outline.name}.texture.places"][0], memory[f"{outline.name}.texture.tangents"][0]
     frame = np.concatenate([np.full(len(slots), i) for i, (slots, _) in enumerate(seen)])
     point, measured = np.concatenate([slots for slots, _ in seen]), np.concatenate([at for _, at in seen])
     if len(point) < MIN_OBSERVATIONS:
@@ -109,7 +112,7 @@ def refine_focal(
             f"The focal length needs at least {MIN_OBSERVATIONS} points of the texture in key frames, and {len(point)} "
             "were followed; give a calibration with --cameras."
         )
-    return fit_focal(crops, _Observed(*kept, frame, point, measured, clicked))
+    return fit_focal(crops, _Observed(*texture.points(memory, 0), frame, point, measured, clicked))
 
 
 def fit_focal(crops: Sequence[MaskCrop], seen: _Observed, options: FocalOptions | None = None) -> RefinedFocal:
@@ -156,8 +159,9 @@ def _system(
     for i, (crop, pose) in enumerate(zip(crops, poses, strict=True)):
         at = np.r_[0, 1 + 6 * i : 7 + 6 * i]
         mine = np.flatnonzero(seen.frame == i)
-        if not len(mine):
-            continue
+        if len(mine) < MIN_POINTS:
+            # Little was followed into this image, as nothing into the first one: its pose stays where it is not known.
+            H[at[1:], at[1:]] += options.unseen**-2
         point = seen.point[mine]
         by_pose, error = _points(crop.camera, pose, places[point], seen.measured[mine])
         size = np.linalg.norm(error, axis=1) / (options.sigma * options.limit)

@@ -165,6 +165,10 @@ class BodyTexture:
         known[slots] = np.isfinite(patches[:, 0, 0])
         self._changed(memory, "misses", c)[slots] = 0
 
+    def points(self, memory: dict[str, Any], c: int) -> tuple[Array, Array]:
+        """Where the points of a camera were learned, in the body's frame [n, 3], and steps on the face [n, 3, 2]."""
+        return self._kept(memory, "places", c), self._kept(memory, "tangents", c)
+
     def _key(self, what: str, c: int) -> str:
         return f"{self.name}.texture.{what}.{c}"
 

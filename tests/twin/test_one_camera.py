@@ -1,0 +1,94 @@
+"""A recording of one camera whose focal length is not known: refined from the texture of the body on the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.episode import Episode
+from instep.core.poses import angle_between, quat_exp
+from instep.core.world import Array, Channel, vector
+from instep.data.frames import encode_png
+from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.scene.folder import Scene
+from instep.twin import TwinOptions, track_recording
+from instep.twin.camera_rig import IMAGES
+
+ROWS, RATE = 40, 30.0
+XML = """
+<mujoco><option timestep="0.0111111111" gravity="0 0 0"/>
+  <visual>
+    <global offwidth="640" offheight="480"/>
+    <headlight ambient="0.6 0.6 0.6" diffuse="0.3 0.3 0.3" specular="0 0 0"/>
+  </visual>
+  <asset><texture name="print" type="cube" file="print.png"/><material name="print" texture="print"/></asset>
+  <worldbody>
+    <geom type="box" size="2 2 0.01" pos="0 0 -1" rgba="0.35 0.4 0.45 1"/>
+    <camera name="webcam" pos="0 0 0.6" fovy="{fovy}" resolution="640 480"/>
+    <body name="box"><freejoint/><geom type="box" size="0.09 0.06 0.03" material="print"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def scene_of(folder: Path, fovy: float) -> Scene:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(4)
+    patches = np.kron(rng.integers(40, 230, (24, 24, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+    (folder / "print.png").write_bytes(encode_png(patches))
+    (folder / "scene.xml").write_text(XML.format(fovy=fovy))
+    (folder / "scene.toml").write_text(
+        f'model = "scene.xml"\nrate = {RATE}\n[objects]\nbodies = ["box"]\n[cameras.webcam]\n'
+    )
+    return Scene.load(folder)
+
+
+@pytest.fixture(scope="module")
+def filmed(tmp_path_factory: pytest.TempPathFactory, opengl) -> tuple[Scene, Scene, Episode, Array]:
+    """The scene as it is, as it is given with another focal length, a recording and the true poses."""
+    folder = tmp_path_factory.mktemp("one_camera")
+    true, given = scene_of(folder / "true", 45.0), scene_of(folder / "given", 47.0)
+    t = np.arange(ROWS) / RATE
+    q = np.zeros((ROWS, 7))
+    q[:, 0], q[:, 1], q[:, 2] = 0.05 * np.sin(2 * t), 0.03 * np.sin(3 * t), 0.08 * np.sin(2.5 * t)
+    q[:, 3:] = quat_exp(np.stack([0.3 * np.sin(2 * t), 0.3 * np.sin(1.5 * t), 0.3 * np.sin(t)], axis=1))
+    renderer, noise = MujocoRenderer(true), np.random.default_rng(0)
+    images = np.stack([np.asarray(renderer.render(row, true.cameras["webcam"])) for row in q]).astype(int)
+    images = np.clip(images + noise.integers(-3, 4, images.shape), 0, 255).astype(np.uint8)
+    renderer.close()
+    channel = Channel(("height", "width", "channels"), "", images.shape[1:], "uint8")
+    spec = replace(given.spec, q=vector(()), v=vector(()), observation={IMAGES + "webcam": channel})
+    none = np.zeros((ROWS, 0))
+    columns = {"timestamp": t, "q": none, "v": none, "action": none, IMAGES + "webcam": images}
+    return true, given, Episode(spec, columns), q
+
+
+def tracked_from(start: dict[str, object], filmed: tuple[Scene, Scene, Episode, Array], folder: Path):
+    path = folder / "start.json"
+    path.write_text(json.dumps({"box": start}))
+    return track_recording(filmed[1], filmed[2], TwinOptions(residual="learned", start=path))
+
+
+def test_a_recording_of_one_camera_refines_its_focal_length_and_follows_the_body(filmed, tmp_path: Path) -> None:
+    true, given, _, q = filmed
+    camera = true.cameras["webcam"]
+    corners = np.array([[x, y, z] for x in (-0.09, 0.09) for y in (-0.06, 0.06) for z in (-0.03, 0.03)])
+    pixels = camera.project((corners - camera.body_from_camera[:3, 3]) @ camera.body_from_camera[:3, :3])
+    clicked = [[*corner, *pixel] for corner, pixel in zip(corners.tolist(), pixels.tolist(), strict=True)]
+    tracked = tracked_from({"camera": "webcam", "points": clicked}, filmed, tmp_path)
+    [found] = tracked.cameras.refined.cameras.values()
+    off, before = (abs(one.focal[0] - camera.focal[0]) for one in (found, given.cameras["webcam"]))
+    sigma = tracked.cameras.focal_sigma
+    assert off < before and off < 2.5 * sigma and sigma < 0.07 * camera.focal[0], (off, before, sigma)
+    turned = np.degrees(angle_between(tracked.poses[:, 3:], q[:, 3:]))
+    assert np.median(np.linalg.norm(tracked.poses[:, :2] - q[:, :2], axis=1)) < 3e-3 and np.median(turned) < 1.5
+
+
+def test_a_start_by_a_pose_needs_no_points(filmed, tmp_path: Path) -> None:
+    tracked = tracked_from({"pose": filmed[3][0].tolist()}, filmed, tmp_path)
+    turned = np.degrees(angle_between(tracked.poses[:, 3:], filmed[3][:, 3:]))
+    assert np.median(turned) < 2 and tracked.cameras.focal_sigma > 0
