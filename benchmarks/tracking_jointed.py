@@ -1,7 +1,8 @@
 """Drawers, doors and lids in rendered images: errors of joints that no sensor measures, searched and followed.
 
-Cabinets of random sizes, colours, light and cameras; noise and late images as elsewhere. Seeds below 100 are for
-development; what is reported comes from others.
+Cabinets of random sizes, colours, light and cameras; noise and late images as elsewhere. They are not the hardest ones:
+what moves differs in colour from the cabinet, the light is soft, a lid does not fall by itself, and joints take some
+seconds to open. Seeds below 100 are for development; what is reported comes from others.
 """
 
 from __future__ import annotations
