@@ -46,7 +46,6 @@ XML = """
     <body name="box" pos="2 0 0.1"><freejoint/><geom type="box" size="0.05 0.05 0.05"/></body>
     <body name="cart"><joint name="rail" type="slide"/><geom size="0.1"/>
       <body name="flap"><joint name="flap"/><geom size="0.1"/></body>
-      <body name="loose" pos="0 0 1"><joint name="loose" type="slide"/><geom size="0.1"/></body>
     </body>
     <body name="free_slide"><joint name="free_slide" type="slide"/><geom size="0.1"/></body>
   </worldbody>

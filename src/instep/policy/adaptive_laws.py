@@ -300,11 +300,6 @@ class ModelReference:
 
 def _low_pass(stages: Array, value: Array, step: Array) -> Array:
     """C after a period with an input; `step` is the bandwidth times the period."""
-    return _filtered(stages, value, 1 - np.exp(-step))
-
-
-def _filtered(stages: Array, value: Array, share: Array) -> Array:
-    """Two first-order stages [2, n] after a period, in which each goes a share of its way, [n] or [2, n]."""
-    first, second = share if share.ndim == 2 else (share, share)
-    inner = stages[0] + first * (value - stages[0])
-    return np.stack([inner, stages[1] + second * (inner - stages[1])])
+    share = 1 - np.exp(-step)
+    inner = stages[0] + share * (value - stages[0])
+    return np.stack([inner, stages[1] + share * (inner - stages[1])])

@@ -159,7 +159,7 @@ def _system(
     for i, (crop, pose) in enumerate(zip(crops, poses, strict=True)):
         at = np.r_[0, 1 + 6 * i : 7 + 6 * i]
         mine = np.flatnonzero(seen.frame == i)
-        if len(mine) < MIN_POINTS:
+        if len(mine) < MIN_POINTS and (i > 0 or not len(seen.clicked.places)):
             # Little was followed into this image, as nothing into the first one: its pose stays where it is not known.
             H[at[1:], at[1:]] += options.unseen**-2
         point = seen.point[mine]
