@@ -67,6 +67,11 @@ class PointTracks:
     sigma: float = 0.8
     """Standard deviation of a measured point, that of its place on the body included [pixels]."""
 
+    @property
+    def followed(self) -> int:
+        """Points that should be visible, found or not."""
+        return len(self.slots) + len(self.missed)
+
 
 @array_dataclass
 class MaskCrop:

@@ -342,7 +342,7 @@ class PoseFilter:
             crop, c, frame = picked[i], used[i], frames[used[i]]
             if not memory["learns"]:
                 memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
-            elif frame is not None and found.fits[i].overlap > COLOUR_LEARNING_OVERLAP:
+            elif frame is not None and (found.fits[i].overlap > COLOUR_LEARNING_OVERLAP or found.fits[i].confirmed):
                 if not budget.fits(learning=1):
                     budget.leave("learning")
                     continue
@@ -390,7 +390,8 @@ class PoseFilter:
         return not memory["excluded"][c] and not self._held[c]
 
     def _sees(self, fit: SilhouetteFit) -> bool:
-        return fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
+        shown = fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
+        return shown or fit.confirmed
 
     def _basis(self, b: int, T: Array) -> Array:
         """That of its joint, three motions while the body rests on its support, else all six."""
@@ -433,7 +434,8 @@ class PoseFilter:
     ) -> Array | None:
         """The motion to where a body is found that has fitted badly for a while: somebody moved it."""
         visible = sum(fit.visible for fit in found.fits)
-        overlap = sum(fit.overlap * fit.visible for fit in found.fits) / max(visible, 1e-9)
+        agreed = sum((1.0 if fit.confirmed else fit.overlap) * fit.visible for fit in found.fits)
+        overlap = agreed / max(visible, 1e-9)
         memory["misfits"][b] = memory["misfits"][b] + 1 if overlap < self.options.min_overlap else 0
         overdue = int(memory["misfits"][b]) - self.options.misfit_after
         if overdue < 0 or overdue % RETRY_FRAMES:

@@ -32,8 +32,10 @@ MAX_POINT_ERROR = 6.0
 """Points of the texture this far from where they should be pull no more [standard deviations]."""
 TEXTURED_SHARE = 0.006
 """Weight of silhouettes beside texture: all pixels of an edge err together where a body is not quite its shape."""
-MIN_TEXTURE_POINTS = 12
-"""Points of the texture from which silhouettes weigh so little."""
+TEXTURE_POINTS = (12, 100)
+"""Points of the texture up to which silhouettes keep their weight, and from which they weigh so little."""
+CONFIRMING_SHARE = 0.35
+"""Share of the points that should be visible which must fit a pose, and as many points, for texture to confirm it."""
 FREE_MOTIONS = np.eye(6)
 """Motions of a free body: three translations, three rotations."""
 MIN_STEP = 1e-4
@@ -79,6 +81,8 @@ class SilhouetteFit:
     """Share of the predicted silhouette that nothing occludes."""
     shown: float
     """Area that shows the body, over the predicted area that nothing occludes."""
+    confirmed: bool = False
+    """Whether points of the texture fit the pose, whatever silhouettes say: the background may share its colours."""
 
 
 @array_dataclass
@@ -141,22 +145,33 @@ def compare_silhouette(
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
     information, gradient = H * noise.scale, g * noise.scale
+    confirmed, found = False, 0.0
     if crop.points is not None and len(crop.points.places):
-        share = TEXTURED_SHARE if len(crop.points.places) >= MIN_TEXTURE_POINTS else 1.0
+        share = _silhouette_share(len(crop.points.places))
         by_points = texture_kernels.point_equations(
             crop.points.places, crop.points.measured, (moved(crop.world_from_body, motion[1]), basis),
             calibrated(crop.camera), (crop.points.sigma, MAX_POINT_ERROR),
         )  # fmt: skip
         information, gradient = share * information + by_points[0], share * gradient + by_points[1]
+        fitting = by_points[2] * len(crop.points.places)
+        found = fitting / crop.points.followed
+        confirmed = bool(fitting >= TEXTURE_POINTS[0] and found >= CONFIRMING_SHARE)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
     return SilhouetteFit(
         information,
         gradient,
         (squared / max(counts, 1e-9)) ** 0.5,
         both / max(either, 1e-9),
-        free / max(area, covered, 1e-9),
+        max(free / max(area, covered, 1e-9), found if confirmed else 0.0),
         shows / max(free, 1e-9) if free > 1 else 0.0,
+        confirmed,
     )
+
+
+def _silhouette_share(points: int) -> float:
+    """Weight of silhouettes beside so many points of the texture, which falls from 1 to `TEXTURED_SHARE`."""
+    few, many = TEXTURE_POINTS
+    return TEXTURED_SHARE ** min(max((points - few) / (many - few), 0.0), 1.0)
 
 
 def _silhouette_equations(

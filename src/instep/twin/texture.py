@@ -20,6 +20,7 @@ from instep.splat.image import Region
 
 from .camera_rig import CameraFrame, MaskCrop, PointTracks
 from .frame_checks import changeable
+from .pose_solver import CONFIRMING_SHARE, TEXTURE_POINTS
 from .projection import Outline, calibrated, silhouette, silhouette_kernels
 from .surface_mesh import BodyFaces, hull_faces
 
@@ -143,8 +144,9 @@ class BodyTexture:
     ) -> None:  # fmt: skip
         """Forget points that do not fit the pose that was found, and learn new ones where there are few."""
         good = 0 if tracks is None else self._judge(frame.camera, c, world_from_body, tracks, memory)
-        known = self._changed(memory, "known", c)
-        if good >= self.options.wanted or (known.any() and good < self.options.wanted // 8):
+        known, followed = self._changed(memory, "known", c), 0 if tracks is None else tracks.followed
+        contradicted = followed >= TEXTURE_POINTS[0] and good < CONFIRMING_SHARE * followed
+        if good >= self.options.wanted or contradicted:
             return
         region, (_, owner) = crop.region, rendered_faces(crop, self._faces, world_from_body)
         allowed = self._allowed(
