@@ -25,9 +25,12 @@ XML = """
     <global offwidth="640" offheight="480"/>
     <headlight ambient="0.6 0.6 0.6" diffuse="0.3 0.3 0.3" specular="0 0 0"/>
   </visual>
-  <asset><texture name="print" type="cube" file="print.png"/><material name="print" texture="print"/></asset>
+  <asset>
+    <texture name="print" type="cube" file="print.png"/><material name="print" texture="print"/>
+    <texture name="wall" type="2d" file="print.png"/><material name="wall" texture="wall" texrepeat="6 6"/>
+  </asset>
   <worldbody>
-    <geom type="box" size="2 2 0.01" pos="0 0 -1" rgba="0.35 0.4 0.45 1"/>
+    <geom type="box" size="2 2 0.01" pos="0 0 -1" {wall}/>
     <camera name="webcam" pos="0 0 0.6" fovy="{fovy}" resolution="640 480"/>
     <body name="box"><freejoint/><geom type="box" size="0.09 0.06 0.03" material="print"/></body>
   </worldbody>
@@ -35,16 +38,29 @@ XML = """
 """
 
 
-def scene_of(folder: Path, fovy: float) -> Scene:
+def scene_of(folder: Path, fovy: float, wall: str = 'rgba="0.35 0.4 0.45 1"') -> Scene:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(4)
     patches = np.kron(rng.integers(40, 230, (24, 24, 3)), np.ones((8, 8, 1))).astype(np.uint8)
     (folder / "print.png").write_bytes(encode_png(patches))
-    (folder / "scene.xml").write_text(XML.format(fovy=fovy))
+    (folder / "scene.xml").write_text(XML.format(fovy=fovy, wall=wall))
     (folder / "scene.toml").write_text(
         f'model = "scene.xml"\nrate = {RATE}\n[objects]\nbodies = ["box"]\n[cameras.webcam]\n'
     )
     return Scene.load(folder)
+
+
+def film(true: Scene, given: Scene, q: Array) -> Episode:
+    """A recording of the body at poses [rows, 7], as its camera is given."""
+    renderer, noise = MujocoRenderer(true), np.random.default_rng(0)
+    images = np.stack([np.asarray(renderer.render(row, true.cameras["webcam"])) for row in q]).astype(int)
+    images = np.clip(images + noise.integers(-3, 4, images.shape), 0, 255).astype(np.uint8)
+    renderer.close()
+    channel = Channel(("height", "width", "channels"), "", images.shape[1:], "uint8")
+    spec = replace(given.spec, q=vector(()), v=vector(()), observation={IMAGES + "webcam": channel})
+    none = np.zeros((len(q), 0))
+    columns = {"timestamp": np.arange(len(q)) / RATE, "q": none, "v": none, "action": none, IMAGES + "webcam": images}
+    return Episode(spec, columns)
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +72,7 @@ def filmed(tmp_path_factory: pytest.TempPathFactory, opengl) -> tuple[Scene, Sce
     q = np.zeros((ROWS, 7))
     q[:, 0], q[:, 1], q[:, 2] = 0.05 * np.sin(2 * t), 0.03 * np.sin(3 * t), 0.08 * np.sin(2.5 * t)
     q[:, 3:] = quat_exp(np.stack([0.3 * np.sin(2 * t), 0.3 * np.sin(1.5 * t), 0.3 * np.sin(t)], axis=1))
-    renderer, noise = MujocoRenderer(true), np.random.default_rng(0)
-    images = np.stack([np.asarray(renderer.render(row, true.cameras["webcam"])) for row in q]).astype(int)
-    images = np.clip(images + noise.integers(-3, 4, images.shape), 0, 255).astype(np.uint8)
-    renderer.close()
-    channel = Channel(("height", "width", "channels"), "", images.shape[1:], "uint8")
-    spec = replace(given.spec, q=vector(()), v=vector(()), observation={IMAGES + "webcam": channel})
-    none = np.zeros((ROWS, 0))
-    columns = {"timestamp": t, "q": none, "v": none, "action": none, IMAGES + "webcam": images}
-    return true, given, Episode(spec, columns), q
+    return true, given, film(true, given, q), q
 
 
 def tracked_from(start: dict[str, object], filmed: tuple[Scene, Scene, Episode, Array], folder: Path):
@@ -92,3 +100,16 @@ def test_a_start_by_a_pose_needs_no_points(filmed, tmp_path: Path) -> None:
     tracked = tracked_from({"pose": filmed[3][0].tolist()}, filmed, tmp_path)
     turned = np.degrees(angle_between(tracked.poses[:, 3:], filmed[3][:, 3:]))
     assert np.median(turned) < 2 and tracked.cameras.focal_sigma > 0
+
+
+def test_a_box_that_turns_is_followed_before_a_plain_wall_and_before_one_with_its_own_print(tmp_path: Path, opengl):
+    t = np.arange(45) / RATE
+    q = np.zeros((len(t), 7))
+    q[:, 0], q[:, 2] = 0.08 * np.sin(2 * t), 0.05 * np.sin(2.5 * t)
+    q[:, 3:] = quat_exp(1.2 * t[:, None] * np.array([0.6, 0.7, 0.39]))
+    for name, wall in (("plain", 'rgba="0.75 0.75 0.72 1"'), ("printed", 'material="wall"')):
+        scene = scene_of(tmp_path / name, 45.0, wall)
+        tracked = tracked_from({"pose": q[0].tolist()}, (scene, scene, film(scene, scene, q), q), tmp_path)
+        turned = np.degrees(angle_between(tracked.poses[:, 3:], q[:, 3:]))
+        far = 1e3 * np.linalg.norm(tracked.poses[:, :3] - q[:, :3], axis=1)
+        assert np.median(turned) < 1 and turned.max() < 5 and far.max() < 15, (name, turned.max(), far.max())

@@ -99,6 +99,19 @@ def test_sides_on_which_a_body_looks_the_same_are_tried_once() -> None:
     assert len(resting_sides(outline_of(box, "can"), np.eye(4), UP)) == 1  # lying, whichever way it rolled
 
 
+def test_something_else_that_stands_out_is_not_a_body_whose_colours_are_known(tee: Outline) -> None:
+    camera = looking_down()
+    colours = RegionColours("tee", [camera])
+    memory = colours.unknown()
+    colours.learn(_image(tee, camera, PLACED), 0, tee, None, PLACED, memory)
+    away = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
+    other, same = [(0, _image(tee, camera, away, grey=30.0))], [(0, _image(tee, camera, away))]
+    assert find_by_regions(colours, tee, [PLACED], UP, other, memory) is not None, "it stands out"
+    assert find_by_regions(colours, tee, [PLACED], UP, other, memory, above=0.55) is None
+    found = find_by_regions(colours, tee, [PLACED], UP, same, memory, above=0.55)
+    assert found is not None and np.linalg.norm(motion_between(found.world_from_body, away)[:3]) < 0.002
+
+
 def test_an_even_image_shows_no_body(tee: Outline) -> None:
     camera = looking_down()
     colours = RegionColours("tee", [camera])

@@ -18,7 +18,7 @@ from instep.core.world import Array
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop
 from .global_search import subsampled
-from .pose_solver import moved, planar_basis, solve_pose
+from .pose_solver import compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
 from .projection import Outline, calibrated
 from .region import RegionColours, region_kernels
 from .silhouette_kernels import CalibratedCamera
@@ -43,6 +43,8 @@ FIT_PRIOR = np.diag([0.03**2] * 3 + [0.3**2] * 3)
 """Covariance of a pose that was found by contrast, in m^2 and rad^2."""
 FOUND_CONTRAST = 0.5
 """Contrast from which a body counts as found."""
+FOUND_VISIBLE = 0.3
+"""Share of a body that must be visible, where its colours are known, to count as found."""
 OTHER_SIDE = 0.05
 """By how much a body must stand out more to be found on another side than that on which it is expected."""
 SAME_CONTRAST, ANOTHER_RAD = 0.02, 0.4
@@ -93,17 +95,21 @@ def find_by_contrast(
 
 def find_by_regions(
     colours: RegionColours, outline: Outline, nears: Sequence[Array], normal: Array,
-    shown: Sequence[tuple[int, CameraFrame]], memory: dict[str, Any],
+    shown: Sequence[tuple[int, CameraFrame]], memory: dict[str, Any], above: float = 0.0,
 ) -> LocatedBody | None:  # fmt: skip
     """The transform of a body on its plane by contrast, fitted to the colours there; None where nothing stands out.
 
-    `shown` are frames with the numbers of their cameras. Colours that a camera does not know yet are learned.
+    `shown` are frames with the numbers of their cameras. Colours that a camera does not know yet are learned. What
+    stands out may be something else: a body is found where its silhouettes in its own colours overlap `above` a share.
     """
     found = find_by_contrast(outline, nears, normal, [frame for _, frame in shown]) if shown else None
     if found is None:
         return None
     at = fit_by_regions(colours, outline, found.world_from_body, planar_basis(normal), shown, memory)
-    return LocatedBody(at, found.ambiguous)
+    crops = [colours.crop(frame, c, outline, at, MAX_MARGIN_PX, memory) for c, frame in shown]
+    fits = [compare_silhouette(outline, crop) for crop in crops if crop is not None]
+    fits = [fit for fit in fits if fit.visible > FOUND_VISIBLE]  # what looks like nothing known does not count
+    return LocatedBody(at, found.ambiguous) if not above or mean_overlap(fits) > above else None
 
 
 def _turn(T: Array, other: Array) -> float:

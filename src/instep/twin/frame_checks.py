@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.world import Array, Observation
+from instep.core.world import Array, Observation, State
 
 from .camera_rig import IMAGES, CameraFrame, CameraRig
-from .image_checks import ImageFault, image_fault, learn_view, sample_image
+from .image_checks import ImageFault, image_fault, learn_view, sample_image, unknown_views
 
 MAX_FRAME_GAP_S = 0.25
 """Time after the last image from which a camera is late, and the covariance grows [s]."""
@@ -18,6 +18,23 @@ SHARED = "shared"
 """Names of arrays that a frame's memory still shares with that of the frame before; only there during a frame."""
 IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
 """What is remembered of the images themselves."""
+
+
+def unknown_images(state: State, cameras: int) -> dict[str, Any]:
+    """What is remembered of cameras and their images before the first."""
+    return {
+        "stamp": np.full(cameras, -np.inf),
+        "print": np.zeros(cameras),
+        "same": np.zeros(cameras, int),
+        "seen": np.full(cameras, state.t),
+        "fault": np.zeros(cameras, int),
+        **unknown_views(cameras),
+        "age": np.zeros(()),
+        "strength": np.full(cameras, 100.0),
+        "disagreement": np.zeros(cameras),
+        "disagreeing": np.zeros(cameras, int),
+        "excluded": np.zeros(cameras, bool),
+    }
 
 
 def new_frames(

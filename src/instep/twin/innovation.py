@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.world import Array
+from instep.core.world import Array, State
 from instep.scene.camera import Camera
 
 from .filter_options import FilterOptions
 from .pose_solver import PoseSolution, SilhouetteFit
 
+HISTORY = 32
+"""Past estimates that are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
 SYSTEMATIC_PX = 1.0
@@ -21,6 +23,24 @@ COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
 """A length of 0.1 m makes rotations and translations comparable."""
 SLOW_M_S = 0.02
 """Speed below which a body says little about the age of images [m/s]."""
+
+
+def unknown_estimates(state: State, bodies: int, options: FilterOptions) -> dict[str, Any]:
+    """What a filter remembers of its bodies before any image."""
+    return {
+        "t": np.full(HISTORY, state.t),
+        "spread": np.tile(initial_spread(options), (bodies, 1)),
+        "covariance": np.tile(widest_covariance(options), (bodies, 1, 1)),
+        "joints": np.tile(state.q, (HISTORY, 1)),
+        "frames_lost": np.zeros(bodies, int),
+        "misfits": np.zeros(bodies, int),
+        "drag": np.zeros((bodies, 2)),
+    }
+
+
+def widest_covariance(options: FilterOptions) -> Array:
+    """The covariance [6, 6] of a pose that nothing is known of but that it is near."""
+    return np.diag([options.position_sigma[1] ** 2] * 3 + [options.orientation_sigma[1] ** 2] * 3)
 
 
 def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:

@@ -32,23 +32,32 @@ from .frame_budget import (
     solve_in_time,
     unknown_budget,
 )
-from .frame_checks import MAX_FRAME_GAP_S, SHARED, healthy_frame, image_log, new_frames
+from .frame_checks import MAX_FRAME_GAP_S, SHARED, healthy_frame, image_log, new_frames, unknown_images
 from .global_search import FOUND_OVERLAP, find_body
-from .image_checks import unknown_views
 from .innovation import (
+    HISTORY,
     SMOOTHING,
     adapted_spread,
     exclude_outlier,
     grown_covariance,
     image_delay,
-    initial_spread,
     innovation_numbers,
     systematic_spread,
+    unknown_estimates,
+    widest_covariance,
 )
 from .joint_search import find_on_joint, learn_unhidden
 from .occluders import Occluders
 from .photometric import BodyColours, PhotometricResidual, photometric_step
-from .pose_solver import PoseSolution, SilhouetteFit, compare_silhouette, motion_between, moved, planar_basis
+from .pose_solver import (
+    PoseSolution,
+    SilhouetteFit,
+    compare_silhouette,
+    mean_overlap,
+    motion_between,
+    moved,
+    planar_basis,
+)
 from .projection import Outline, model_of, outline_of, silhouette
 from .region import PHASES, RegionColours
 from .resting_sides import resting_sides
@@ -63,8 +72,8 @@ MAX_MOTION_M = 0.01
 """A correction beyond this is not a motion of the body but an error of its estimate [m]."""
 COLOUR_LEARNING_OVERLAP = 0.8
 """Overlap in every camera from which a body's colours are learned."""
-HISTORY = 32
-"""Past estimates that are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
+BETTER_OVERLAP = 0.1
+"""By how much silhouettes must overlap more where a body that fits badly is moved to."""
 RETRY_FRAMES = 6
 """Frames from one global search to the next."""
 PER_BODY = (
@@ -135,26 +144,10 @@ class PoseFilter:
         """Find every body: near where the scene begins, else anywhere on the table."""
         given = self.rig.frames(observation, state.t)
         cameras, bodies = len(self.rig.cameras), len(self._bodies)
-        memory: dict[str, Any] = {
-            "t": np.full(HISTORY, state.t),
-            "spread": np.tile(initial_spread(self.options), (bodies, 1)),
-            "covariance": np.tile(self._widest(), (bodies, 1, 1)),
-            "joints": np.tile(state.q, (HISTORY, 1)),
-            "frames_lost": np.zeros(bodies, int),
-            "misfits": np.zeros(bodies, int),
-            "stamp": np.full(cameras, -np.inf),
-            "print": np.zeros(cameras),
-            "same": np.zeros(cameras, int),
-            "seen": np.full(cameras, state.t),
-            "fault": np.zeros(cameras, int),
-            **unknown_views(cameras),
+        memory = {
+            **unknown_estimates(state, bodies, self.options),
+            **unknown_images(state, cameras),
             **unknown_budget(bodies, cameras),
-            "drag": np.zeros((bodies, 2)),
-            "age": np.zeros(()),
-            "strength": np.full(cameras, 100.0),
-            "disagreement": np.zeros(cameras),
-            "disagreeing": np.zeros(cameras, int),
-            "excluded": np.zeros(cameras, bool),
         }
         for name, photo in zip(self._names, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
@@ -421,11 +414,11 @@ class PoseFilter:
         log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3]) + options.bias**2))
         if memory["frames_lost"][b] < options.lost_after or memory["frames_lost"][b] % RETRY_FRAMES:
             return None
-        found = self._find(b, T, frames, memory)
+        found = self._find(b, T, frames, memory, FOUND_OVERLAP)
         if found is None:
             return None
         memory["frames_lost"][b] = 0
-        memory["covariance"][b] = self._widest()
+        memory["covariance"][b] = widest_covariance(self.options)
         log[f"{name}.relocalized"] = 1.0
         return motion_between(T, found)
 
@@ -433,14 +426,12 @@ class PoseFilter:
         self, b: int, T: Array, found: PoseSolution, frames: Sequence[CameraFrame | None], memory: dict[str, Any]
     ) -> Array | None:
         """The motion to where a body is found that has fitted badly for a while: somebody moved it."""
-        visible = sum(fit.visible for fit in found.fits)
-        agreed = sum((1.0 if fit.confirmed else fit.overlap) * fit.visible for fit in found.fits)
-        overlap = agreed / max(visible, 1e-9)
+        overlap = mean_overlap(found.fits)
         memory["misfits"][b] = memory["misfits"][b] + 1 if overlap < self.options.min_overlap else 0
         overdue = int(memory["misfits"][b]) - self.options.misfit_after
         if overdue < 0 or overdue % RETRY_FRAMES:
             return None
-        at = self._find(b, T, frames, memory)
+        at = self._find(b, T, frames, memory, max(self.options.min_overlap, overlap + BETTER_OVERLAP))
         if at is None:
             return None
         xi = motion_between(T, at)
@@ -448,14 +439,13 @@ class PoseFilter:
             return None
         memory["misfits"][b] = 0
         memory["disagreement"][:], memory["disagreeing"][:] = 0.0, 0
-        memory["covariance"][b] = self._widest()
+        memory["covariance"][b] = widest_covariance(self.options)
         return xi
 
-    def _widest(self) -> Array:
-        return np.diag([self.options.position_sigma[1] ** 2] * 3 + [self.options.orientation_sigma[1] ** 2] * 3)
-
-    def _find(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array | None:
-        """Global search for a body in the frames of cameras that are used."""
+    def _find(
+        self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any], above: float = 0.0
+    ) -> Array | None:
+        """Global search for a body in the frames of cameras that are used; learned colours must overlap `above` it."""
         body, near, normal = self._bodies[b], T, np.array([0.0, 0.0, 1.0])
         if self._support is not None:
             near, normal = self._support.rest(self._solids[b], T), self._support.normal
@@ -467,7 +457,7 @@ class PoseFilter:
             pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
             return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
         nears = [near, *(resting_sides(self._solids[b], near, normal) if self._support else ())]
-        found = find_by_regions(self._regions[b], self._outlines[b], nears, normal, shown, memory)
+        found = find_by_regions(self._regions[b], self._outlines[b], nears, normal, shown, memory, above)
         memory["ambiguous"][b] = found.ambiguous if found else 0
         return found.world_from_body if found else None
 

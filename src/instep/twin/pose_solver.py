@@ -168,6 +168,12 @@ def compare_silhouette(
     )
 
 
+def mean_overlap(fits: Sequence[SilhouetteFit]) -> float:
+    """The overlap over all cameras, weighted by what they show of the body; full where texture confirms the pose."""
+    agreed = sum((1.0 if fit.confirmed else fit.overlap) * fit.visible for fit in fits)
+    return agreed / max(sum(fit.visible for fit in fits), 1e-9)
+
+
 def _silhouette_share(points: int) -> float:
     """Weight of silhouettes beside so many points of the texture, which falls from 1 to `TEXTURED_SHARE`."""
     few, many = TEXTURE_POINTS
