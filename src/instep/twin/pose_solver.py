@@ -33,7 +33,7 @@ MAX_POINT_ERROR = 6.0
 TEXTURED_SHARE = 0.006
 """Weight of silhouettes beside texture: all pixels of an edge err together where a body is not quite its shape."""
 TEXTURE_POINTS = (12, 100)
-"""Points of the texture up to which silhouettes keep their weight, and from which they weigh so little."""
+"""Points in all cameras up to which silhouettes keep their weight, and from which they weigh so little."""
 CONFIRMING_SHARE = 0.35
 """Share of the points that should be visible which must fit a pose, and as many points, for texture to confirm it."""
 FREE_MOTIONS = np.eye(6)
@@ -112,8 +112,10 @@ def solve_pose(
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1])
 
+    share = _silhouette_share(sum(len(crop.points.places) for crop in crops if crop.points is not None))
+
     def compare(soft: float) -> tuple[SilhouetteFit, ...]:
-        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise) for crop in crops)
+        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, share) for crop in crops)
 
     fits = compare(EDGE_WIDTH_PX)
     left_out = 0
@@ -135,24 +137,26 @@ def solve_pose(
 
 def compare_silhouette(
     outline: Outline, crop: MaskCrop, xi: Array | None = None, soft: float = EDGE_WIDTH_PX, basis: Array = FREE_MOTIONS,
-    noise: PixelNoise = MASK_NOISE,
+    noise: PixelNoise = MASK_NOISE, share: float = 1.0,
 ) -> SilhouetteFit:  # fmt: skip
-    """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis."""
+    """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis.
+
+    `share` is the weight of the silhouette beside points of the texture.
+    """
     margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
     motion: BodyMotion = (crop.world_from_body, np.zeros(6) if xi is None else xi, basis)
     edge: EdgeModel = (soft, noise.robust)
     H, g, tally = _silhouette_equations(outline, crop, motion, edge, margin)
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
-    information, gradient = H * noise.scale, g * noise.scale
+    information, gradient = H * noise.scale * share, g * noise.scale * share
     confirmed, found = False, 0.0
     if crop.points is not None and len(crop.points.places):
-        share = _silhouette_share(len(crop.points.places))
         by_points = texture_kernels.point_equations(
             crop.points.places, crop.points.measured, (moved(crop.world_from_body, motion[1]), basis),
             calibrated(crop.camera), (crop.points.sigma, MAX_POINT_ERROR),
         )  # fmt: skip
-        information, gradient = share * information + by_points[0], share * gradient + by_points[1]
+        information, gradient = information + by_points[0], gradient + by_points[1]
         fitting = by_points[2] * len(crop.points.places)
         found = fitting / crop.points.followed
         confirmed = bool(fitting >= TEXTURE_POINTS[0] and found >= CONFIRMING_SHARE)
