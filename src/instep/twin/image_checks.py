@@ -141,7 +141,7 @@ def _is_noise(sample: Array, usual: float) -> bool:
 def _changed_share(grey: Array, usual: Array) -> float:
     """Share of samples that changed by more than the light did; 0 where nothing is usual yet."""
     change = grey - usual
-    return float(np.mean(np.abs(change - np.median(change)) > CHANGED_LEVELS))
+    return np.count_nonzero(np.abs(change - np.median(change)) > CHANGED_LEVELS) / change.size
 
 
 def _correlation(a: Array, b: Array) -> float:
