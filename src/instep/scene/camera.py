@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import mujoco
@@ -37,6 +37,15 @@ class Camera:
     """k1, k2, p1, p2, k3 of OpenCV's model; none for a perfect lens."""
 
     @property
+    def in_world(self) -> bool:
+        """Whether it is mounted on the world itself, so that `body_from_camera` is its pose in the world."""
+        return self.body == "world"
+
+    def carried(self, world_from_body: Array) -> Camera:
+        """The camera in the world, with its body at a 4 x 4 transform."""
+        return replace(self, body="world", body_from_camera=world_from_body @ self.body_from_camera)
+
+    @property
     def K(self) -> Array:
         """The 3 x 3 intrinsic matrix [pixels]."""
         (fx, fy), (cx, cy) = self.focal, self.centre
@@ -64,6 +73,33 @@ def distort(ideal: Array, coefficients: tuple[float, ...]) -> Array:
         ],
         axis=-1,
     )
+
+
+def moves(model: Any, camera: Camera) -> bool:
+    """Whether a camera is on a body that some joint moves."""
+    return bool(model.body_weldid[carrier(model, camera)] != 0)
+
+
+def carrier(model: Any, camera: Camera) -> int:
+    """The number of the body that carries a camera."""
+    body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, camera.body)
+    if body < 0:
+        raise BadInput(
+            f"Camera {camera.name!r} is on a body that has no name, so that nothing says where it is; name it."
+        )
+    return body
+
+
+def standing(model: Any, cameras: Sequence[Camera]) -> tuple[Camera, ...]:
+    """Cameras of which those are placed in the world that are on a body which stands still."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    out: list[Camera] = []
+    for camera in cameras:
+        world_from_body, body = np.eye(4), carrier(model, camera)
+        world_from_body[:3, :3], world_from_body[:3, 3] = data.xmat[body].reshape(3, 3), data.xpos[body]
+        out.append(camera if camera.in_world or moves(model, camera) else camera.carried(world_from_body))
+    return tuple(out)
 
 
 def pinhole(name: str, size: tuple[int, int] = (640, 480), angle: float | None = None) -> Camera:

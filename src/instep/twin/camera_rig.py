@@ -12,7 +12,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Observation
-from instep.scene.camera import Camera
+from instep.scene.camera import Camera, moves, standing
 from instep.scene.folder import Scene
 from instep.splat.image import Region
 
@@ -100,7 +100,7 @@ class MaskCrop:
 
 @array_dataclass
 class CameraRig:
-    """Fixed cameras, their backgrounds, and the colour of the tracked body."""
+    """Cameras, the backgrounds of those that are fixed, and the colour of the tracked body."""
 
     cameras: tuple[Camera, ...]
     mask: ColourMask
@@ -200,7 +200,13 @@ def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
             cameras.append(replace(camera, name=alike[0]))
     if not cameras:
         raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
-    return tuple(cameras)
+    for camera in cameras:
+        if moves(scene.model, camera):
+            raise BadInput(
+                f"Camera {camera.name!r} moves with {camera.body!r}, and a recording is tracked without the joints of "
+                "the robot; leave its images out: instep data export, with --cameras and the names of the others."
+            )
+    return standing(scene.model, cameras)
 
 
 def _same_camera(one: str, other: str) -> bool:

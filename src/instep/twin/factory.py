@@ -15,10 +15,11 @@ from instep.core.world import Array, Simulator, State, World
 from instep.physics.engines import open_world, rest_action
 from instep.robot import scene_limits
 from instep.scene.calibration import Calibration, known_sizes
-from instep.scene.camera import Camera
+from instep.scene.camera import Camera, standing
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
+from .camera_mounts import CameraMounts
 from .camera_rig import IMAGES, CameraRig
 from .filter_options import LEARNED, FilterOptions, Residual
 from .pose_filter import PoseFilter
@@ -99,7 +100,8 @@ def open_twin(
     sim = open_world(scene)
     if options.correct == "none":
         return supervised(Twin(sim, real, NoCorrection(), images=images, budget=options.budget), options)
-    cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
+    shown = [c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation]
+    cameras = standing(scene.model, shown)
     if not cameras or not (scene.objects or scene.jointed):
         raise BadInput(
             "A twin is corrected by cameras, and this robot shows none of the scene's "
@@ -162,7 +164,7 @@ def flat_images(scene: Scene, state: State, t: float, coloured: bool = True) -> 
     outline, T = outline_of(model_of(scene), name), body.transform(state.q)
     colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8) if coloured else np.full(3, 230, np.uint8)
     images: dict[str, Array] = {}
-    for camera in scene.cameras.values():
+    for camera in CameraMounts(scene, tuple(scene.cameras.values())).cameras(state.q):
         ramp = np.linspace(60, 140, camera.width) + round(t / scene.dt) % 20
         image = np.tile(ramp[:, None], (camera.height, 1, 3)).astype(np.uint8)
         projected = project_outline(outline, camera, T, T[:3, 3])

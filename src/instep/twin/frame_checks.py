@@ -93,7 +93,8 @@ def healthy_frame(rig: CameraRig, c: int, frame: CameraFrame | None, memory: dic
     sample = sample_image(frame.pixels)
     alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in rig.cameras]
     # An image that repeats to the last bit under new stamps comes from a camera that hangs.
-    fault = ImageFault.FROZEN if memory["same"][c] >= 2 else image_fault(sample, c, memory, alike)
+    still = memory["same"][c] >= 2
+    fault = ImageFault.FROZEN if still else image_fault(sample, c, memory, alike, fixed=rig.cameras[c].in_world)
     memory["fault"][c] = fault
     if fault:
         return None

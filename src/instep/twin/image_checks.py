@@ -96,8 +96,13 @@ def unknown_views(cameras: int) -> dict[str, Any]:
     return {"view": np.full((cameras, *GRID), np.nan), "grain": np.full(cameras, np.nan)}
 
 
-def image_fault(sample: Array, camera: int, usual: Mapping[str, Array], readable: Sequence[bool]) -> ImageFault:
-    """What is wrong with an image, of its sample and what is usual; `readable` says which cameras are of one size."""
+def image_fault(
+    sample: Array, camera: int, usual: Mapping[str, Array], readable: Sequence[bool], *, fixed: bool = True
+) -> ImageFault:
+    """What is wrong with an image, of its sample and what is usual; `readable` says which cameras are of one size.
+
+    A camera that is not `fixed` has no usual view.
+    """
     grey = sample[0]
     mean, deviation = float(grey.mean()), float(grey.std())
     if mean < DARK or mean > BRIGHT:
@@ -106,7 +111,7 @@ def image_fault(sample: Array, camera: int, usual: Mapping[str, Array], readable
         return ImageFault.FLAT
     if _is_noise(sample, float(usual["grain"][camera])):
         return ImageFault.NOISE
-    if _changed_share(grey, usual["view"][camera]) < CHANGED_SHARE:
+    if not fixed or _changed_share(grey, usual["view"][camera]) < CHANGED_SHARE:
         return ImageFault.NONE
     own = _correlation(grey, usual["view"][camera])
     others = [_correlation(grey, usual["view"][c]) for c in range(len(usual["view"])) if c != camera and readable[c]]

@@ -19,6 +19,7 @@ from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
 from .box_search import located_starts
+from .camera_mounts import CameraMounts
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, segmented_margin
 from .contrast_search import find_by_regions
 from .filter_options import LEARNED, FilterOptions
@@ -123,6 +124,9 @@ class PoseFilter:
         self._occluders = Occluders(scene, self._bodies, surfaces, joints_known=self.options.joints_known)
         learners = (*self._regions, *self._textures)
         self._learned_names = frozenset(name for learner in learners for name in learner.unknown()) - {"phase"}
+        self.mounts = CameraMounts(scene, rig.cameras)
+        if (moving := self.mounts.moving) and not self.options.joints_known:
+            raise BadInput(f"Camera {moving[0]!r} moves with the robot, and its joints are not known here.")
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property
@@ -142,7 +146,7 @@ class PoseFilter:
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
         """Find every body: near where the scene begins, else anywhere on the table."""
-        given = self.rig.frames(observation, state.t)
+        given = self.mounts.frames(self.rig.frames(observation, state.t), np.full(2, state.t), np.tile(state.q, (2, 1)))
         cameras, bodies = len(self.rig.cameras), len(self._bodies)
         memory = {
             **unknown_estimates(state, bodies, self.options),
@@ -157,7 +161,7 @@ class PoseFilter:
                 memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
         starts = with_joints(self.options.starts, self._bodies)
-        started = located_starts(starts, self._outlines, self.rig.cameras, frames)
+        started = located_starts(starts, self._outlines, self.mounts.cameras(state.q), frames)
         given_at = {name: one.world_from_body for name, one in started.items()}
         memory["ambiguous"] = np.array([started[n].ambiguous if n in started else 0 for n in self._names])
         memory["learns"] = np.asarray(bool(self._regions) and not self._shows_colour(q, frames, memory, given_at))
@@ -184,6 +188,7 @@ class PoseFilter:
         times = np.append(memory["t"][1:], t)
         poses = np.concatenate([memory["poses"][1:], [self._poses(q)]])
         joints = np.concatenate([memory["joints"][1:], [q]])
+        frames = self.mounts.frames(frames, times, joints)
         log |= image_log(self.rig, memory, t)
         log |= {f"{name}.learned": float(memory["learns"]) for name in self._names}
         log |= {f"{name}.ambiguous": float(memory["ambiguous"][b]) for b, name in enumerate(self._names)}

@@ -160,7 +160,7 @@ class RegionColours:
             if counts[side].sum() >= options.min_amount:
                 share = 1.0 if fresh else rate
                 kept[side] += np.float32(share) * (region_kernels.blurred(counts[side]) - kept[side])
-        if not fresh:
+        if not fresh and self._cameras[c].in_world:
             limits = (options.away, options.tolerance, *options.shading)
             background = changeable(memory, f"background.{c}")
             region_kernels.learn_background(pixels, mask, background, outline_here, phase, limits)

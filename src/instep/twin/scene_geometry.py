@@ -142,6 +142,16 @@ def parked_joints(scene: Scene) -> dict[str, float]:
     return best
 
 
+def body_transform(model: Any, name: str, q: Array) -> Array:
+    """Where a body is at positions q, a 4 x 4 transform."""
+    data, out = _scratch(model), np.eye(4)
+    data.qpos[:] = q
+    mujoco.mj_kinematics(model, data)
+    body = model.body(name).id
+    out[:3, :3], out[:3, 3] = data.xmat[body].reshape(3, 3), data.xpos[body]
+    return out
+
+
 def _robot_bodies(scene: Scene, model: Any) -> list[int]:
     """The bodies that the robot's joints move."""
     moving = {int(model.joint(name).bodyid[0]) for name in scene.robot}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.errors import BadInput
 from instep.core.poses import transform
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
@@ -57,6 +58,8 @@ class VisualForces:
     """A Correction by forces on one body; the body is found in the first images by a pose filter."""
 
     def __init__(self, finder: PoseFilter, options: ForceOptions | None = None, *, gaussians: Gaussians | None = None):
+        if finder.mounts:
+            raise BadInput("Visual forces take cameras that are fixed in the world; use --correct pose.")
         self.finder, self.options = finder, options or ForceOptions()
         scene = finder.scene
         self._body = free_body(scene.spec, scene.objects[0])
