@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from build_scenes import click_at, rendered, ring, tee, write_capture
+from build_scenes import box, click_at, rendered, ring, tee, write_capture
 from instep.app.cli import main
 from instep.build.mesh_raster import coverage
 from instep.build.posed_views import PosedView
@@ -16,6 +17,7 @@ from instep.build.scene_checks import check_scene, worst_state
 from instep.build.silhouettes import overlap
 from instep.build.table_masks import masks_on_table
 from instep.core.errors import BadInput
+from instep.scene.camera import Camera, look_at
 from instep.scene.folder import Scene
 
 LIFTER = """
@@ -131,6 +133,26 @@ def test_what_stands_on_a_table_is_found_without_a_prompt():
     assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
     with pytest.raises(BadInput, match="at least 6 views"):
         masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("size", "colour"),
+    [
+        ((0.07, 0.07, 0.13), (0.75, 0.65, 0.2)),
+        ((0.07, 0.07, 0.13), (0.1, 0.1, 0.12)),
+        ((0.1, 0.06, 0.012), (0.8, 0.2, 0.15)),
+    ],
+)
+def test_a_plain_block_is_found_from_foot_to_top(size, colour):
+    x, y, z = size
+    mesh, cameras = box((-x / 2, -y / 2, 0.0), (x / 2, y / 2, z)), list[Camera]()
+    for height in (0.3, 0.12):
+        for camera in ring(5, distance=0.35, height=height, size=(128, 96)):
+            place = look_at(camera.body_from_camera[:3, 3], np.array([0, 0, z / 2]))
+            cameras.append(replace(camera, name=f"v{len(cameras)}", focal=(170.0, 170.0), body_from_camera=place))
+    views = [PosedView(camera, rendered(mesh, camera, np.array(colour)).astype(np.float32)) for camera in cameras]
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    assert min(overlap(mask.alpha, coverage(mesh, mask.camera)) for mask in masks) > 0.95
 
 
 def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):

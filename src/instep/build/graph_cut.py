@@ -35,6 +35,12 @@ class ColourMixture:
             best = np.logaddexp(best, offset - 0.5 * np.einsum("ni,ij,nj->n", apart, precision, apart))
         return best.reshape(np.shape(colours)[:-1])
 
+    def shares(self, colours: Array) -> Array:
+        """Share of some colours [n, 3] that are likeliest by each part [parts]."""
+        apart = colours[:, None] - self.means
+        by_part = self.offsets - 0.5 * np.einsum("nki,kij,nkj->nk", apart, self.precisions, apart)
+        return np.bincount(by_part.argmax(axis=1), minlength=len(self.means)) / max(len(colours), 1)
+
 
 def colour_mixture(colours: Array, parts: int = 5, seed: int = 0) -> ColourMixture:
     """The mixture of some colours [n, 3], by k-means."""

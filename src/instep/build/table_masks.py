@@ -38,8 +38,18 @@ _TOLERATED_SHARE = 0.1
 """Share of the views that may be wrong about a point of the hull that they vote for."""
 _VOTE = 6.0
 """What the vote of the other views weighs, in units of log likelihood."""
+_TABLE_COLOURS, _RARE_SHARE = 6, 0.06
+"""Colours that a table is described by, and the share of it below which a colour is not taken for the table's."""
+_TABLE_SHADING = (0.45, 1.3)
+"""Range of factors by which light and shadow change the brightness of the table."""
+_OTHER_COLOUR = 12.0
+"""Squared deviation from all colours of the table from which a part of its map may be the foot of something on it."""
+_FOOT = -0.1
+"""What speaks for an object where its foot may be in the map of the table: too little to cut it off."""
 _MIN_PIXELS = 40
 _CROP_PX = 24
+TableColours = list[tuple[Array, Array]]
+"""Mean [3] and inverse covariance [3, 3] of each colour of a table."""
 ColourPair = tuple[ColourMixture, ColourMixture]
 """Colours of what stands on the table, and of the table."""
 
@@ -59,6 +69,8 @@ class TableMap:
     """Standard deviation over views [cells along x, cells along y]; infinite where fewer than three see it."""
     gains: Array = field(default_factory=lambda: np.ones((0, 3)))
     """Factors of the colours of each view [views, 3] that make them comparable."""
+    colours: TableColours = field(default_factory=list[tuple[Array, Array]])
+    """The colours that the table has all over."""
 
 
 def masks_on_table(
@@ -73,20 +85,20 @@ def masks_on_table(
     meetings = [_meets(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
-    colours: ColourPair | None = None
+    known, colours = list(found), None
     for round_ in range(_ROUNDS):
         table, before = _table_map(views, plane, found), list(found)
         for i, view in enumerate(views):
             if report is not None:
                 report((round_ + i / len(views)) / _ROUNDS, view.name)
             balanced = replace(view, image=view.image * table.gains[i].astype(np.float32))
-            found[i] = _cut(balanced, meetings[i], table, votes[i], colours)
+            found[i], known[i] = _cut(balanced, meetings[i], table, votes[i], colours)
         changed = sum(int((a != b).sum()) for a, b in zip(found, before, strict=True))
         if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
             break
         if round_ < _ROUNDS - 1:
-            votes = _votes(views, found, plane)
-            colours = _colours(views, found, table)
+            votes = agreed = _votes(views, found, known, plane)
+            colours = _colours(views, found, agreed, table)
     masks = [
         ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
     ]
@@ -136,7 +148,28 @@ def _table_map(views: Sequence[PosedView], plane: Array, objects: Sequence[Array
     with np.errstate(all="ignore"):
         gains = np.nanmedian(first.colour / np.maximum(samples, 0.02), axis=(1, 2))
     gains = np.clip(np.nan_to_num(gains, nan=1.0), 0.5, 2.0)
-    return replace(_median_map(samples * gains[:, None, None], plane, origin, pitch), gains=gains)
+    table = _median_map(samples * gains[:, None, None], plane, origin, pitch)
+    return replace(table, gains=gains, colours=_table_colours(table))
+
+
+def _table_colours(table: TableMap) -> TableColours:
+    """The colours of a table, without those that only a small part of its map has."""
+    seen = table.colour[np.isfinite(table.spread)]
+    if len(seen) < _MIN_PIXELS:
+        return []
+    colours = colour_mixture(seen, _TABLE_COLOURS)
+    parts = zip(colours.means, colours.precisions, colours.shares(seen), strict=True)
+    return [(mean, precision) for mean, precision, share in parts if share >= _RARE_SHARE]
+
+
+def _foreign(colours: Array, table: TableColours) -> Array:
+    """Which colours [height, width, 3] a table has nowhere, in any light [height, width]."""
+    least = np.full(colours.shape[:2], np.inf if table else 0.0)
+    for mean, precision in table:
+        light = np.clip(colours @ precision @ mean / (mean @ precision @ mean), *_TABLE_SHADING)
+        apart = colours - light[..., None] * mean
+        least = np.minimum(least, np.einsum("abi,ij,abj->ab", apart, precision, apart))
+    return least > _OTHER_COLOUR
 
 
 def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> TableMap:
@@ -151,35 +184,49 @@ def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> Ta
     return TableMap(plane, origin, pitch, np.where(known[..., None], colour, 0.5), np.where(known, spread, np.inf))
 
 
-def _colours(views: Sequence[PosedView], found: Sequence[Array], table: TableMap) -> ColourPair:
-    """The colours of what stands on the table, and of the table around it, over all views."""
+def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence[Array], table: TableMap) -> ColourPair:
+    """The colours of what stands on the table, and of the table around it, over all views.
+
+    What is not found yet and others vote for is not taken for the table.
+    """
     from scipy.ndimage import binary_dilation, binary_erosion
 
     inner, outer = list[Array](), list[Array]()
-    for view, mask, gain in zip(views, found, table.gains, strict=True):
+    for view, mask, vote, gain in zip(views, found, votes, table.gains, strict=True):
         image = view.image * gain
         inner.append(image[np.asarray(binary_erosion(mask, iterations=2), bool)])
         near = np.asarray(binary_dilation(mask, iterations=20), bool)
-        outer.append(image[near & ~np.asarray(binary_dilation(mask, iterations=4), bool)])
-    return colour_mixture(np.concatenate(inner), 8), colour_mixture(np.concatenate(outer), 8)
+        outer.append(image[near & ~np.asarray(binary_dilation(mask, iterations=4), bool) & (vote <= 0)])
+    around = np.concatenate(outer)
+    if len(around) < _MIN_PIXELS:
+        around = table.colour[np.isfinite(table.spread)]
+    return colour_mixture(np.concatenate(inner), 8), colour_mixture(around, 8)
 
 
-def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None, colours: ColourPair | None) -> Array:
-    """The pixels of a view that do not look like the table behind them [height, width]."""
+def _cut(
+    view: PosedView, meets: Array, table: TableMap, vote: Array | None, colours: ColourPair | None
+) -> tuple[Array, Array]:
+    """The pixels of a view that do not look like the table behind them, and where that is known [height, width]."""
     from scipy.ndimage import map_coordinates
 
     at = np.nan_to_num((meets[..., :2] - table.origin) / table.pitch, nan=-10.0)
     where = [at[..., 0], at[..., 1]]
     behind = np.stack([map_coordinates(table.colour[..., k], where, order=1, cval=np.nan) for k in range(3)], axis=-1)
-    known = np.isfinite(table.spread).astype(float)
-    spread = map_coordinates(np.where(known > 0, table.spread, 0.0), where, order=1, cval=0.0)
-    sure = map_coordinates(known, where, order=1, cval=0.0) > 0.99
+    mapped = np.isfinite(table.spread).astype(float)
+    spread = map_coordinates(np.where(mapped > 0, table.spread, 0.0), where, order=1, cval=0.0)
+    sure = map_coordinates(mapped, where, order=1, cval=0.0) > 0.99
     sigma = np.hypot(_NOISE, np.minimum(spread, 0.08))
     error = np.nan_to_num(((view.image - behind) ** 2).sum(axis=-1), nan=0.0)
     likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
-    preference = np.where(sure, np.clip(likeness, -8.0, 14.0), 0.0 if vote is not None else -1.0)
+    # Where the map has a colour that the table has nowhere else, all views may show the foot of a plain object: that a
+    # pixel is like the map says nothing there. Beside the map, only the table's own colours are known to be the table.
+    foot = sure & (likeness < 0) & _foreign(np.nan_to_num(behind), table.colours)
+    known = ~foot & (sure | ~_foreign(view.image, table.colours))
+    unknown = 0.0 if vote is not None else -1.0
+    preference = np.where(sure, np.where(foot, _FOOT, np.clip(likeness, -8.0, 14.0)), unknown)
     if vote is None or colours is None:
-        return min_cut(preference, view.image)
+        found = min_cut(preference, view.image)
+        return found, known | found
     like = colours[0].log_likelihood(view.image) - colours[1].log_likelihood(view.image)
     preference = np.clip(preference, -4.0, 8.0) + np.clip(like, -6.0, 6.0) + np.where(vote > 0, 0.5, -1.0) * _VOTE
     rows, columns = np.nonzero(vote > 0)
@@ -190,16 +237,14 @@ def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None, col
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
         out[cut] = min_cut(preference[cut], view.image[cut])
-    return out
+    return out, known | out
 
 
-def _votes(views: Sequence[PosedView], found: Sequence[Array], plane: Array) -> list[Array | None]:
+def _votes(views: Sequence[PosedView], found: Sequence[Array], known: Sequence[Array], plane: Array) -> list[Array]:
     """The silhouette, in each view, of the hull that nearly all views agree on [height, width], two pixels wider."""
     from scipy.ndimage import binary_dilation
 
-    masks = [
-        ObjectMask(v.camera, m.astype(np.float32), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
-    ]
+    masks = [ObjectMask(v.camera, m.astype(np.float32), k) for v, m, k in zip(views, found, known, strict=True)]
     shown = [mask for mask in masks if mask.inside.sum() > _MIN_PIXELS]
     if len(shown) < MIN_VIEWS:
         raise BadInput("Nothing that differs from the table was found on it; click on the object instead.")
