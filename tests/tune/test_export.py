@@ -186,3 +186,14 @@ def test_an_export_keeps_what_the_scene_was_set_to_before(servo, tmp_path):
     model = mujoco.MjModel.from_xml_path(str(write_mjcf(tmp_path / "tuned.xml", before, SETTINGS).path))
     found = address.read(model, ["joint.hinge.armature", "actuator.hinge.kp"])
     assert found == pytest.approx({"joint.hinge.armature": 0.033, "actuator.hinge.kp": 5.5}, rel=1e-5)
+
+
+def test_an_inertia_that_no_body_can_have_alone_is_exported_with_larger_ones_beside_it(tmp_path):
+    scene = Scene.load("chaotic_pendulum")
+    body = scene.model.body("upper_bar").id
+    planted = 1.5 * float(scene.model.body_inertia[body].sum())
+    exported = write_mjcf(tmp_path / "tuned.xml", scene, {"body.upper_bar.inertia_y": planted})
+    opened = mujoco.MjModel.from_xml_string(exported.path.read_text())
+    x, y, z = np.sort(opened.body("upper_bar").inertia)
+    assert z == pytest.approx(planted, rel=1e-3) and x + y >= z and exported.notes == ()
+    assert "upper_bar" in exported.path.read_text().splitlines()[0]

@@ -116,9 +116,27 @@ def _save_mjcf(
             setattr(fresh.opt, field[4:], getattr(model.opt, field[4:]))
         else:
             getattr(fresh, field)[:] = getattr(model, field)
+    raised = _raise_inertias(fresh)
     mujoco.mj_saveLastXML(str(path), fresh)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(f"<!-- {_comment(notes, 'custom numeric values')} -->\n{text}", encoding="utf-8")
+    text, words = path.read_text(encoding="utf-8"), _comment(notes, "custom numeric values")
+    if raised:
+        words += f"; inertias about other axes than the largest are raised to what a body can have: {', '.join(raised)}"
+    path.write_text(f"<!-- {words} -->\n{text}", encoding="utf-8")
+
+
+def _raise_inertias(model: mujoco.MjModel) -> list[str]:
+    """Raise the two smaller inertias of bodies whose largest one is above their sum; the names of these bodies.
+
+    Motion in a plane identifies one of the three alone, and a description that no body can have is refused by readers.
+    """
+    raised: list[str] = []
+    for body, inertia in enumerate(model.body_inertia):
+        missing = 2 * float(inertia.max()) - float(inertia.sum())
+        if missing > 0:
+            others = np.arange(3) != int(inertia.argmax())
+            inertia[others] += 0.5 * missing * (1 + MJCF_DIGITS)
+            raised.append(str(model.body(body).name))
+    return raised
 
 
 def _comment(notes: Iterable[str], where: str) -> str:
