@@ -97,8 +97,8 @@ def masks_on_table(
         if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
             break
         if round_ < _ROUNDS - 1:
-            votes = agreed = _votes(views, found, known, plane)
-            colours = _colours(views, found, agreed, table)
+            agreed = _votes(views, found, known, plane)
+            votes, colours = list[Array | None](agreed), _colours(views, found, agreed, table)
     masks = [
         ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
     ]
