@@ -24,7 +24,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "--robot-type so101_follower",
     ),
     "build": (
-        "instep build recordings/pusht built --prompt tee=click:220422302296:230,100 tee=click:234222302164:200,105",
+        "instep build recordings/pusht built --prompt tee=click:220422302296:230,100 tee=click:234222302164:200,105 "
+        "tee=click:234222303707:200,75",
     ),
     "build pose": (
         "instep build pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker 0.018256 "
