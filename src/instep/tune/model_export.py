@@ -121,6 +121,7 @@ def _save_mjcf(
     text, words = path.read_text(encoding="utf-8"), _comment(notes, "custom numeric values")
     if raised:
         words += f"; inertias about other axes than the largest are raised to what a body can have: {', '.join(raised)}"
+        words = words.replace("--", "- -")
     path.write_text(f"<!-- {words} -->\n{text}", encoding="utf-8")
 
 

@@ -40,7 +40,7 @@ class CameraMounts:
             return list(frames)
         out: list[CameraFrame | None] = []
         for frame in frames:
-            at = None if frame is None else self._placed(frame.camera, _at(frame.stamp, times, joints))
+            at = None if frame is None else self._placed(frame.camera, positions_at(frame.stamp, times, joints))
             out.append(None if frame is None or at is None else replace(frame, camera=at))
         return out
 
@@ -48,8 +48,8 @@ class CameraMounts:
         return camera if camera.in_world else camera.carried(body_transform(self._model, camera.body, q))
 
 
-def _at(stamp: float, times: Array, joints: Array) -> Array:
-    """Positions at a stamp, between the rows before and after it."""
+def positions_at(stamp: float, times: Array, joints: Array) -> Array:
+    """Positions [nq] of the robot at a stamp, between the rows [n, nq] before and after it."""
     after = int(np.clip(np.searchsorted(times, stamp), 1, len(times) - 1))
     span = float(times[after] - times[after - 1])
     share = min(max((stamp - float(times[after - 1])) / span, 0.0), 1.0) if span > 0 else 1.0

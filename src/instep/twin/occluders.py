@@ -9,6 +9,7 @@ import numpy as np
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
+from .camera_mounts import positions_at
 from .camera_rig import MaskCrop
 from .projection import mujoco, outline_of, silhouette, visible_geoms
 from .scene_geometry import RobotOcclusion
@@ -32,7 +33,7 @@ class Occluders:
         """By all that is known at the time of the image; `history` has times, poses of bodies, and positions."""
         times, poses, joints = history
         if self._robot:
-            self._robot.apply(crop, joints[min(int(np.searchsorted(times, stamp)), len(times) - 1)])
+            self._robot.apply(crop, positions_at(stamp, times, joints))
         others = [o for o in range(len(self._faces)) if o != b]
         at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), stamp) for o in others]
         if others:
