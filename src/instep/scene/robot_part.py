@@ -15,6 +15,8 @@ from .folder import Scene
 from .model import compile_model, free_bodies, named_spec, observation_reader
 from .model_source import ModelSource
 
+_TRANSMISSION = mujoco.mjtTrn
+
 
 def without_free_bodies(scene: Scene) -> Scene | None:
     """The same scene without free bodies, at the same start; None where other parts of its model refer to them.
@@ -37,6 +39,26 @@ def without_free_bodies(scene: Scene) -> Scene | None:
     initial = {key: value for key, value in scene.initial.items() if key in ("keyframe", *read.spec.q.labels)}
     alone = replace(scene, model=model, reader=read, source=source, initial=initial, settings=settings)
     return replace(alone, objects=(), cameras={}, task={})
+
+
+def passive_bodies(model: mujoco.MjModel) -> dict[str, str]:
+    """The bodies that move freely, carry no joint and are driven by nothing, with the name of their joint.
+
+    The base of a legged or wheeled robot and the frame of a drone are not among them.
+    """
+    driven = set[int]()
+    for a in range(model.nu):
+        kind, target = model.actuator_trntype[a], int(model.actuator_trnid[a, 0])
+        if kind in (_TRANSMISSION.mjTRN_JOINT, _TRANSMISSION.mjTRN_JOINTINPARENT):
+            driven.add(int(model.body_rootid[model.jnt_bodyid[target]]))
+        elif kind == _TRANSMISSION.mjTRN_SITE:
+            driven.add(int(model.body_rootid[model.site_bodyid[target]]))
+        elif kind == _TRANSMISSION.mjTRN_BODY:
+            driven.add(int(model.body_rootid[target]))
+    roots = [int(model.body_rootid[body]) for body in model.dof_bodyid]
+    found = {name: model.body(name).id for name in free_bodies(model)}
+    single = {name: body for name, body in found.items() if body not in driven and roots.count(body) == 6}
+    return {name: model.joint(int(model.body_jntadr[body])).name for name, body in single.items()}
 
 
 def _without(scene: Scene, bodies: list[str]) -> str:

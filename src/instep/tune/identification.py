@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, UnknownName
+from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
 from instep.core.records import array_dataclass, options_dataclass
@@ -29,6 +29,7 @@ from instep.scene.folder import Scene, SceneSimulator
 
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
+from .fit_weights import ignored_coordinates, pushed_bodies, pushed_note, scales
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .group_params import (
     GroupedWorld,
@@ -54,8 +55,6 @@ from .searches import MIN_AGREEING
 from .shooting import Fit, ShootingOptions, fit
 from .written_scene import check_written_scene, written_scene_not_run
 
-NO_WEIGHT = 1e3
-"""Scale of the residuals of a coordinate that is ignored [rad or m]."""
 PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
 """Folder of a new scene that passed all gates, and of one that did not."""
 WINDOW_S = 1.0
@@ -363,7 +362,8 @@ def identify(
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
-    shooting = _shooting_options(options, selection, scene, sim)
+    pushed = pushed_bodies(scene, selection.params, sim.spec.v.labels)
+    shooting = _shooting_options(options, selection, scene, sim, pushed)
     starts = (*begun, options.begin) if options.begin else tuple(begun)
     many = selection.automatic and len(selection.params) >= MANY_PARAMS
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
@@ -380,7 +380,7 @@ def identify(
         gates = replace(gates, scene_values=selection.start, starts=())
         shooting = replace(shooting, limit=min(options.windows, MANY_WINDOWS)) if many else shooting
     found_by, to_fit = sim, fitted
-    left_out: list[str] = selection.kept_values()
+    left_out = [*selection.kept_values(), *([pushed_note(pushed)] if pushed else [])]
     if estimate is not None and found_in is not None:
         found_by, to_fit = found_in.sim.tuned(selection.fixed), found_in.fitted
         left_out += found_in.left_out(fitted)
@@ -475,8 +475,9 @@ class _CostHistory:
 
 
 def _shooting_options(
-    options: IdentifyOptions, selection: ParamSelection, scene: Scene, sim: Simulator
+    options: IdentifyOptions, selection: ParamSelection, scene: Scene, sim: Simulator, pushed: Sequence[str]
 ) -> ShootingOptions:
+    labels = sim.spec.v.labels
     joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
     return ShootingOptions(
         window=options.window or WINDOW_S,
@@ -487,14 +488,6 @@ def _shooting_options(
         moves=moved_coordinates(scene.model),
         drop_unpredictable=options.drop_unpredictable or selection.undriven,
         fixed_start=options.fixed_start,
-        scale=dict.fromkeys(_ignored(options.ignore_coordinates, sim.spec.v.labels), NO_WEIGHT),
+        scale=scales(ignored_coordinates(options.ignore_coordinates, labels), pushed, labels),
         seed=options.seed,
     )
-
-
-def _ignored(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The measured coordinates that match any pattern; a pattern without one is an error."""
-    for pattern in patterns:
-        if not any(fnmatchcase(label, pattern) for label in labels):
-            raise UnknownName("measured coordinate", pattern, labels)
-    return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]

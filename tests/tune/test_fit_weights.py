@@ -1,0 +1,67 @@
+"""Objects that a robot pushes have no weight where only parameters of the robot are identified."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import instep
+from instep.core.param import Param
+from instep.core.rollout import Script, rollout
+from instep.scene.folder import Scene, scene_of_file
+from instep.scene.robot_part import passive_bodies
+from instep.tune.fit_weights import pushed_bodies
+from instep.tune.identification import IdentifyOptions, identify
+
+PUSHER = """<mujoco>
+  <option timestep="0.005" integrator="implicitfast"/>
+  <worldbody>
+    <geom name="table" type="plane" size="3 3 0.1"/>
+    <body name="stick" pos="0 0 0.05">
+      <joint name="slide" type="slide" axis="1 0 0"/>
+      <geom type="cylinder" size="0.02 0.04" mass="0.5"/>
+    </body>
+    <body name="puck" pos="0.08 0.01 0.03">
+      <freejoint name="puck_joint"/>
+      <geom name="puck" type="box" size="0.03 0.05 0.03" mass="0.04" friction="0.3 0.005 0.0001"/>
+    </body>
+  </worldbody>
+  <actuator><position name="slide" joint="slide" kp="300" kv="20"/></actuator>
+</mujoco>"""
+
+
+@pytest.fixture
+def scene(tmp_path) -> Scene:
+    (tmp_path / "pusher.xml").write_text(PUSHER)
+    return scene_of_file(tmp_path / "pusher.xml", 50.0)
+
+
+def params(*addresses: str) -> list[Param]:
+    return [Param(address, 0.0, 1.0, log=False, unit="1") for address in addresses]
+
+
+def test_a_gain_is_fitted_to_the_robot_alone_though_the_object_slides_on_another_table(scene):
+    real = instep.open_world(scene).tuned({"actuator.slide.kp": 200.0, "action.delay": 0.03, "geom.puck.friction": 0.9})
+    rng = np.random.default_rng(3)
+    runs = []
+    for _ in range(4):
+        ends = np.repeat(rng.uniform(-0.05, 0.35, 12), 20)[:, None]
+        runs.append(rollout(real, Script(ends), steps=len(ends)))
+    options = IdentifyOptions(windows=12, seeds=1, draws=0)
+    found = identify(scene, runs, ["actuator.slide.kp", "action.delay"], options)
+    assert found.values["actuator.slide.kp"] == pytest.approx(200.0, rel=0.03)
+    assert found.values["action.delay"] == pytest.approx(0.03, abs=0.002)
+    assert any("puck has no weight" in note for note in found.as_dict()["notes"])
+
+
+def test_objects_count_where_a_parameter_is_theirs_or_nothing_else_moves(scene):
+    labels = scene.spec.v.labels
+    assert pushed_bodies(scene, params("actuator.slide.kp", "body.stick.mass"), labels) == ["puck"]
+    for own in ("geom.puck.friction", "body.puck.mass", "joint.puck_joint.damping", "option.timestep"):
+        assert pushed_bodies(scene, params("actuator.slide.kp", own), labels) == []
+    assert pushed_bodies(scene, params("actuator.slide.kp"), [x for x in labels if x.startswith("puck.")]) == []
+
+
+@pytest.mark.parametrize(("name", "expected"), [("diff_drive", set()), ("arm7", {"red_box", "blue_box"})])
+def test_the_body_of_a_robot_is_no_object_that_it_pushes(name, expected):
+    assert set(passive_bodies(Scene.load(name).model)) == expected
