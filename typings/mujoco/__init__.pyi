@@ -73,7 +73,10 @@ class mjtIntegrator(IntEnum):
 
 class mjtTrn(IntEnum):
     mjTRN_JOINT = 0
+    mjTRN_JOINTINPARENT = 1
     mjTRN_TENDON = 3
+    mjTRN_SITE = 4
+    mjTRN_BODY = 5
 
 class mjtDyn(IntEnum):
     mjDYN_NONE = 0
