@@ -16,6 +16,7 @@ import pytest
 
 from instep.core.errors import BadInput, InstepError
 from instep.data import files, import_recordings, load_episodes, write_dataset
+from instep.data.formats.array_stores import read_hdf5
 from instep.data.lerobot.reader import read_lerobot
 
 from .conftest import CAMERA, small_episode
@@ -214,6 +215,26 @@ def test_hdf5_with_missing_keys_or_links_out(tmp_path: Path):
             import_recordings(tmp_path / f"{name}.hdf5", tmp_path / "out")
         one_sentence(error.value)
         assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*partial"))
+
+
+def test_an_hdf5_file_whose_heap_of_texts_never_ends_is_refused(tmp_path: Path):
+    import h5py
+
+    path = tmp_path / "run.hdf5"
+    with h5py.File(path, "w") as file:
+        file["q"] = np.zeros((4, 2))
+        file.attrs["task"] = "pick"  # a text of any length lies in a heap
+    raw = bytearray(path.read_bytes())
+    heap = raw.index(b"GCOL")
+    first = heap + 16
+    free = first + 16 + 8  # behind the one text, padded to eight bytes
+    assert raw[first] == 1 and raw[free : free + 2] == b"\0\0" and any(raw[free + 8 : free + 16])
+    assert next(read_hdf5(path, {})).header["task"] == "pick"
+    raw[free + 8 : free + 16] = bytes(8)
+    path.write_bytes(raw)
+    with pytest.raises(BadInput, match="heap of texts is damaged") as caught:
+        next(read_hdf5(path, {}))
+    one_sentence(caught.value)
 
 
 def test_bit_flips_in_hdf5_never_take_us_down(tmp_path: Path):

@@ -6,6 +6,8 @@ Images stay in their file until they are used. Episodes are written to HDF5 in A
 from __future__ import annotations
 
 import math
+import mmap
+import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +36,8 @@ ALOHA_NAMES = {
 """Where ALOHA keeps the columns of an episode."""
 BLOSC_VERSION = 2
 """First byte of a chunk that Blosc compressed."""
+HEAP = b"GCOL\x01\x00\x00\x00"
+"""How a heap begins in which HDF5 keeps texts of any length; its size follows, then its objects."""
 
 
 def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -41,6 +45,7 @@ def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     h5py = library("h5py")
     check_regular(path, MAX_RECORDING)
     columns: dict[str, Any] = {}
+    _check_heaps(path)
     with parsing(path, "HDF5"), h5py.File(path, "r") as file:
         header = {str(name): str(value) for name, value in file.attrs.items()}
         for name in _names(file, ""):
@@ -48,6 +53,23 @@ def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     if not columns:
         raise BadInput(f"{str(path)!r} holds no arrays.")
     yield RawRun(path.name, columns, header)
+
+
+def _check_heaps(path: Path) -> None:
+    """Refuse a file with a heap whose free space is empty: the HDF5 library would look for its end forever."""
+    if path.stat().st_size == 0:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        begin = data.find(HEAP)
+        while begin >= 0:
+            (size,) = struct.unpack_from("<Q", data, begin + len(HEAP)) if begin + 16 <= len(data) else (0,)
+            at, end = begin + 16, begin + size
+            while end <= len(data) and at + 16 <= end:
+                number, length = struct.unpack_from("<H6xQ", data, at)
+                if number == 0 and length == 0:
+                    raise BadInput(f"{str(path)!r} cannot be read as HDF5: its heap of texts is damaged.")
+                at += 16 + -(-length // 8) * 8 if number else length
+            begin = data.find(HEAP, begin + 1)
 
 
 def hdf5_name(column: str) -> str:
