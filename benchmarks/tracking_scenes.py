@@ -181,7 +181,7 @@ def clutter(rng: np.random.Generator, size: int = 1024) -> Array:
 
 def _moved(scene: Scene, rows: int, rng: np.random.Generator) -> Episode:
     """Bodies that slide and turn, one after the other and together, and an arm that stands in front of them."""
-    q0, _ = scene.start(0)
+    q0 = _settled(scene)
     q, t = np.tile(q0, (rows, 1)), np.arange(rows) / RATE
     labels = scene.spec.q.labels
     for body in scene.objects:
@@ -201,6 +201,16 @@ def _moved(scene: Scene, rows: int, rng: np.random.Generator) -> Episode:
     q[:, [x, y]] = _arm(scene, q, rows, rng)
     columns = {"timestamp": t, "q": q, "v": np.zeros((rows, len(scene.spec.v.labels))), "action": q[:, [x, y]]}
     return Episode(open_world(scene).spec, columns)
+
+
+def _settled(scene: Scene) -> Array:
+    """The start after a second at rest: a body stands on its own foot, which scans do not have quite even."""
+    world = open_world(scene)
+    q, v = scene.start(0)
+    state = world.place(q, v)
+    for _ in range(round(1 / scene.dt)):
+        state = world.step(state, q[[scene.spec.q.labels.index(name) for name in ("arm_x", "arm_y")]])
+    return np.asarray(state.q)
 
 
 def _arm(scene: Scene, q: Array, rows: int, rng: np.random.Generator) -> Array:

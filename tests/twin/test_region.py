@@ -19,11 +19,12 @@ from instep.twin.box_search import find_in_box, located_starts
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.contrast_search import find_by_regions
 from instep.twin.innovation import systematic_spread
-from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
+from instep.twin.pose_solver import MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from instep.twin.projection import project_outline
 from instep.twin.region import RegionColours
 from instep.twin.resting_sides import resting_sides
 from instep.twin.start_pose import StartPose, load_starts, pose_from_points
+from instep.twin.start_refinement import refined_start
 from instep.twin.surface_mesh import hull_faces
 from instep.twin.texture import BodyTexture, mask_bodies_in_front
 
@@ -155,6 +156,28 @@ def test_texture_measures_a_motion_that_leaves_the_silhouette_as_it_is(tee: Outl
     found = solve_pose(tee, [blind], PRIOR, planar_basis(UP), 6)
     off = motion_between(moved(PLACED, found.xi), truth)
     assert np.linalg.norm(off[:3]) < 0.0008 and np.linalg.norm(off[3:]) < 0.008
+
+
+def _refined(tee: Outline, given: Array, grey: float) -> Array:
+    """The start that images of the body at PLACED give, from another."""
+    camera = looking_down()
+    colours = RegionColours("tee", [camera])
+    frame = _image(tee, camera, PLACED, grey=grey)
+    return refined_start(
+        (tee, colours), (given, planar_basis(UP)), [(0, frame)], lambda _: None, MASK_NOISE, colours.unknown()
+    )[0]
+
+
+def test_a_start_that_is_off_by_millimetres_is_refined_before_texture_is_learned_there(tee: Outline) -> None:
+    given = moved(PLACED, np.array([0.003, -0.002, 0, 0, 0, np.radians(1.5)]))
+    off = motion_between(_refined(tee, given, 90.0), PLACED)
+    assert np.linalg.norm(off[:3]) < 0.0007 and np.linalg.norm(off[3:]) < np.radians(0.5)
+
+
+def test_a_start_stays_where_silhouettes_say_nothing(tee: Outline) -> None:
+    given = moved(PLACED, np.array([0.003, -0.002, 0, 0, 0, np.radians(1.5)]))
+    off = motion_between(_refined(tee, given, 150.0), given)  # of the colour of the table
+    assert np.linalg.norm(off[:3]) < 0.002 and np.linalg.norm(off[3:]) < np.radians(1.0)
 
 
 def test_a_body_in_front_hides_pixels_and_one_behind_does_not(tee: Outline) -> None:

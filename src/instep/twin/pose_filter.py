@@ -20,7 +20,7 @@ from instep.splat.gaussians import Gaussians
 
 from .box_search import located_starts
 from .camera_mounts import CameraMounts
-from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, segmented_margin
+from .camera_rig import CameraFrame, CameraRig, MaskCrop, segmented_margin
 from .contrast_search import find_by_regions
 from .filter_options import LEARNED, FilterOptions
 from .frame_budget import (
@@ -47,7 +47,7 @@ from .innovation import (
     unknown_estimates,
     widest_covariance,
 )
-from .joint_search import find_on_joint, learn_unhidden
+from .joint_search import find_on_joint
 from .occluders import Occluders
 from .photometric import BodyColours, PhotometricResidual, photometric_step
 from .pose_solver import (
@@ -64,6 +64,7 @@ from .region import PHASES, RegionColours
 from .resting_sides import resting_sides
 from .scene_geometry import SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
+from .start_refinement import refined_start
 from .surface_mesh import body_faces, fitted_outline
 from .texture import BodyTexture
 from .tracked_body import FreeBody, JointedBody, tracked_bodies, with_joints
@@ -467,16 +468,17 @@ class PoseFilter:
         return found.world_from_body if found else None
 
     def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
-        """A given start; colours and texture are learned there, before silhouettes could move the body."""
-        for c, frame in enumerate(frames):
-            if frame is not None and memory["learns"] and self._usable(c, memory):
-                hide = partial(self._occluders.hide_standing, b)
-                learn_unhidden(self._regions[b], self._outlines[b], T, (c, frame), hide, memory)
-                crop = self._regions[b].crop(frame, c, self._outlines[b], T, MAX_MARGIN_PX, memory)
-                if crop is not None and self._textures:
-                    hide(crop)
-                    self._textures[b].learn(frame, c, T, crop, None, memory)
-        return T
+        """A given start, which silhouettes refine where colours are learned; so is texture, at that pose."""
+        shown = [(c, f) for c, f in enumerate(frames) if f is not None and self._usable(c, memory)]
+        if not memory["learns"]:
+            return T
+        body, hide = (self._outlines[b], self._regions[b]), partial(self._occluders.hide_standing, b)
+        given = T, self._basis(b, T)
+        here, crops = refined_start(body, given, shown, hide, self.options.mask_noise, memory)
+        for c, frame in shown if self._textures else ():
+            if c in crops:
+                self._textures[b].learn(frame, c, here, crops[c], None, memory)
+        return here
 
     def new_frames(
         self, memory: Mapping[str, Any], observation: Observation, t: float

@@ -102,20 +102,22 @@ class PoseSolution:
 
 def solve_pose(
     outline: Outline, crops: Sequence[MaskCrop], prior: Array, basis: Array, iterations: int = 3,
-    noise: PixelNoise = MASK_NOISE, *, more: Callable[[], bool] = lambda: True,
+    noise: PixelNoise = MASK_NOISE, *, more: Callable[[], bool] = lambda: True, share: float | None = None,
 ) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
     Where silhouettes barely overlap the first iterations use softer edges, which reach farther. `more` says before each
-    iteration but the first whether there is time for it.
+    iteration but the first whether there is time for it. `share` is the weight of silhouettes; by the number of points
+    of texture where it is None.
     """
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1])
 
-    share = _silhouette_share(sum(len(crop.points.places) for crop in crops if crop.points is not None))
+    points = sum(len(crop.points.places) for crop in crops if crop.points is not None)
+    weight = _silhouette_share(points) if share is None else share
 
     def compare(soft: float) -> tuple[SilhouetteFit, ...]:
-        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, share) for crop in crops)
+        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, weight) for crop in crops)
 
     fits = compare(EDGE_WIDTH_PX)
     left_out = 0

@@ -1,0 +1,66 @@
+"""Where a body starts, more exactly than it was given: texture that is learned there keeps any error of its start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop
+from .joint_search import Hide, learn_unhidden
+from .pose_solver import PixelNoise, mean_overlap, moved, solve_pose
+from .projection import Outline
+from .region import RegionColours
+
+START_SIGMA_M, START_SIGMA = 2e-3, math.radians(1.0)
+"""How far a given start is off: position [m] and orientation [rad]."""
+START_SHARE = 0.05
+"""Weight of silhouettes: all pixels of an edge err together, by about a third of a pixel."""
+PASSES, STEPS = 2, 6
+"""How often silhouettes are compared, with colours learned where they led before, and Gauss-Newton steps each time."""
+MIN_OVERLAP = 0.5
+"""Overlap of silhouettes below which they say nothing about the start: a background shares the colours of the body."""
+
+Shown = Sequence[tuple[int, CameraFrame]]
+"""Images, with the numbers of their cameras."""
+
+
+def refined_start(
+    body: tuple[Outline, RegionColours], given: tuple[Array, Array], shown: Shown, hide: Hide, noise: PixelNoise,
+    memory: dict[str, Any],
+) -> tuple[Array, dict[int, MaskCrop]]:  # fmt: skip
+    """The transform on which a given start and silhouettes agree, and the crops there; colours are learned there.
+
+    `given` has the start and the basis of the motions that are left to the body.
+    """
+    outline, (start, basis) = body[0], given
+    prior = np.diag([START_SIGMA_M**2] * 3 + [START_SIGMA**2] * 3)
+    here = start
+    for _ in range(PASSES):
+        crops = learned_crops(body, (here, start), shown, hide, memory)
+        if not crops:
+            return start, {}
+        found = solve_pose(outline, list(crops.values()), prior, basis, STEPS, noise, share=START_SHARE)
+        if mean_overlap(found.fits) < MIN_OVERLAP:
+            here = start
+            break
+        here = moved(start, found.xi)
+    return here, learned_crops(body, (here, here), shown, hide, memory)
+
+
+def learned_crops(
+    body: tuple[Outline, RegionColours], at: tuple[Array, Array], shown: Shown, hide: Hide, memory: dict[str, Any]
+) -> dict[int, MaskCrop]:
+    """The crops around a body by camera, by the colours that it has; `at` are where these are learned, and cropped."""
+    (outline, colours), crops = body, dict[int, MaskCrop]()
+    for c, frame in shown:
+        learn_unhidden(colours, outline, at[0], (c, frame), hide, memory)
+        crop = colours.crop(frame, c, outline, at[1], MAX_MARGIN_PX, memory)
+        if crop is not None:
+            hide(crop)
+            crops[c] = crop
+    return crops
