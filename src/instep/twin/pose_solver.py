@@ -30,6 +30,9 @@ mesh_silhouette: Any = import_module("instep.twin.mesh_silhouette")
 
 MAX_POINT_ERROR = 6.0
 """Points of the texture this far from where they should be pull no more [standard deviations]."""
+FAR_POINTS, FEW_FITTING = 8.0, 0.5
+"""Where fewer of the points that were found fit than this share, the first steps reach this many times as far: a body
+moved by more than a few pixels since it was predicted."""
 TEXTURED_SHARE = 0.006
 """Weight of silhouettes beside texture: all pixels of an edge err together where a body is not quite its shape."""
 TEXTURE_POINTS = (12, 100)
@@ -81,6 +84,8 @@ class SilhouetteFit:
     """Share of the predicted silhouette that nothing occludes."""
     shown: float
     """Area that shows the body, over the predicted area that nothing occludes."""
+    fitting: float = 1.0
+    """Share of the points of the texture that were found which fit the pose; 1 where there are none."""
     confirmed: bool = False
     """Whether points of the texture fit the pose, whatever silhouettes say: the background may share its colours."""
 
@@ -106,7 +111,7 @@ def solve_pose(
 ) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
-    Where silhouettes barely overlap the first iterations use softer edges, which reach farther. `more` says before each
+    Where silhouettes barely overlap, or few points fit, the first iterations reach farther. `more` says before each
     iteration but the first whether there is time for it. `share` is the weight of silhouettes; by the number of points
     of texture where it is None.
     """
@@ -116,8 +121,8 @@ def solve_pose(
     points = sum(len(crop.points.places) for crop in crops if crop.points is not None)
     weight = _silhouette_share(points) if share is None else share
 
-    def compare(soft: float) -> tuple[SilhouetteFit, ...]:
-        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, weight) for crop in crops)
+    def compare(soft: float, far: float = 1.0) -> tuple[SilhouetteFit, ...]:
+        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, weight, far) for crop in crops)
 
     fits = compare(EDGE_WIDTH_PX)
     left_out = 0
@@ -126,10 +131,12 @@ def solve_pose(
             left_out = left
             break
         soft = _edge_width(fits) if left > 1 else EDGE_WIDTH_PX
-        information, gradient = _summed(fits if soft == EDGE_WIDTH_PX else compare(soft))
+        far = FAR_POINTS if left > 1 and any(fit.fitting < FEW_FITTING for fit in fits) else 1.0
+        near = soft == EDGE_WIDTH_PX and far == 1
+        information, gradient = _summed(fits if near else compare(soft, far))
         step = np.linalg.solve(information + prior_information, gradient + prior_information @ eta)
         eta = eta - step
-        if soft == EDGE_WIDTH_PX and np.abs(step).max() < MIN_STEP:
+        if near and np.abs(step).max() < MIN_STEP:
             break  # the fits before so small a step still hold
         fits = compare(EDGE_WIDTH_PX)
     information, _ = _summed(fits)
@@ -139,11 +146,11 @@ def solve_pose(
 
 def compare_silhouette(
     outline: Outline, crop: MaskCrop, xi: Array | None = None, soft: float = EDGE_WIDTH_PX, basis: Array = FREE_MOTIONS,
-    noise: PixelNoise = MASK_NOISE, share: float = 1.0,
+    noise: PixelNoise = MASK_NOISE, share: float = 1.0, far: float = 1.0,
 ) -> SilhouetteFit:  # fmt: skip
     """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis.
 
-    `share` is the weight of the silhouette beside points of the texture.
+    `share` is the weight of the silhouette beside points of the texture, which pull from `far` times as far away.
     """
     margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
     motion: BodyMotion = (crop.world_from_body, np.zeros(6) if xi is None else xi, basis)
@@ -152,14 +159,15 @@ def compare_silhouette(
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
     information, gradient = H * noise.scale * share, g * noise.scale * share
-    confirmed, found = False, 0.0
+    confirmed, found, share_fitting = False, 0.0, 1.0
     if crop.points is not None and len(crop.points.places):
         by_points = texture_kernels.point_equations(
             crop.points.places, crop.points.measured, (moved(crop.world_from_body, motion[1]), basis),
-            calibrated(crop.camera), (crop.points.sigma, MAX_POINT_ERROR),
+            calibrated(crop.camera), (crop.points.sigma, far * MAX_POINT_ERROR),
         )  # fmt: skip
         information, gradient = information + by_points[0], gradient + by_points[1]
-        fitting = by_points[2] * len(crop.points.places)
+        share_fitting = float(by_points[2])
+        fitting = share_fitting * len(crop.points.places)
         found = fitting / crop.points.followed
         confirmed = bool(fitting >= TEXTURE_POINTS[0] and found >= CONFIRMING_SHARE)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
@@ -170,6 +178,7 @@ def compare_silhouette(
         both / max(either, 1e-9),
         max(free / max(area, covered, 1e-9), found if confirmed else 0.0),
         shows / max(free, 1e-9) if free > 1 else 0.0,
+        share_fitting,
         confirmed,
     )
 

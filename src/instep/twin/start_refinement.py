@@ -12,18 +12,17 @@ from instep.core.world import Array
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop
 from .joint_search import Hide, learn_unhidden
-from .pose_solver import PixelNoise, mean_overlap, moved, solve_pose
+from .pose_solver import TEXTURED_SHARE, PixelNoise, mean_overlap, moved, solve_pose
 from .projection import Outline
 from .region import RegionColours
 
 START_SIGMA_M, START_SIGMA = 2e-3, math.radians(1.0)
 """How far a given start is off: position [m] and orientation [rad]."""
-START_SHARE = 0.05
-"""Weight of silhouettes: all pixels of an edge err together, by about a third of a pixel."""
 PASSES, STEPS = 2, 6
 """How often silhouettes are compared, with colours learned where they led before, and Gauss-Newton steps each time."""
-MIN_OVERLAP = 0.5
-"""Overlap of silhouettes below which they say nothing about the start: a background shares the colours of the body."""
+MIN_CONTRAST, MIN_OVERLAP = 0.4, 0.5
+"""Contrast of colours in a camera, and overlap of silhouettes, below which they say nothing about the start: the
+background shares the colours of the body."""
 
 Shown = Sequence[tuple[int, CameraFrame]]
 """Images, with the numbers of their cameras."""
@@ -35,16 +34,19 @@ def refined_start(
 ) -> tuple[Array, dict[int, MaskCrop]]:  # fmt: skip
     """The transform on which a given start and silhouettes agree, and the crops there; colours are learned there.
 
-    `given` has the start and the basis of the motions that are left to the body.
+    `given` has the start and the basis of the motions that are left to the body. Silhouettes count as little as they do
+    beside texture: with more weight they made the start of a real box worse that was given by its corners.
     """
     outline, (start, basis) = body[0], given
     prior = np.diag([START_SIGMA_M**2] * 3 + [START_SIGMA**2] * 3)
     here = start
     for _ in range(PASSES):
         crops = learned_crops(body, (here, start), shown, hide, memory)
-        if not crops:
-            return start, {}
-        found = solve_pose(outline, list(crops.values()), prior, basis, STEPS, noise, share=START_SHARE)
+        telling = [crop for c, crop in crops.items() if body[1].contrast(memory, c) >= MIN_CONTRAST]
+        if not telling:
+            here = start
+            break
+        found = solve_pose(outline, telling, prior, basis, STEPS, noise, share=TEXTURED_SHARE)
         if mean_overlap(found.fits) < MIN_OVERLAP:
             here = start
             break
