@@ -3,7 +3,7 @@
 Nothing is named by hand: parameters, starts and method are what tune chooses. Each machine is judged on whole
 recordings that were not fitted, beside the scene as given and a straight script around `scipy.optimize.least_squares`
 with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101 --budget=300` runs
-some machines, 300 s of the processor each, and keeps their rows beside those of earlier runs.
+some machines, 300 s of the processor each, and keeps their rows beside those of earlier runs; without names all run.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     path = Path(__file__).parent / "results" / "recordings_auto.json"
     command = f"python benchmarks/recordings_auto.py {shlex.join(sys.argv[1:])}"
     rows = run(folder, only=names, budget=seconds[0])
-    keep_results(path, rows, benchmark="recordings_auto", command=command, whole=False)
+    keep_results(path, rows, benchmark="recordings_auto", command=command, whole=not names)
