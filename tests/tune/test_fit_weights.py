@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import instep
+from instep.core.episode import Episode
 from instep.core.param import Param
 from instep.core.rollout import Script, rollout
+from instep.core.world import vector
 from instep.scene.folder import Scene, scene_of_file
 from instep.scene.robot_part import passive_bodies
 from instep.tune.fit_weights import pushed_bodies
@@ -52,6 +56,21 @@ def test_a_gain_is_fitted_to_the_robot_alone_though_the_object_slides_on_another
     assert found.values["actuator.slide.kp"] == pytest.approx(200.0, rel=0.03)
     assert found.values["action.delay"] == pytest.approx(0.03, abs=0.002)
     assert any("puck has no weight" in note for note in found.as_dict()["notes"])
+
+
+@pytest.mark.parametrize("chosen", ["auto", ["actuator.slide.kp", "action.delay"]])
+def test_objects_that_were_not_recorded_need_no_weight(scene, chosen):
+    real = instep.open_world(scene).tuned({"actuator.slide.kp": 200.0})
+    runs = []
+    for seed in range(3):
+        ends = np.repeat(np.random.default_rng(seed).uniform(-0.3, 0.0, 6), 20)[:, None]  # away from the puck
+        run = rollout(real, Script(ends), steps=len(ends))
+        spec = replace(run.spec, q=vector(["slide"], "m"), v=vector(["slide"], "m/s"))
+        columns = {"timestamp": run.t, "q": run.q[:, :1], "v": run.v[:, :1], "action": run.action}
+        runs.append(Episode(spec, columns, {"name": f"run {seed}"}))
+    found = identify(scene, runs, chosen, IdentifyOptions(windows=6, seeds=1, draws=0, ignore_coordinates=("puck.*",)))
+    assert found.comparison.improvement.value > 0.9  # alone, a gain, damping and inertia are known as ratios
+    assert not any("no weight" in note for note in found.as_dict()["notes"])
 
 
 def test_objects_count_where_a_parameter_is_theirs_or_nothing_else_moves(scene):

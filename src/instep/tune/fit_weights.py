@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from instep.core.episode import Episode
 from instep.core.errors import UnknownName
 from instep.core.param import Param
 from instep.scene.folder import Scene
@@ -24,8 +25,8 @@ def ignored_coordinates(patterns: Sequence[str], labels: Sequence[str]) -> list[
     return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
 
 
-def pushed_bodies(scene: Scene, params: Sequence[Param], labels: Sequence[str]) -> list[str]:
-    """The objects whose motion says little about the parameters, since those are all of the robot.
+def pushed_bodies(scene: Scene, params: Sequence[Param], measured: Sequence[str]) -> list[str]:
+    """The measured objects whose motion says little about the parameters, since those are all of the robot.
 
     An object that is pushed slips and tips: its motion jumps with the smallest change of a gain and depends on contact
     that was not identified, while the joints of the robot show the same gain smoothly. None where a parameter is of an
@@ -35,15 +36,20 @@ def pushed_bodies(scene: Scene, params: Sequence[Param], labels: Sequence[str]) 
     owned = {*passive, *passive.values()}
     if not all(p.parts.kind in OF_ROBOT and p.parts.name not in owned for p in params):
         return []
-    moved = {label.rpartition(".")[0] for label in labels} & set(passive)
-    own = [label for label in labels if label.rpartition(".")[0] not in moved]
+    moved = {label.rpartition(".")[0] for label in measured} & set(passive)
+    own = [label for label in measured if label.rpartition(".")[0] not in moved]
     return sorted(moved) if own else []
 
 
-def scales(ignored: Sequence[str], pushed: Sequence[str], labels: Sequence[str]) -> Mapping[str, float]:
-    """The scales of the residuals that have no weight, by coordinate."""
-    unweighted = [*ignored, *(label for label in labels if label.rpartition(".")[0] in pushed)]
-    return dict.fromkeys(unweighted, NO_WEIGHT)
+def measured_coordinates(labels: Sequence[str], episodes: Sequence[Episode]) -> list[str]:
+    """The coordinates of a scene that recordings measure: joints by name, free bodies by their pose."""
+    known = [{*e.spec.q.labels, *(label.rpartition(".")[0] for label in e.spec.q.labels)} for e in episodes]
+    return [x for x in labels if all(x in names or (x.rpartition(".")[0] or x) in names for names in known)]
+
+
+def scales(ignored: Sequence[str], pushed: Sequence[str], measured: Sequence[str]) -> dict[str, float]:
+    """The scales of the residuals that have no weight, by coordinate that was measured."""
+    return {x: NO_WEIGHT for x in measured if x in ignored or x.rpartition(".")[0] in pushed}
 
 
 def pushed_note(pushed: Sequence[str]) -> str:

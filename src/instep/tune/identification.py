@@ -29,7 +29,7 @@ from instep.scene.folder import Scene, SceneSimulator
 
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .fit_weights import ignored_coordinates, pushed_bodies, pushed_note, scales
+from .fit_weights import ignored_coordinates, measured_coordinates, pushed_bodies, pushed_note, scales
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .group_params import (
     GroupedWorld,
@@ -362,8 +362,10 @@ def identify(
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
-    pushed = pushed_bodies(scene, selection.params, sim.spec.v.labels)
-    shooting = _shooting_options(options, selection, scene, sim, pushed)
+    measured = measured_coordinates(sim.spec.v.labels, fitted)
+    pushed = pushed_bodies(scene, selection.params, measured)
+    ignored = ignored_coordinates(options.ignore_coordinates, sim.spec.v.labels)
+    shooting = _shooting_options(options, selection, scene, scales(ignored, pushed, measured))
     starts = (*begun, options.begin) if options.begin else tuple(begun)
     many = selection.automatic and len(selection.params) >= MANY_PARAMS
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
@@ -475,9 +477,8 @@ class _CostHistory:
 
 
 def _shooting_options(
-    options: IdentifyOptions, selection: ParamSelection, scene: Scene, sim: Simulator, pushed: Sequence[str]
+    options: IdentifyOptions, selection: ParamSelection, scene: Scene, scale: Mapping[str, float]
 ) -> ShootingOptions:
-    labels = sim.spec.v.labels
     joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
     return ShootingOptions(
         window=options.window or WINDOW_S,
@@ -488,6 +489,6 @@ def _shooting_options(
         moves=moved_coordinates(scene.model),
         drop_unpredictable=options.drop_unpredictable or selection.undriven,
         fixed_start=options.fixed_start,
-        scale=scales(ignored_coordinates(options.ignore_coordinates, labels), pushed, labels),
+        scale=scale,
         seed=options.seed,
     )
