@@ -9,7 +9,7 @@ import numpy as np
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .least_squares import Descent, FitStatus, Point, Problem, linearise, newton_decrement, rough
+from .least_squares import NEGLIGIBLE, Descent, FitStatus, Point, Problem, linearise, newton_decrement, rough
 from .weak_directions import checked_curvature, profiled
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
@@ -72,8 +72,8 @@ def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -
     normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_precision)
     residual = np.nan_to_num(point.residual) / problem.scale
-    rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
-    taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
+    rows = max(1, int(problem.shooter.windows.inside.sum()) * problem.weighing)
+    taken = len(point.x) + len(point.starts) * problem.free_starts
     variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
     curvature = checked_curvature(problem, point, normal, variance)
     information = curvature / max(variance, 1e-300) / correlation_time(residual)
@@ -88,7 +88,7 @@ def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -
         widening = profiled(problem, point, normal, covariance, variance * correlation_time(residual))
     covariance = _with_diagonal(covariance, widening**2 * np.diag(covariance))
     allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
-    allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
+    allowed = max(allowed, MAX_STEP**2 * params * variance, NEGLIGIBLE)
     return Uncertainty(covariance, information, newton_decrement(problem, point, normal) / allowed, widening)
 
 

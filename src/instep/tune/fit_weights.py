@@ -11,8 +11,8 @@ from instep.core.param import Param
 from instep.scene.folder import Scene
 from instep.scene.robot_part import passive_bodies
 
-NO_WEIGHT = 1e3
-"""Scale of the residuals of a coordinate that is ignored [rad or m]."""
+from .least_squares import NO_WEIGHT
+
 OF_ROBOT = frozenset({"joint", "actuator", "action", "tendon", "body"})
 """Kinds of parameters that act on the robot itself, unless they are of a passive body."""
 

@@ -32,6 +32,11 @@ FIRST_DAMPING, NEAR_DAMPING = 1e-3, 1e-7
 parameters which are known as a sum only move their whole way at once."""
 MAX_DIFFERENCE_STEP = 0.05
 """Longest step of finite differences, for a cost that contacts make rough: differences span the roughness."""
+NO_WEIGHT = 1e3
+"""Scale of the residuals of a coordinate that is ignored [rad or m]."""
+NEGLIGIBLE = 1e-2
+"""Change of the cost, whose rows count about one each, below which a search has converged, however small the cost is:
+recordings without noise can be fitted ever better."""
 UNCERTAINTY_STEPS = 2.0
 """Time that the uncertainty at the end of a search takes, in its iterations."""
 ROUGHNESS_SAMPLES = 12
@@ -63,6 +68,16 @@ class Problem:
     rows_per_observation: float = 1.0
     """How many rows of a window count as one observation against priors: the correlation time of the residuals. What a
     model lacks is alike in neighbouring rows; counted as independent they would outweigh any knowledge of starts."""
+
+    @property
+    def weighing(self) -> int:
+        """How many measured directions have weight, at least 1."""
+        return max(1, int((self.scale < NO_WEIGHT).sum()))
+
+    @property
+    def free_starts(self) -> int:
+        """Degrees of freedom that the start state of a window takes: no more than directions with weight have."""
+        return min(int((self.sigma_start > 0).sum()), 2 * self.weighing)
 
     @property
     def start_precision(self) -> Array:
@@ -177,7 +192,8 @@ def _descend(
         jacobians, moved = normal.jacobians, moved if known else 0.0
         before, predicted = point.cost, _predicted_reduction(problem, point, normal, damping)
         # Where no step can reduce the cost noticeably, only one is tried.
-        done = _largest_reduction(problem, point, normal) <= tolerance * before
+        little = max(tolerance * before, NEGLIGIBLE)
+        done = _largest_reduction(problem, point, normal) <= little
         trial, damping = _tried(problem, point, normal, damping, once=done)
         if trial is not None:
             moved += float(np.abs(trial.x - point.x).max(initial=0.0))
@@ -187,10 +203,10 @@ def _descend(
         progress.stepped(progress.clock() - began)
         gained = before - point.cost
         # Two small steps in a row end the search, or one where derivatives taken here predicted no more.
-        flat = flat + 1 if gained <= tolerance * before else 0
+        flat = flat + 1 if gained <= little else 0
         if flat and done and (not known or not problem.contacts):
             return FitStatus.CONVERGED
-        missed = gained < 0.1 * predicted and gained <= 0.01 * before and predicted > 10 * tolerance * before
+        missed = gained < 0.1 * predicted and gained <= 0.01 * before and predicted > 10 * little
         wider = _with_longer_differences(problem, point, normal) if missed and problem.contacts else point
         if wider.difference_step > point.difference_step:
             point, damping, flat, jacobians = wider, FIRST_DAMPING, 0, None

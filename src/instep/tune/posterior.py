@@ -69,12 +69,12 @@ def laplace(found: Fit, *, seed: int = 0) -> GaussianBelief:
 
 def freedom_factor(found: Fit) -> float:
     """Rows over the degrees of freedom left by parameters and start states; at most 2."""
-    rows, free = _rows(found), int((found.problem.sigma_start > 0).sum())
+    rows, free = _rows(found), found.problem.free_starts
     return rows / max(rows - len(found.params) - len(found.windows) * free, rows / 2)
 
 
 def _rows(found: Fit) -> int:
-    return max(int(found.windows.inside.sum()) * found.point.residual.shape[-1], 1 + len(found.params))
+    return max(int(found.windows.inside.sum()) * found.problem.weighing, 1 + len(found.params))
 
 
 def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> SampleBelief:
@@ -251,7 +251,8 @@ class Likelihood:
 def likelihood(found: Fit) -> Likelihood:
     """The likelihood of the recordings a fit was made from."""
     residual = found.point.residual / found.problem.scale
-    variance = float((residual**2).mean()) * freedom_factor(found) if residual.size else 1.0
+    rows = residual.size * found.problem.weighing / max(residual.shape[-1], 1)
+    variance = float((residual**2).sum()) / rows * freedom_factor(found) if residual.size else 1.0
     problem = replace(found.problem, robust=0.0, shooter=replace(found.problem.shooter, worlds=0))
     return Likelihood(problem, max(variance, 1e-12) * correlation_time(residual), _start_response(found, problem))
 

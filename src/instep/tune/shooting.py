@@ -40,6 +40,8 @@ MAX_REWEIGHTS, SAME_SCALE = 4, 0.8
 """How often a search goes on under new weights, and the ratio of residuals above which the old ones are good enough."""
 MIN_CORRELATED_ROWS = 2.0
 """Correlation time of residuals, in rows, below which they count as independent."""
+LEAST_NOISE = 1e-6
+"""Share of the motion of a coordinate that is taken for its noise where recordings have none."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
 
@@ -194,8 +196,8 @@ class Fit:
         if by_scatter(n, params):
             return float(n - params)
         residual = np.nan_to_num(self.point.residual) / self.problem.scale
-        rows = int(self.windows.inside.sum()) * residual.shape[-1]
-        taken = params + n * int((self.problem.sigma_start > 0).sum())
+        rows = int(self.windows.inside.sum()) * self.problem.weighing
+        taken = params + n * self.problem.free_starts
         return max(1.0, max(rows - taken, rows / 2) / correlation_time(residual) - params)
 
     @property
@@ -340,8 +342,8 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     windows, params = shooter.windows, shooter.params
     motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     noise = np.concatenate([windows.noise_q, windows.noise_v])
-    # A start state whose noise is below a millionth of the motion is not estimated.
-    moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
+    # A start state without noise is not estimated.
+    moves = noise > LEAST_NOISE * np.concatenate([motion, motion / shooter.sim.spec.dt])
     moves &= np.tile(windows.tangent.measured, 2) & (not options.fixed_start)
     mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
     for i, param in enumerate(params):
@@ -380,7 +382,8 @@ def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
     size = np.sqrt(np.nansum(point.residual**2, axis=(0, 1)) / count)
     for _ in range(4 if options.robust else 0):
         size = np.sqrt(np.nansum(np.minimum(point.residual**2, (3 * size) ** 2), axis=(0, 1)) / count)
-    floor = np.maximum(shooter.windows.noise_q[form.measured], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
+    motion = np.abs(form.minus(shooter.windows.target, shooter.windows.q[:, None])).max(axis=(0, 1))[form.measured]
+    floor = np.maximum(shooter.windows.noise_q[form.measured], np.maximum(LEAST_NOISE * motion, 1e-12))
     size = np.maximum(size, floor)
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
 
