@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from instep.core.episode import Episode
 from instep.core.errors import UnknownName
 from instep.core.param import Param
+from instep.core.world import Spec
 from instep.scene.folder import Scene
 from instep.scene.robot_part import passive_bodies
 
@@ -41,10 +42,14 @@ def pushed_bodies(scene: Scene, params: Sequence[Param], measured: Sequence[str]
     return sorted(moved) if own else []
 
 
-def measured_coordinates(labels: Sequence[str], episodes: Sequence[Episode]) -> list[str]:
-    """The coordinates of a scene that recordings measure: joints by name, free bodies by their pose."""
-    known = [{*e.spec.q.labels, *(label.rpartition(".")[0] for label in e.spec.q.labels)} for e in episodes]
-    return [x for x in labels if all(x in names or (x.rpartition(".")[0] or x) in names for names in known)]
+def measured_coordinates(spec: Spec, episodes: Sequence[Episode]) -> list[str]:
+    """The coordinates of a scene that all recordings measure: joints by name, bodies by their pose."""
+    joints = {label for label in spec.v.labels if label in spec.q.labels}
+    known = [{*e.spec.q.labels} for e in episodes]
+    bodies = [{label.rpartition(".")[0] for label in names - joints} for names in known]
+    measured = {x for x in joints if all(x in names for names in known)}
+    measured |= {x for x in spec.v.labels if x not in joints and all(x.rpartition(".")[0] in b for b in bodies)}
+    return [x for x in spec.v.labels if x in measured]
 
 
 def scales(ignored: Sequence[str], pushed: Sequence[str], measured: Sequence[str]) -> dict[str, float]:

@@ -362,7 +362,7 @@ def identify(
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
-    measured = measured_coordinates(sim.spec.v.labels, fitted)
+    measured = measured_coordinates(sim.spec, fitted)
     pushed = pushed_bodies(scene, selection.params, measured)
     ignored = ignored_coordinates(options.ignore_coordinates, sim.spec.v.labels)
     shooting = _shooting_options(options, selection, scene, scales(ignored, pushed, measured))
