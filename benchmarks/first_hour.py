@@ -294,6 +294,8 @@ def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
         row(f"mapping right, of {len(done)}", percent(_share(done, "right")), at_least=90),
         row("cases with a wrong guess that is not flagged", sum(not c["flagged"] for c in wrong), "cases", at_most=0),
         row(f"wrong guesses flagged, of {len(wrong)} cases", _flagged(wrong), "%", at_least=100),
+        row("cases in which a stage ended in an error", sum(bool(c.get("failures")) for c in done), "cases", at_most=0),
+        row(f"new scene promoted, of {len(done)}", percent(_share(done, "passed"))),
         row("time of a case on two cores, median", median([c["seconds"] for c in done], "s")),
         row("time of a case on two cores, longest", max(c["seconds"] for c in done), "s", at_most=LIMIT),
     ]
@@ -311,7 +313,7 @@ def _flagged(wrong: Sequence[dict[str, Any]]) -> float:
 
 
 def _share(cases: Sequence[dict[str, Any]], key: str) -> Any:
-    return wilson(sum(bool(case[key]) for case in cases), len(cases))
+    return wilson(sum(bool(case.get(key)) for case in cases), len(cases))
 
 
 def _line(case: dict[str, Any]) -> str:
