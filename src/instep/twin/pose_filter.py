@@ -51,6 +51,7 @@ from .joint_search import find_on_joint
 from .occluders import Occluders
 from .photometric import BodyColours, PhotometricResidual, photometric_step
 from .pose_solver import (
+    TEXTURE_POINTS,
     PoseSolution,
     SilhouetteFit,
     compare_silhouette,
@@ -64,7 +65,7 @@ from .region import PHASES, RegionColours
 from .resting_sides import resting_sides
 from .scene_geometry import SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
-from .start_refinement import refined_start
+from .start_refinement import learn_texture, learned_crops, refined_start
 from .surface_mesh import body_faces, fitted_outline
 from .texture import BodyTexture
 from .tracked_body import FreeBody, JointedBody, tracked_bodies, with_joints
@@ -468,16 +469,18 @@ class PoseFilter:
         return found.world_from_body if found else None
 
     def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
-        """A given start, which silhouettes refine where colours are learned; so is texture, at that pose."""
+        """A given start, where colours and texture are learned; silhouettes refine that of a body with texture."""
         shown = [(c, f) for c, f in enumerate(frames) if f is not None and self._usable(c, memory)]
         if not memory["learns"]:
             return T
         body, hide = (self._outlines[b], self._regions[b]), partial(self._occluders.hide_standing, b)
+        crops = learned_crops(body, (T, T), shown, hide, memory)
+        if not self._textures or learn_texture(self._textures[b], T, shown, crops, memory) < TEXTURE_POINTS[0]:
+            return T  # nothing keeps the error of the start
         given = T, self._basis(b, T)
         here, crops = refined_start(body, given, shown, hide, self.options.mask_noise, memory)
-        for c, frame in shown if self._textures else ():
-            if c in crops:
-                self._textures[b].learn(frame, c, here, crops[c], None, memory)
+        memory |= self._textures[b].unknown()
+        learn_texture(self._textures[b], here, shown, crops, memory)
         return here
 
     def new_frames(

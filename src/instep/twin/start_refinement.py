@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from .joint_search import Hide, learn_unhidden
 from .pose_solver import TEXTURED_SHARE, PixelNoise, mean_overlap, moved, solve_pose
 from .projection import Outline
 from .region import RegionColours
+from .texture import BodyTexture
 
 START_SIGMA_M, START_SIGMA = 2e-3, math.radians(1.0)
 """How far a given start is off: position [m] and orientation [rad]."""
@@ -52,6 +53,16 @@ def refined_start(
             break
         here = moved(start, found.xi)
     return here, learned_crops(body, (here, here), shown, hide, memory)
+
+
+def learn_texture(
+    texture: BodyTexture, world_from_body: Array, shown: Shown, crops: Mapping[int, MaskCrop], memory: dict[str, Any]
+) -> int:
+    """Learn the texture of a body in its crops; how many points all cameras know then."""
+    for c, frame in shown:
+        if c in crops:
+            texture.learn(frame, c, world_from_body, crops[c], None, memory)
+    return texture.known(memory)
 
 
 def learned_crops(

@@ -167,6 +167,10 @@ class BodyTexture:
         known[slots] = np.isfinite(patches[:, 0, 0])
         self._changed(memory, "misses", c)[slots] = 0
 
+    def known(self, memory: dict[str, Any]) -> int:
+        """How many points are known, in all cameras."""
+        return sum(int(self._kept(memory, "known", c).sum()) for c in range(len(self._cameras)))
+
     def points(self, memory: dict[str, Any], c: int) -> tuple[Array, Array]:
         """Where the points of a camera were learned, in the body's frame [n, 3], and steps on the face [n, 3, 2]."""
         return self._kept(memory, "places", c), self._kept(memory, "tangents", c)
