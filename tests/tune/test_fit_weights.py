@@ -60,6 +60,7 @@ def test_a_gain_is_fitted_to_the_robot_alone_though_the_object_slides_on_another
     # Rows of a coordinate without weight are no observations, or intervals would be too narrow.
     problem = found.fit.problem
     assert problem.weighing == 1 and len(problem.scale) == 7 and problem.free_starts <= 2
+    assert not problem.sigma_start[1:7].any() and not problem.sigma_start[8:].any()  # the puck starts as measured
 
 
 @pytest.mark.parametrize("chosen", ["auto", ["actuator.slide.kp", "action.delay"]])
@@ -73,10 +74,9 @@ def test_objects_that_were_not_recorded_need_no_weight(scene, chosen):
         columns = {"timestamp": run.t, "q": run.q[:, :1], "v": run.v[:, :1], "action": run.action}
         runs.append(Episode(spec, columns, {"name": f"run {seed}"}))
     found = identify(scene, runs, chosen, IdentifyOptions(windows=6, seeds=1, draws=0, ignore_coordinates=("puck.*",)))
-    assert (
-        chosen == "auto" or found.status is FitStatus.CONVERGED
-    )  # though recordings without noise could be fitted ever better
-    assert found.comparison.improvement.value > 0.9  # alone, a gain, damping and inertia are known as ratios
+    # Without noise the two could be fitted ever better; of all the ratios alone are known, and the search may stall.
+    assert found.status is FitStatus.CONVERGED or chosen == "auto"
+    assert found.comparison.improvement.value > 0.9
     assert not any("no weight" in note for note in found.as_dict()["notes"])
 
 

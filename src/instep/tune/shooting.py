@@ -22,6 +22,7 @@ from .delay_scan import with_scanned_delay, with_stepped_delay
 from .fit_uncertainty import by_scatter, correlation_time, judged
 from .least_squares import (
     DIFFERENCE_STEP,
+    NO_WEIGHT,
     UNCERTAINTY_STEPS,
     Descent,
     FitStatus,
@@ -344,7 +345,8 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     noise = np.concatenate([windows.noise_q, windows.noise_v])
     # A start state without noise is not estimated.
     moves = noise > LEAST_NOISE * np.concatenate([motion, motion / shooter.sim.spec.dt])
-    moves &= np.tile(windows.tangent.measured, 2) & (not options.fixed_start)
+    moves &= np.tile(windows.tangent.measured & ~_ignored_bodies(windows.tangent.labels, options), 2)
+    moves &= not options.fixed_start
     mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
     for i, param in enumerate(params):
         if param.address in options.priors:
@@ -356,6 +358,13 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     contacts = len(windows.tangent.quat_q) > 0
     start = np.where(moves, noise, 0.0)
     return Problem(shooter, scale, start, mean, sigma, options.robust, affected, contacts, options.linearised)
+
+
+def _ignored_bodies(labels: Sequence[str], options: ShootingOptions) -> Array:
+    """Coordinates of bodies of which none has weight: nothing would hold their start states but their noise."""
+    ignored = {label for label in labels if options.scale.get(label, 0.0) >= NO_WEIGHT}
+    counting = {label.rpartition(".")[0] for label in labels if label not in ignored}
+    return np.array([x in ignored and "." in x and x.rpartition(".")[0] not in counting for x in labels])
 
 
 def _affected(params: Sequence[Param], windows: Windows, moves: Mapping[str, Sequence[str]]) -> tuple[Array, Array]:
