@@ -11,6 +11,8 @@ from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_worl
 from instep.app.gap_run import open_scene
 from instep.app.simulated_robot import Perturbation, simulate_robot
 from instep.app.world_specs import CameraOptions, world_from_eval_spec, world_from_spec
+from instep.core.errors import BadInput, Diverged
+from instep.core.world import stack
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from instep.physics.engines import rest_action, without_delta
@@ -132,3 +134,34 @@ def test_a_world_whose_settings_differ_is_placed_in_any_number(tuned: Path):
     assert world.observe(world.reset(0))["observation.sensors"].shape == (1,)
     many = world.place(np.full((5, 1), 0.3), np.zeros((5, 1)))
     assert np.allclose(world.observe(many)["observation.sensors"], 0.3)
+
+
+def test_a_step_with_dynamics_is_the_step_bit_by_bit_wherever_it_begins(tuned: Path):
+    import mujoco
+
+    world = MujocoWorld(tuned)
+    chained = plain = world.nudge(world.reset(0), np.full((world.model.nbody - 1, 6), 0.3))
+    first, commands = plain, np.sin(0.3 * np.arange(40))[:, None]
+    for command in commands:
+        chained, found = world.step_dynamics(chained, command, 1)
+        plain = world.step(plain, command)
+        assert chained.t == plain.t and chained.hidden.keys() == plain.hidden.keys()
+        assert all(np.array_equal(chained.hidden[key], plain.hidden[key]) for key in plain.hidden)
+        assert np.array_equal(chained.q, plain.q) and np.array_equal(chained.v, plain.v)
+    data, full = mujoco.MjData(world.model), np.empty((1, 1))
+    data.qpos[:] = plain.q
+    mujoco.mj_forward(world.model, data)
+    mujoco.mj_fullM(world.model, data, full)
+    assert np.allclose(found.inertia, full) and np.allclose(found.turn, data.xmat[1])
+    again, _ = world.step_dynamics(first, commands[0], 1)
+    assert np.array_equal(again.hidden["mujoco"], world.step(first, commands[0]).hidden["mujoco"])
+
+
+def test_a_step_with_dynamics_says_what_it_cannot_do_and_when_it_diverges(tuned: Path):
+    world = MujocoWorld(tuned)
+    state = world.reset(0)
+    with pytest.raises(BadInput, match="one world without inputs"):
+        world.step_dynamics(stack([state, state]), np.zeros((2, 1)), 1)
+    lost = world.place(state.q, np.array([1e12]))
+    with pytest.raises(Diverged, match="diverged in MuJoCo"):
+        world.step_dynamics(lost, np.zeros(1), 1)

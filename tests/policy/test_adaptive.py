@@ -11,10 +11,10 @@ from instep import MujocoWorld, Scene
 from instep.core.errors import BadInput
 from instep.core.world import Wrapper, stack
 from instep.policy import Adaptive, AdaptiveOptions
-from instep.policy.adaptive_kernels import filter_columns, update_estimate
+from instep.policy.adaptive_kernels import filter_columns, limit_compensation, update_estimate, watch_joints
 from instep.policy.adaptive_model import ReferenceArm
 from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
-from instep.policy.adaptive_supervision import bounded, start_watch, watched
+from instep.policy.adaptive_supervision import HELPED, MIN_ERROR, POSITION, start_watch, supervision_rules
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene
 
@@ -157,7 +157,7 @@ def test_a_step_depends_only_on_its_arguments(model):
     again = world.step(state, np.zeros(2))
     ahead = [one.hidden["adaptive"]["model"].q for one in (first, again, other)]
     assert np.array_equal(ahead[0], ahead[1]) and not np.array_equal(ahead[0], ahead[2])
-    assert np.array_equal(first.hidden["adaptive"]["law"]["theta"], again.hidden["adaptive"]["law"]["theta"])
+    assert np.array_equal(first.hidden["adaptive"]["law"]["weights"], again.hidden["adaptive"]["law"]["weights"])
 
 
 def test_a_longer_delay_lowers_the_bandwidth_and_the_margins_hold():
@@ -184,7 +184,7 @@ def test_the_regressors_of_a_payload_are_its_torques(model):
     q, v = rng.normal(size=(2, 2))
     a = np.array([0.7, -0.7])  # the fore arm does not turn faster: its moment of inertia does not count
     here, later = (arm.motion(q + k * tiny * v, v + k * tiny * a, None, np.zeros(2)).speeds for k in (0, 1))
-    found = arm.motion(q, v, here - arm.dt * (later - here) / tiny, np.zeros(2)).payload
+    found = arm.motion(q, v, here - arm.dt * (later - here) / tiny, np.zeros(2)).regressors[:, :4]
     torques = []
     for one in (heavy, model.model):
         data = mujoco.MjData(one)
@@ -239,38 +239,62 @@ def test_what_cannot_be_adapted_is_refused(model, scene, tmp_path):
         world.begin(stack([model.reset(0), model.reset(1)]), 0, None)
 
 
+def watched(arm, watch, error, applied):
+    """The watch one period later, of an arm whose inertia is that of its start."""
+    past = np.concatenate([np.zeros(3 * arm.n), np.diag(arm.inertia).reshape(-1)])
+    rules = np.array(supervision_rules(arm.dt, 0.5))
+    after = {name: np.empty_like(part) for name, part in watch.items()}
+    watch_joints(*watch.values(), error, applied, past, arm.servos, rules, arm.dt, *after.values())
+    return after
+
+
 @pytest.mark.parametrize(("error", "moved", "given_up"), [(0.02, 0.01, True), (0.002, -0.01, False)])
 def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_is_not(model, error, moved, given_up):
     arm = ReferenceArm.of(model)
-    watch, past = start_watch(arm), {"inertia": np.diag(arm.inertia), "applied": arm.kp * moved}
-    seen = []
+    watch, seen = start_watch(arm), []
     for _ in range(round(1.5 / arm.dt)):
-        watch = watched(arm, watch, np.full(arm.n, error), past, fade=0.5)
-        seen.append(watch["pause"] > 0)
-    np.testing.assert_allclose(watch["x"], moved, rtol=0.02)
+        watch = watched(arm, watch, np.full(arm.n, error), arm.kp * moved)
+        seen.append(watch["pause"][0] > 0)
+    np.testing.assert_allclose(watch["joints"][POSITION], moved, rtol=0.02)
     assert any(seen) == given_up
 
 
-def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model):
+@pytest.mark.parametrize(("wanted", "allowed"), [(1.0, 0.013), (-0.01, -0.01)])
+def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model, wanted, allowed):
     arm = ReferenceArm.of(model)
-    still = {"inertia": np.diag(arm.inertia), "applied": np.zeros(arm.n)}
-    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), still, fade=0.5)
-    np.testing.assert_allclose(bounded(watch, np.full(arm.n, 1.0)), 0.013)
-    np.testing.assert_allclose(bounded(watch, np.full(arm.n, -0.01)), -0.01)
+    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), np.zeros(arm.n))
+    delta, applied, sent = np.empty(arm.n), np.empty(arm.n), np.ones(arm.n)
+    torque = arm.kp * wanted
+    limit_compensation(torque, 5.0, np.ones(1), watch["joints"], MIN_ERROR, arm.servos, arm.index, delta, applied, sent)
+    np.testing.assert_allclose(delta, allowed)
+    np.testing.assert_allclose(applied, arm.kp * allowed)
+    np.testing.assert_allclose(sent, 1 + allowed)
 
 
 def test_a_law_that_harms_one_joint_lets_go_of_it_at_once_and_of_the_others_slowly(model):
     """One law helps all joints; a servo whose help ends suddenly would swing."""
     arm = ReferenceArm.of(model)
-    moved = np.array([0.01, -0.01])
-    past, error = {"inertia": np.diag(arm.inertia), "applied": arm.kp * moved}, np.array([0.02, 0.002])
+    moved, error = np.array([0.01, -0.01]), np.array([0.02, 0.002])
     watch, shares = start_watch(arm), []
     for _ in range(round(3.0 / arm.dt)):
-        watch = watched(arm, watch, error, past, fade=0.5)
-        shares.append(watch["share"])
+        watch = watched(arm, watch, error, arm.kp * moved)
+        shares.append(watch["joints"][HELPED])
     rows = np.stack(shares)
     begun = int(np.argmax(rows[:, 0] < 1.0))
     gone = [int(np.argmax(rows[:, j] == 0.0)) - begun for j in range(2)]
     assert begun * arm.dt < 0.6 and gone[0] * arm.dt == pytest.approx(0.05, abs=2 * arm.dt)
     assert gone[1] * arm.dt == pytest.approx(0.5, abs=2 * arm.dt), "the second joint was helped"
-    assert watch["length"] >= 2.0, "the next pause is longer"
+    assert watch["pause"][1] >= 2.0, "the next pause is longer"
+
+
+def test_the_model_that_is_followed_is_that_of_its_simulator(model):
+    """A reference with the dynamics of its step goes as one without: motions, mass matrices and Jacobians agree."""
+    arm, rows = ReferenceArm.of(model), commands(model.spec.dt, 0.5)
+    quick = slow = model.place(np.zeros(2), np.zeros(2), past=rows[:1])
+    before = arm.motion(quick.q, quick.v, None, rows[0]).speeds
+    for row in rows:
+        quick, found = arm.followed(model, quick, row, before)
+        slow = model.step(slow, row)
+        expected = arm.motion(slow.q, slow.v, before, row)
+        np.testing.assert_allclose(found.values, expected.values, rtol=1e-12, atol=1e-12)
+        before = found.speeds

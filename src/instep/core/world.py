@@ -92,7 +92,7 @@ class State:
 
     def with_hidden(self, key: str, value: Any) -> State:
         """The same state with the memory under one key replaced."""
-        return replace(self, hidden={**self.hidden, key: value})
+        return State(self.t, self.q, self.v, {**self.hidden, key: value})
 
 
 class World(Protocol):

@@ -14,11 +14,12 @@ import mujoco
 import numpy as np
 from mujoco import batch as mjbatch
 
+from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Settings, Spec, State, Trajectory, vector
 from instep.scene import address
-from instep.scene.folder import Scene
+from instep.scene.folder import BodyDynamics, Scene
 
 from .actuator_inputs import INPUTS, ActuatorInputs, input_channel, inputs_of, switched
 from .engine_checks import (
@@ -27,8 +28,10 @@ from .engine_checks import (
     checked_place,
     checked_wrench,
     finite_worlds,
+    is_small,
     settings_per_world,
 )
+from .single_world import SingleWorld
 from .thread_choice import ThreadChoice, most_threads
 
 KEY = "mujoco"
@@ -94,6 +97,7 @@ class MujocoWorld:
         self._batches: dict[int, dict[int, tuple[mjbatch.Batch, ActuatorInputs]]] = {}
         self._choices: dict[tuple[int, int], ThreadChoice] = like._choices if like else {}
         self._lock = threading.Lock()
+        self._single: SingleWorld | None = None
 
     @property
     def spec(self) -> Spec:
@@ -160,6 +164,17 @@ class MujocoWorld:
         sensors = sensors.reshape(*state.batch, -1) if sensors is not None else None
         new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensors)
         return check_finite(new, self.scene.name, "MuJoCo", error)
+
+    def step_dynamics(self, state: State, action: Array, body: int) -> tuple[State, BodyDynamics]:
+        """One world a control period later, bit for bit as `step`, and the dynamics of a body there."""
+        if state.batch or self._each or INPUTS in state.hidden:
+            raise BadInput("Dynamics are given of one world without inputs of its actuators; use step for others.")
+        if self._single is None:
+            self._single = SingleWorld(self._model, self._steps)
+        row, sensors, dynamics = self._single.step(state.hidden[KEY], action, body)
+        hidden = {KEY: row} if sensors is None else {KEY: row, SENSORS: sensors}
+        new = State(state.t + self._spec.dt, row[self._layout.qpos], row[self._layout.qvel], hidden)
+        return (new if is_small(new) else check_finite(new, self.scene.name, "MuJoCo")), dynamics
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
         """A batch after each action [steps, worlds, nu], bit for bit as `step`, without waiting between actions.

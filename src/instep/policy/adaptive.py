@@ -7,7 +7,9 @@ goes through the limits of the world inside, and fades out while a reading is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,10 +20,11 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper, vector
 from instep.scene.folder import SceneSimulator
 
+from .adaptive_kernels import compare_reading, limit_compensation
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
-from .adaptive_supervision import bounded, start_watch, watched
+from .adaptive_supervision import HELPED, MIN_ERROR, start_watch, supervision_rules
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied (of the
@@ -32,6 +35,8 @@ SATURATED = 0.98
 """Share of its torque limit above which a servo of the model no longer follows, so that nothing is learnt from it."""
 MAX_AGE_PERIODS = 3
 """A reading older than the usual one by so many periods is refused."""
+
+_NOT_SHOWN = np.zeros(0)
 
 Trust: TypeAlias = Callable[[State], float]
 """How far a state can be trusted, from 0 to 1, such as that of a twin."""
@@ -78,6 +83,24 @@ class Adaptive(Wrapper[W]):
     positions: Array
     """Where the driven joints are in `observation.state`."""
     trust: Trust | None = None
+    _inner: Spec = field(init=False, repr=False)
+    """Of the world inside, which may put it together anew each time it is asked."""
+    _rules: Array = field(init=False, repr=False)
+    """Numbers that readings are judged by."""
+    _kept: int = field(init=False, repr=False)
+    """How many rows of the past are kept."""
+    _oldest: float = field(init=False, repr=False)
+    """Age above which a reading is refused [s]."""
+
+    def __post_init__(self) -> None:
+        arm, options = self.arm, self.options
+        object.__setattr__(self, "_inner", self.world.spec)
+        object.__setattr__(
+            self, "_rules", np.array([*supervision_rules(arm.dt, options.fade), options.max_error, SATURATED])
+        )
+        kept = 2 + math.ceil((arm.delay + options.age) / arm.dt + MAX_AGE_PERIODS)
+        object.__setattr__(self, "_kept", kept)
+        object.__setattr__(self, "_oldest", options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
 
     @classmethod
     def around(
@@ -124,96 +147,72 @@ class Adaptive(Wrapper[W]):
         model = self._placed(q, np.zeros(arm.n), state.t)
         command = self._holding(model) if past is None else np.asarray(past, float)[-1]
         motion = arm.motion(model.q, model.v, None, command)
-        rows = [self._row(motion, np.zeros(arm.n))]
+        rows = [motion.values]
         # The model is ahead of the robot by the delay: what was commanded before is still under way.
         for _ in range(round(arm.delay / arm.dt)):
-            model = self.reference.step(model, command)
-            motion = arm.motion(model.q, model.v, motion.speeds, command)
-            rows.append(self._row(motion, np.zeros(arm.n)))
+            model, motion = arm.followed(self.reference, model, command, motion.speeds)
+            rows.append(motion.values)
+        still = np.zeros(arm.n)
         memory: dict[str, Any] = {
-            "model": model, "law": self.law.start(), "rows": tuple(rows), "speeds": motion.speeds, "command": command,
-            "delta": np.zeros(arm.n), "error": np.zeros(arm.n), "share": np.ones(1), "watch": start_watch(arm),
+            "model": model, "law": self.law.start(), "rows": tuple(rows), "applied": (still,) * len(rows),
+            "speeds": motion.speeds, "command": command, "delta": still, "error": still, "share": np.ones(1),
+            "watch": start_watch(arm),
         }  # fmt: skip
         return state.with_hidden(self.key, memory)
 
     def step(self, state: State, action: Array) -> State:
         """Learn from the last reading, move the model by the command, and send the command with its compensation."""
-        action = checked_action(action, self.world.spec, state.batch)
+        action = checked_action(action, self._inner, state.batch)
         memory, arm = state.hidden[self.key], self.arm
+        n, rows, watch = len(arm.joints), memory["rows"], memory["watch"]
         seen = self.world.observe(state)
-        memory = self._with_sent(memory, seen.get(SENT))
         q, age = self._reading(state, seen)
-        past, aligned = _at_lag(memory["rows"], (arm.delay + age) / arm.dt)
-        error = q - aligned
-        read = np.isfinite(error) & (age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
-        near = read & (np.abs(error) <= self.options.max_error)
+        newer, older, part = _at_lag(len(rows), (arm.delay + age) / arm.dt)
+        near = newer if part < 0.5 else older
+        # Of the last command the limits of the world may have let through less.
+        passed = memory["applied"][-1].copy()
+        torques = (*memory["applied"][:-1], passed)
+        sent = np.asarray(seen.get(SENT, _NOT_SHOWN) if len(rows) > 1 else _NOT_SHOWN, float)
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
-        error = np.where(read, error, memory["error"])
-        watch = watched(arm, memory["watch"], error, past, self.options.fade)
-        share = self._faded(memory["share"], bool(near.all()) and trusted)
-        helped = share[0] * watch["share"] > 0
-        model = self._followed(memory, action, q, bool(read.all()) and share[0] == 0.0)
-        motion = arm.motion(model.q, model.v, memory["speeds"], action)
-        row = self._row(motion, np.zeros(arm.n))
-        active = near & (np.abs(past["effort"]) < SATURATED * arm.limit) & trusted & helped
-        law, torque = self.law.update(memory["law"], LawInput(error, active, past, row["regressors"]))
-        delta = bounded(watch, share[0] * self._clipped(torque))
-        row["applied"] = arm.kp * delta
-        sent = action.copy()
-        sent[arm.actions] += delta
-        kept = 2 + int(np.ceil((arm.delay + self.options.age) / arm.dt + MAX_AGE_PERIODS))
+        error, active, share = np.empty(n), np.empty(n, bool), np.empty(1)
+        joints, pause = np.empty((8, n)), np.empty(2)
+        anew = compare_reading(
+            q, rows[newer], rows[older], part, torques[near], passed, sent, memory["command"], arm.index,
+            age <= self._oldest, trusted, memory["error"], memory["share"], watch["joints"], watch["pause"], arm.servos,
+            self._rules, arm.dt, error, active, share, joints, pause,
+        )  # fmt: skip
+        # Where compensation was given up, the model begins anew where the robot is.
+        model = self._placed(q, memory["model"].v[arm.dofs], memory["model"].t) if anew else memory["model"]
+        model, now = arm.followed(self.reference, model, action, memory["speeds"])
+        past = ReferenceMotion(rows[near], now.speeds, n)
+        law, torque = self.law.update(memory["law"], LawInput(error, active, past, torques[near], now))
+        delta, applied, sent = np.empty(n), np.empty(n), action.copy()
+        limit_compensation(
+            torque, self.options.torque, share, joints, MIN_ERROR, arm.servos, arm.index, delta, applied, sent
+        )
         after: dict[str, Any] = {
-            "model": model, "law": law, "rows": (*memory["rows"], row)[-kept:], "speeds": motion.speeds,
-            "command": action, "delta": delta, "error": error, "share": share, "watch": watch,
+            "model": model, "law": law, "rows": (*rows, now.values)[-self._kept :],
+            "applied": (*torques, applied)[-self._kept :], "speeds": now.speeds, "command": action, "delta": delta,
+            "error": error, "share": share, "watch": {"joints": joints, "pause": pause},
         }  # fmt: skip
         return self.step_inside(state, sent, lambda _: after)
 
     def observe(self, state: State) -> Observation:
         """The sensor readings, and what is compensated."""
         memory = state.hidden[self.key]
-        share = memory["share"] * memory["watch"]["share"].min()
+        share = memory["share"] * memory["watch"]["joints"][HELPED].min()
         return {DELTA: memory["delta"], ERROR: memory["error"], SHARE: share, **self.world.observe(state)}
 
     def weights(self, state: State) -> dict[str, float]:
         """The weights that a law with regressors has found, by name; empty for others."""
         law: Memory = state.hidden[self.key]["law"]
-        return dict(zip(self.arm.names, map(float, law["theta"]), strict=False)) if "theta" in law else {}
+        return dict(zip(self.arm.names, map(float, law["weights"][0]), strict=False)) if "weights" in law else {}
 
     def _reading(self, state: State, seen: Observation) -> tuple[Array, float]:
         """The positions of the driven joints, and how old they are [s]."""
         stamp = seen.get("observation.state.stamp")
         age = self.options.age if stamp is None else max(float(state.t) - float(stamp), 0.0)
         return np.asarray(seen["observation.state"], float)[self.positions], age
-
-    def _row(self, motion: ReferenceMotion, applied: Array) -> dict[str, Array]:
-        regressors = self.law.regressors(self.arm.regressors(motion), motion.q, motion.v)
-        return {
-            "q": motion.q, "inertia": motion.inertia, "tip_inertia": motion.tip_inertia, "effort": motion.effort,
-            "regressors": regressors, "applied": applied,
-        }  # fmt: skip
-
-    def _with_sent(self, memory: Mapping[str, Any], sent: Array | None) -> Mapping[str, Any]:
-        """The memory, the compensation of its last row as the limits of the world let it through."""
-        if sent is None or len(memory["rows"]) < 2 or not np.isfinite(sent).all():
-            return memory
-        passed = (np.asarray(sent, float) - memory["command"])[self.arm.actions]
-        last = {**memory["rows"][-1], "applied": self.arm.kp * passed}
-        return {**memory, "rows": (*memory["rows"][:-1], last)}
-
-    def _faded(self, share: Array, good: bool) -> Array:
-        step = self.arm.dt / self.options.fade
-        return np.array([min(max(float(share[0]) + (step if good else -step), 0.0), 1.0)])
-
-    def _clipped(self, torque: Array) -> Array:
-        most = self.options.torque * self.arm.limit
-        return np.minimum(np.maximum(torque, -most), most) / self.arm.kp
-
-    def _followed(self, memory: Mapping[str, Any], action: Array, q: Array, anew: bool) -> State:
-        """The model one period later; where compensation was given up, it begins anew where the robot is."""
-        model: State = memory["model"]
-        if anew:
-            model = self._placed(q, model.v[self.arm.dofs], model.t)
-        return self.reference.step(model, action)
 
     def _placed(self, q: Array, v: Array, t: float) -> State:
         start = self.reference.reset(0)
@@ -228,10 +227,7 @@ class Adaptive(Wrapper[W]):
         return command
 
 
-def _at_lag(rows: tuple[dict[str, Array], ...], lag: float) -> tuple[dict[str, Array], Array]:
-    """What happened so many periods ago: the nearest row, and the positions of the model in between."""
-    last = len(rows) - 1
+def _at_lag(rows: int, lag: float) -> tuple[int, int, float]:
+    """The rows between which something happened so many periods ago, newer and older, and how far it was between."""
     whole = int(lag)
-    newer, older = rows[max(last - whole, 0)], rows[max(last - whole - 1, 0)]
-    part = lag - whole
-    return (newer if part < 0.5 else older), newer["q"] + part * (older["q"] - newer["q"])
+    return max(rows - 1 - whole, 0), max(rows - 2 - whole, 0), lag - whole

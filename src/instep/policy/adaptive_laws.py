@@ -8,7 +8,7 @@ table of arrays, so that it can be kept in the state of a world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .adaptive_kernels import learn_weights
-from .adaptive_model import ReferenceArm
+from .adaptive_model import ReferenceArm, ReferenceMotion
 from .adaptive_stability import METHODS, RATE_FILTER, Bandwidth, Loop, Method, ServoDynamics, stable_bandwidth
 
 CORRELATION_S = 0.02
@@ -30,19 +30,19 @@ FEATURES = 8
 Memory = Mapping[str, Array]
 
 
-@array_dataclass
-class LawInput:
+class LawInput(NamedTuple):
     """What a law sees in one period."""
 
     error: Array
     """Position less that of the model, when it was read [n]."""
     active: Array
     """Joints to adapt to: read, and not at their torque limit [n]."""
-    past: Mapping[str, Array]
-    """The model when it was read: `inertia` [n, n], `tip_inertia` (by each kg at the tip), `regressors` [n, p], and
-    `applied`, the torque of compensation that acted [n]."""
-    now: Array
-    """Regressors of the command that is being sent [n, p]."""
+    past: ReferenceMotion
+    """The model when it was read."""
+    applied: Array
+    """The torque of compensation that acted then [n]."""
+    now: ReferenceMotion
+    """The model after the command that is being sent."""
 
 
 class AdaptiveLaw(Protocol):
@@ -59,10 +59,6 @@ class AdaptiveLaw(Protocol):
 
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """The memory after a period, and the torque of compensation [n]."""
-        ...
-
-    def regressors(self, physical: Array, q: Array, v: Array) -> Array:
-        """The regressors it uses, given those of the model's motion."""
         ...
 
 
@@ -97,10 +93,6 @@ class IntegralAction:
         """Nothing summed up yet."""
         return {"torque": np.zeros(self.arm.n)}
 
-    def regressors(self, physical: Array, q: Array, v: Array) -> Array:
-        """None."""
-        return physical[:, :0]
-
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """Sum up the error of active joints."""
         step = self.arm.dt * self.bandwidth.omega * self.arm.kp * seen.error
@@ -123,10 +115,6 @@ class DisturbanceObserver:
         n = self.arm.n
         return {"e": np.zeros(n), "rate": np.zeros(n), "u": np.zeros((2, n)), "torque": np.zeros(n)}
 
-    def regressors(self, physical: Array, q: Array, v: Array) -> Array:
-        """None."""
-        return physical[:, :0]
-
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """Filter error and compensation, and give the difference of their torques."""
         arm, w, dt = self.arm, self.bandwidth.omega, self.arm.dt
@@ -135,8 +123,8 @@ class DisturbanceObserver:
         acceleration = (acceleration - dt * w * w * memory["rate"]) / (1 + 2 * w * dt + (w * dt) ** 2)
         rate = memory["rate"] + dt * acceleration
         e = memory["e"] + dt * rate
-        u = _low_pass(memory["u"], seen.past["applied"], w * dt)
-        torque = np.diag(seen.past["inertia"]) * acceleration + (arm.kv + arm.damping) * rate + arm.kp * e - u[1]
+        u = _low_pass(memory["u"], seen.applied, w * dt)
+        torque = np.diag(seen.past.inertia) * acceleration + (arm.kv + arm.damping) * rate + arm.kp * e - u[1]
         torque = np.where(seen.active, -torque, memory["torque"])
         torque = np.clip(torque, -arm.limit, arm.limit)
         return {"e": e, "rate": rate, "u": u, "torque": torque}, torque
@@ -161,13 +149,9 @@ class L1Adaptive:
             "x": np.zeros((2, n)), "seen": np.zeros((2, n)), "sigma": np.zeros((2, n)), "u": np.zeros((2, n)),
         }  # fmt: skip
 
-    def regressors(self, physical: Array, q: Array, v: Array) -> Array:
-        """None."""
-        return physical[:, :0]
-
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """Predict, compare, and compensate the filtered disturbance."""
-        arm, dt, m = self.arm, self.arm.dt, np.diag(seen.past["inertia"])
+        arm, dt, m = self.arm, self.arm.dt, np.diag(seen.past.inertia)
         damping, fast = arm.kv + arm.damping, RATE_FILTER * self.bandwidth.omega
         # Readings are positions only: a filter far above C gives their rate.
         e, rate = memory["seen"]
@@ -177,7 +161,7 @@ class L1Adaptive:
         matched, unmatched = memory["sigma"]
         x, w = memory["x"]
         heavy = m + dt * damping + dt * dt * arm.kp
-        w = (m * w + dt * (seen.past["applied"] + matched - arm.kp * x)) / heavy
+        w = (m * w + dt * (seen.applied + matched - arm.kp * x)) / heavy
         x = x + dt * (w + unmatched)
         # What cancels the difference within a period, as the predictor moves in one; what caused it was larger by what
         # the predictor's own damping takes in a period.
@@ -235,13 +219,10 @@ class ModelReference:
     """Standard deviation of readings; errors within it move nothing."""
     scales: Array
     """How large each weight is expected to be [p]."""
-    low: Array
-    high: Array
-    """The box onto which weights are projected [p]."""
-    shares: Array
-    """Of the way to the estimate that each weight goes in a period, in each stage of C [2, p]."""
-    drift: Array
-    """Variance by which each weight wanders in a period [p]."""
+    limits: Array
+    """Variance by which each weight wanders in a period, its largest variance, the low and high ends of the box onto
+    which it is projected, and the share of the way to the estimate that it goes in each of the two stages of C
+    [6, p]."""
     variance: Array
     """Variance and dead zone of a reading [n, 2]."""
     features: FourierFeatures | None = None
@@ -267,35 +248,35 @@ class ModelReference:
         reading = np.column_stack([np.full(n, variance), np.full(n, noise)])
         shares = np.tile(1 - np.exp(-dt * speeds), (2, 1))
         shares[0, offsets] = 1.0  # of their two lags the filter that estimates them is one
-        return cls(arm, bandwidth, noise, scales, low, high, shares, drift, reading, features)
+        limits = np.stack([drift, 4 * scales**2, low, high, *shares])
+        return cls(arm, bandwidth, noise, scales, limits, reading, features)
 
     def start(self) -> Memory:
         """All weights zero, as uncertain as their scales."""
         n, p = self.arm.n, len(self.scales)
         return {
-            "theta": np.zeros(p), "used": np.zeros((2, p)), "covariance": np.diag(self.scales**2),
-            "x": np.zeros((n, p + 1)), "w": np.zeros((n, p + 1)), "surprise": np.ones(1),
+            "weights": np.zeros((3, p)), "covariance": np.diag(self.scales**2), "columns": np.zeros((2, n, p + 1)),
+            "surprise": np.ones(1),
         }  # fmt: skip
-
-    def regressors(self, physical: Array, q: Array, v: Array) -> Array:
-        """Those of the model's motion, or features of it."""
-        return physical if self.features is None else self.features(q, v)
 
     def update(self, memory: Memory, seen: LawInput) -> tuple[Memory, Array]:
         """Filter the regressors, take the reading, and give the compensation of the motion that is commanded."""
-        arm, past, dt = self.arm, seen.past, self.arm.dt
-        tip = past["tip_inertia"] if self.features is None else np.zeros((arm.n, arm.n))
-        theta, used, covariance, x, w, surprise = learn_weights(
-            (memory["theta"], memory["used"], memory["covariance"], memory["x"], memory["w"]),
-            (past["regressors"], past["applied"], past["inertia"], tip), (seen.error, seen.active),
-            (arm.total_damping, arm.kp), (self.drift, 4 * self.scales**2, self.low, self.high), self.shares,
-            self.variance, dt,
-        )  # fmt: skip
+        n, p = len(seen.error), len(self.scales)
         after = {
-            "theta": theta, "used": used, "covariance": covariance, "x": x, "w": w,
-            "surprise": memory["surprise"] + dt * (surprise - memory["surprise"]),
+            "weights": np.empty((3, p)), "covariance": np.empty((p, p)), "columns": np.empty((2, n, p + 1)),
+            "surprise": np.empty(1),
         }  # fmt: skip
-        return after, seen.now @ used[1]
+        torque = np.empty(n)
+        learn_weights(
+            *memory.values(), seen.past.values, self._regressors(seen.past), seen.applied, seen.error, seen.active,
+            self._regressors(seen.now), self.arm.servos, self.limits, self.variance, float(self.features is None),
+            self.arm.dt, *after.values(), torque,
+        )  # fmt: skip
+        return after, torque
+
+    def _regressors(self, motion: ReferenceMotion) -> Array:
+        """Those of the model's motion, or features of it."""
+        return motion.regressors if self.features is None else self.features(motion.q, motion.v)
 
 
 def _low_pass(stages: Array, value: Array, step: Array) -> Array:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
-from instep.core.world import Array, Spec
+from instep.core.world import Array, Spec, State
 from instep.scene import address
-from instep.scene.folder import SceneSimulator
+from instep.scene.folder import BodyDynamics, DynamicsSimulator, SceneSimulator
 
-from .adaptive_kernels import motion_regressors, servo_motion
+from .adaptive_kernels import describe_motion
 
 STOP_SPEED, FLIP_S = 0.02, 0.03
 """Speed below which dry friction fades [rad/s or m/s], and time in which it changes its sign where a joint turns round:
@@ -32,29 +32,46 @@ UNLIMITED = 0.2
 """Torque limit of a servo that states none, as the position error that asks for it [rad or m]."""
 PAYLOAD = ("mass", "moment_x", "moment_y", "moment_z")
 PER_JOINT = ("coulomb", "viscous", "inertia", "delay", "loss", "offset")
+_FRICTION, _UNKNOWN = np.array([STOP_SPEED, FLIP_S]), np.zeros(0)
 _FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
 _ON_JOINT, _HINGE = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtJoint.mjJNT_HINGE)
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-@array_dataclass
-class ReferenceMotion:
-    """The model at one instant: where its driven joints are, and what acts on them."""
+class ReferenceMotion(NamedTuple):
+    """The model at one instant: where its driven joints are, and what acts on them. Made in every control period."""
 
-    q: Array
-    v: Array
-    inertia: Array
-    """Inertia of the driven joints [n, n]."""
-    effort: Array
-    """Torques of the servos, inside their limits [n]."""
-    tip_inertia: Array
-    """Inertia of the driven joints by each kg at the tip [n, n]."""
-    payload: Array
-    """Torques by mass and first moment of a body at the tip [n, 4]."""
+    values: Array
+    """All of it in one row, as in `adaptive_kernels`."""
     speeds: Array
     """Velocity and angular velocity of the tip, velocities of the driven joints, and their commands [6 + 2 n]."""
-    rates: Array
-    """How fast these change [6 + 2 n]."""
+    n: int
+
+    @property
+    def q(self) -> Array:
+        """Positions of the driven joints [n]."""
+        return self.values[: self.n]
+
+    @property
+    def v(self) -> Array:
+        """Velocities of the driven joints [n]."""
+        return self.values[self.n : 2 * self.n]
+
+    @property
+    def effort(self) -> Array:
+        """Torques of the servos, inside their limits [n]."""
+        return self.values[2 * self.n : 3 * self.n]
+
+    @property
+    def inertia(self) -> Array:
+        """Inertia of the driven joints [n, n]."""
+        return self.values[3 * self.n : 3 * self.n + self.n**2].reshape(self.n, self.n)
+
+    @property
+    def regressors(self) -> Array:
+        """Y of the motion [n, 4 + 6 n]: what the robot's torques are more by, for weights of one; the first four are
+        those of mass and first moment of a body at the tip."""
+        return self.values[3 * self.n + 2 * self.n**2 :].reshape(self.n, -1)
 
 
 @array_dataclass
@@ -82,14 +99,16 @@ class ReferenceArm:
     """Body at whose frame a payload is taken to be."""
     _data: mujoco.MjData = field(repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
-    _servos: Array = field(init=False, repr=False)
-    """kp, kv and torque limit of each servo [n, 3]."""
-    total_damping: Array = field(init=False, repr=False)
-    """Damping of each joint by its servo and its bearing [n]."""
+    servos: Array = field(init=False, repr=False)
+    """kp, kv, torque limit of each servo, and damping of each joint by its servo and its bearing [4, n]."""
+    index: Array = field(init=False, repr=False)
+    """Where the joints are in positions, velocities and commands [3, n]."""
+    _gravity: Array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_servos", np.column_stack([self.kp, self.kv, self.limit]))
-        object.__setattr__(self, "total_damping", self.kv + self.damping)
+        object.__setattr__(self, "servos", np.stack([self.kp, self.kv, self.limit, self.kv + self.damping]))
+        object.__setattr__(self, "index", np.stack([self.q_index, self.dofs, self.actions]).astype(np.int64))
+        object.__setattr__(self, "_gravity", self.model.opt.gravity.copy())
 
     @classmethod
     def of(cls, reference: SceneSimulator) -> Self:
@@ -140,6 +159,16 @@ class ReferenceArm:
             )
         return np.array([labels.index(joint) for joint in self.joints])
 
+    def followed(
+        self, reference: SceneSimulator, state: State, command: Array, before: Array
+    ) -> tuple[State, ReferenceMotion]:
+        """A reference model one period later; `before` are its speeds now."""
+        if hasattr(reference, "step_dynamics"):
+            after, dynamics = cast(DynamicsSimulator, reference).step_dynamics(state, command, self.tip)
+            return after, self._described(dynamics, after.q, after.v, before, command)
+        after = reference.step(state, command)
+        return after, self.motion(after.q, after.v, before, command)
+
     def motion(self, q: Array, v: Array, before: Array | None, command: Array) -> ReferenceMotion:
         """The model at a state; `before` are its speeds one period ago, and `command` led from there."""
         model, data = self.model, self._data
@@ -151,18 +180,19 @@ class ReferenceArm:
             mujoco.mj_crb(model, data)
             mujoco.mj_fullM(model, data, full)
             mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], data.xpos[self.tip], self.tip)
-            turn = data.xmat[self.tip].reshape(3, 3).copy()
-        known = np.zeros(0) if before is None else before
-        return ReferenceMotion(
-            *servo_motion(
-                full, jacobian, turn, model.opt.gravity, q, v, command, known, self.q_index, self.dofs, self.actions,
-                self._servos, self.dt,
-            )
-        )  # fmt: skip
+            turn = data.xmat[self.tip].copy()
+        return self._described(
+            BodyDynamics(full, jacobian, turn), q, v, _UNKNOWN if before is None else before, command
+        )
 
-    def regressors(self, motion: ReferenceMotion) -> Array:
-        """Y of a motion [n, 4 + 6 n]: what the robot's torques are more by, for weights of one."""
-        return motion_regressors(motion.payload, motion.v, motion.rates, motion.effort, self.kp, STOP_SPEED, FLIP_S)
+    def _described(self, at: BodyDynamics, q: Array, v: Array, before: Array, command: Array) -> ReferenceMotion:
+        n = len(self.joints)
+        values, speeds = np.empty(3 * n + 2 * n * n + n * (4 + 6 * n)), np.empty(6 + 2 * n)
+        describe_motion(
+            at.inertia, at.jacobian, at.turn, self._gravity, q, v, command, before, self.index, self.servos, _FRICTION,
+            self.dt, values, speeds,
+        )  # fmt: skip
+        return ReferenceMotion(values, speeds, n)
 
     def scales(self) -> Array:
         """How large each weight is expected to be [4 + 6 n]."""

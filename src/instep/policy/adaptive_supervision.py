@@ -11,13 +11,11 @@ the motion that was asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from instep.core.world import Array
 
-from .adaptive_kernels import watch_joints
 from .adaptive_model import ReferenceArm
 
 WINDOW_S = 0.08
@@ -35,45 +33,21 @@ FIRST_PAUSE_S = 1.0
 QUICK_FADE_S = 0.05
 """Time in which a harmful compensation fades out [s]."""
 
-Watch = Mapping[str, Any]
-"""Of each joint: displacement by the compensation and its speed, mean squares with and without it, for how long it has
-been worse, whether it was harmed, its share of the compensation, and largest errors; and how long servos are left
-alone, now and the next time."""
+POSITION, SPEED, WITH, WITHOUT, WORSE_FOR, PEAK, HARMED, HELPED = range(8)
+"""Rows of what is known of each joint: displacement by the compensation and its speed, mean squares of the error with
+and without it, for how long it has been worse, the largest error without it, whether it was harmed (1 or 0), and its
+share of the compensation."""
+Watch = Mapping[str, Array]
+"""`joints` [8, n], and `pause` [2]: how long servos are left alone, now and the next time."""
 
 
 def start_watch(arm: ReferenceArm) -> Watch:
     """Nothing was compensated yet."""
-    zero = np.zeros(arm.n)
-    return {
-        "x": zero, "v": zero, "with": zero, "without": zero, "worse": zero, "pause": 0.0, "length": FIRST_PAUSE_S,
-        "harmed": np.zeros(arm.n, bool), "share": np.ones(arm.n), "peak": zero,
-    }  # fmt: skip
+    joints = np.zeros((8, arm.n))
+    joints[HELPED] = 1.0
+    return {"joints": joints, "pause": np.array([0.0, FIRST_PAUSE_S])}
 
 
-def watched(arm: ReferenceArm, watch: Watch, error: Array, past: Mapping[str, Array], fade: float) -> Watch:
-    """The watch one period later: `error` is that of the reading, `past` the row of the model it belongs to.
-
-    A compensation that is taken up again fades in within `fade` [s].
-    """
-    dt = arm.dt
-    window = min(1.0, dt / WINDOW_S), dt / PEAK_S, WORSE, MIN_ERROR
-    known = watch["x"], watch["v"], watch["with"], watch["without"], watch["worse"], watch["peak"]
-    x, v, among, alone, worse, peak = watch_joints(
-        known, error, (past["applied"], past["inertia"]), (arm.total_damping, arm.kp), window, dt
-    )
-    pause, length, harmed = max(watch["pause"] - dt, 0.0), watch["length"], watch["harmed"]
-    if pause == 0.0 and worse.max() >= PATIENCE_S:
-        # One law helps all joints: where it harms one of them, none is helped. Those that it did help go slowly.
-        pause, length, harmed, worse = length, 2 * length, worse >= PATIENCE_S, np.zeros(arm.n)
-    rate = -1 / np.where(harmed, QUICK_FADE_S, fade) if pause > 0 else 1 / fade
-    share = np.minimum(np.maximum(watch["share"] + dt * rate, 0.0), 1.0)
-    return {
-        "x": x, "v": v, "with": among, "without": alone, "worse": worse, "pause": pause, "length": length,
-        "harmed": harmed, "share": share, "peak": peak,
-    }  # fmt: skip
-
-
-def bounded(watch: Watch, delta: Array) -> Array:
-    """The compensation of the commands [n] that a joint gets, no larger than the error it is to remove allows."""
-    most = watch["peak"] + MIN_ERROR
-    return watch["share"] * np.minimum(np.maximum(delta, -most), most)
+def supervision_rules(dt: float, fade: float) -> tuple[float, ...]:
+    """The numbers that `watch_joints` goes by; a compensation that is taken up again fades in within `fade` [s]."""
+    return min(1.0, dt / WINDOW_S), dt / PEAK_S, WORSE, MIN_ERROR, PATIENCE_S, dt / QUICK_FADE_S, dt / fade

@@ -23,6 +23,7 @@ the deepest plan, and was followed for `plan_at` periods; the last target, and h
 BOUNDS: tuple[str, ...] = ("low", "high", "velocity", "acceleration", "jerk")
 HALVINGS = 6
 """How often an interval of accelerations is halved in a search; a search costs as many plans."""
+EPSILON = float(np.finfo(float).eps)
 FAR = 1e12
 """A reference further away than this is taken to be this far, so that nothing overflows [rad or m]."""
 
@@ -34,6 +35,24 @@ def follow_references(
     """Write the joints [n, ROW] one period later, each towards its reference, which moves at a speed."""
     for k in range(rows.shape[0]):
         follow_one(rows[k], references[k], speeds[k], bounds[k], dt, out[k])
+
+
+@njit(**OPTIONS)
+def approach_targets(
+    rows: Array, targets: Array, bounds: Array, dt: float, out: Array
+) -> None:  # pragma: no cover - compiled
+    """Write the joints [n, ROW] one period later, each towards its target inside the range, as fast as that moves."""
+    for k in range(rows.shape[0]):
+        low, high, top, reach = bounds[k, 0], bounds[k, 1], bounds[k, 2], bounds[k, 3] * dt
+        target = min(max(targets[k], low), high)
+        # A target that jumps has no speed worth following; what it may have is bounded as the joint's is.
+        before, moved = rows[k, 8], (target - rows[k, 7]) / dt
+        speed = min(max(min(max(moved, before - reach), before + reach), -top), top)
+        follow_one(rows[k], target, speed, bounds[k], dt, out[k])
+        out[k, 7], out[k, 8] = target, speed
+        # A target that is reached is sent as it is, not as its last bits are rounded.
+        if abs(out[k, 0] - target) <= 16 * EPSILON * max(abs(target), abs(rows[k, 0])):
+            out[k, 0] = target
 
 
 @njit(**OPTIONS)

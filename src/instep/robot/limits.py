@@ -24,7 +24,7 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper
 
 from .driver import SENT
-from .jerk_kernels import BOUNDS, ROW, follow_plans, follow_references, make_plans
+from .jerk_kernels import BOUNDS, ROW, approach_targets, follow_plans, follow_references, make_plans
 
 if TYPE_CHECKING:
     from instep.scene.folder import Scene
@@ -171,18 +171,8 @@ class Limits:
 
     def towards(self, last: LimitedCommand, target: Array, dt: float) -> LimitedCommand:
         """The next command: the target if it can be reached inside the limits, else the way to it that can."""
-        reach, top = np.asarray(self.acceleration) * dt, np.asarray(self.velocity)
-        target = np.clip(target, self.low, self.high)
-        # A target that jumps has no speed worth following; what it may have is bounded as the joint's is.
-        before, moved = last.rows[..., 8], (target - last.target) / dt
-        speed = np.clip(np.clip(moved, before - reach, before + reach), -top, top)
-        after = self.follow(last, target, speed, dt)
-        rows = after.rows
-        rows[..., 7], rows[..., 8] = target, speed
-        # A target that is reached is sent as it is, not as its last bits are rounded.
-        near = np.abs(after.q - target) <= 16 * np.finfo(float).eps * np.maximum(np.abs(target), np.abs(last.q))
-        rows[..., 0] = np.where(near, target, after.q)
-        return after
+        where = np.ascontiguousarray(np.broadcast_to(target, last.rows.shape[:-1]), float).reshape(-1)
+        return self._stepped(last.rows, lambda flat, bounds, out: approach_targets(flat, where, bounds, dt, out))
 
     def follow(self, last: LimitedCommand, reference: Array, speed: Array, dt: float) -> LimitedCommand:
         """The next command on the way to a reference that moves at a known speed."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import mujoco
 import numpy as np
@@ -35,7 +35,7 @@ from instep.core.schema import (
     table_of,
     whole_from,
 )
-from instep.core.world import Array, Settings, Simulator, Spec
+from instep.core.world import Array, Settings, Simulator, Spec, State
 
 from . import address
 from .camera import Camera, camera_names, camera_of
@@ -221,6 +221,25 @@ class SceneSimulator(Simulator, Protocol):
     @property
     def substeps(self) -> int:
         """Physics steps per control step."""
+        ...
+
+
+class BodyDynamics(NamedTuple):
+    """The dynamics of a model at a state, as one of its bodies feels them; made in every control period."""
+
+    inertia: Array
+    """Mass matrix [nv, nv]."""
+    jacobian: Array
+    """Velocity and angular velocity of the body's frame by each velocity [6, nv]."""
+    turn: Array
+    """Rotation from the body's frame to the world [9]."""
+
+
+class DynamicsSimulator(SceneSimulator, Protocol):
+    """A simulator that also gives the dynamics of a body where a step ends, at about the cost of the step."""
+
+    def step_dynamics(self, state: State, action: Array, body: int) -> tuple[State, BodyDynamics]:
+        """One world a control period later, bit for bit as `step`, and the dynamics of a body there."""
         ...
 
 
