@@ -1,10 +1,11 @@
 """Options, fixtures and the rule of skips shared by all tests.
 
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
-`zmq`, `gsply`, `rerun`, `mujoco_warp` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is
-absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an
-optional library; there only CUDA, recordings and LeRobot may be absent. Tests marked `nightly` run with `pytest
---nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described in `reference_loop`.
+`zmq`, `gsply`, `rerun`, `mujoco_warp` (optional libraries), `cuda`, `opengl`, `recordings`, `weights`, `models`. Where
+it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for
+an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked `nightly` run with
+`pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described in
+`reference_loop`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from small_models import arm_model, write_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
-    "torch": "learn", "onnxruntime": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
+    "torch": "learn", "onnxruntime": "build", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
     "lerobot": "lerobot", "rerun": "rerun", "mujoco_warp": "warp",
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
-    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
+    r"needs (CUDA|recordings|weights|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
     r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun|mujoco_warp): "
 )
-NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")
+NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|weights|a quieter machine|lerobot): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
@@ -186,6 +187,17 @@ def opengl() -> str:
         return graphics_library()
     except Unsupported as error:
         pytest.skip(f"needs OpenGL: {error}")
+
+
+@pytest.fixture(scope="session")
+def weights(onnxruntime: ModuleType) -> Path:
+    """The folder of the weights of SAM 2."""
+    from instep.build.segmenter_weights import FILES, default_weights_folder
+
+    folder = default_weights_folder()
+    if any(file.state(folder) != "whole" for file in FILES):
+        pytest.skip(f"needs weights: SAM 2 is not at {folder}; instep build weights fetches it")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from instep.policy.chunking import Chunked
 from instep.policy.model_files import NetworkClient, NetworkInput, matched_inputs, onnx_policy, torchscript_policy
 from instep.policy.policy_map import PolicyMap, VectorEntry
 from instep.policy.stable_baselines import read_stable_baselines, stable_baselines_policy
+from onnx_files import write_onnx
 
 IMAGE = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")
 STATE = vector(["a", "b"], "rad")
@@ -80,33 +81,10 @@ def test_what_is_not_torchscript_is_refused(torch, tmp_path):
         torchscript_policy(tmp_path / "none.pt", SPEC)
 
 
-def field(number: int, value: int | str | bytes) -> bytes:
-    """One field of a protocol buffer."""
-
-    def varint(n: int) -> bytes:
-        return bytes([n]) if n < 128 else bytes([n & 127 | 128]) + varint(n >> 7)
-
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
 def onnx_file(path: Path, weight: np.ndarray, batch: int | str = "n") -> Path:
     """An ONNX file with action = state @ weight."""
-
-    def value(name: str, size: int) -> bytes:
-        first = field(2, batch) if isinstance(batch, str) else field(1, batch)
-        shape = field(1, first) + field(1, field(1, size))
-        return field(1, name) + field(2, field(1, field(1, 1) + field(2, shape)))
-
-    node = field(1, "state") + field(1, "w") + field(2, "action") + field(4, "MatMul")
-    tensor = b"".join(field(1, size) for size in weight.shape) + field(2, 1) + field(8, "w")
-    tensor += field(9, weight.astype("<f4").tobytes())
-    graph = field(1, node) + field(2, "g") + field(5, tensor)
-    graph += field(11, value("state", weight.shape[0])) + field(12, value("action", weight.shape[1]))
-    path.write_bytes(field(1, 8) + field(8, field(2, 17)) + field(7, graph))
-    return path
+    taken, given = {"state": (batch, weight.shape[0])}, {"action": (batch, weight.shape[1])}
+    return write_onnx(path, [("MatMul", ["state", "w"], "action")], taken, given, {"w": weight})
 
 
 @pytest.mark.parametrize("batch", ["n", 1])

@@ -52,7 +52,7 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
 
     `height` [m] is kept where it is given.
     """
-    table_from_world = _table_frame(plane)
+    table_from_world = table_frame(plane)
     low, high = hull_bounds(masks, plane)
     corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
     local = corners @ table_from_world[:3, :3].T + table_from_world[:3, 3]
@@ -143,7 +143,7 @@ def _world_centre(search: _Search) -> Array:
     return world_from_table[:3, :3] @ middle + world_from_table[:3, 3]
 
 
-def _table_frame(plane: Array) -> Array:
+def table_frame(plane: Array) -> Array:
     """table_from_world: the table's plane is z = 0, its normal is z, and the axes are otherwise near the world's."""
     normal = plane[:3] / np.linalg.norm(plane[:3])
     sign = 1.0 if normal[2] > 0 else -1.0

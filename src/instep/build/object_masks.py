@@ -43,23 +43,23 @@ _DIFFERENT = 0.15
 """Difference of a pixel [0 to 1] from the background from which on it shows something else."""
 _SHADED_DIFFERENCE = 0.08
 """Largest difference of a pixel [0 to 1] from the background in another light."""
-_MIN_PIXELS = 30
+MIN_PIXELS = 30
 """Fewest pixels of a mask."""
+_MAX_HIDDEN_PARTS = 3
+_BRIDGED_PX = 3
+"""Half the gap between pixels that count as connected there [pixels]."""
+_HIDDEN_REACH = 4.0
+"""Largest distance of such a part from the rest, as a multiple of the root of the area of that."""
 
 
 def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
     """The mask of an object in a view by its clicks, box and colour; None where the prompt says nothing of the view."""
     clicks, box = prompt.clicks.get(view.name, ()), prompt.boxes.get(view.name)
-    for x, y in (*clicks, *prompt.others.get(view.name, ())):
-        if not (0 <= x < view.camera.width and 0 <= y < view.camera.height):
-            raise BadInput(
-                f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside the image of camera {view.name!r}, which has "
-                f"{view.camera.width} x {view.camera.height} pixels."
-            )
+    check_marks(view, prompt)
     if not clicks and box is None and prompt.colour is None:
         return None
     start = _start(view.image, clicks, box, prompt.colour)
-    if start.sum() < _MIN_PIXELS:
+    if start.sum() < MIN_PIXELS:
         if not clicks and box is None:
             return None
         raise BadInput(
@@ -74,9 +74,22 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
         given[~_inside_box(start.shape, box)] = -np.inf
     mask = _cut_out(view.image, start, given)
     mask = _kept_parts(mask, clicks, start)
-    if mask.sum() < _MIN_PIXELS:
+    if mask.sum() < MIN_PIXELS:
         return None
-    return ObjectMask(view.camera, soften(view.image, mask), known_pixels(view, mask))
+    known = known_pixels(view, mask)
+    for part in hidden_parts(view, mask, known):
+        mask, known = mask | part, known | part
+    return ObjectMask(view.camera, soften(view.image, mask), known)
+
+
+def check_marks(view: PosedView, prompt: ObjectPrompt) -> None:
+    """Refuse clicks outside the image of a view."""
+    for x, y in (*prompt.clicks.get(view.name, ()), *prompt.others.get(view.name, ())):
+        if not (0 <= x < view.camera.width and 0 <= y < view.camera.height):
+            raise BadInput(
+                f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside the image of camera {view.name!r}, which has "
+                f"{view.camera.width} x {view.camera.height} pixels."
+            )
 
 
 def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
@@ -93,7 +106,7 @@ def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
     known = np.abs(level - 0.5) > 0.1
     binary = bool(((level < 0.02) | (level > 0.98) | ~known).all())
     alpha = soften(view.image, level > 0.5) if binary else np.where(known, level, 0.0)
-    return ObjectMask(view.camera, alpha.astype(np.float32), known) if (level > 0.9).sum() >= _MIN_PIXELS else None
+    return ObjectMask(view.camera, alpha.astype(np.float32), known) if (level > 0.9).sum() >= MIN_PIXELS else None
 
 
 def known_pixels(view: PosedView, mask: Array) -> Array:
@@ -111,12 +124,33 @@ def known_pixels(view: PosedView, mask: Array) -> Array:
     sure = (found.share >= _BACKGROUND_SHARE) & (found.unoccluded >= 0.5) & ~own
     differs = (np.abs(view.image - found.image).max(axis=-1) > _DIFFERENT) & ~_shaded(view.image, found.image)
     hiding, ground = _blobs(differs & sure), sure & ~differs
-    if not hiding.any() or ground.sum() < _MIN_PIXELS:
+    if not hiding.any() or ground.sum() < MIN_PIXELS:
         return np.ones(mask.shape, bool)
     hider, plain = colour_mixture(view.image[hiding]), colour_mixture(view.image[ground], 8)
     alike = hider.log_likelihood(view.image) > plain.log_likelihood(view.image)
     hiding = _blobs(hiding | (alike & ~sure & ~mask))
     return ~np.asarray(binary_dilation(hiding, iterations=2), bool) | mask
+
+
+def hidden_parts(view: PosedView, mask: Array, known: Array) -> list[Array]:
+    """Parts of a view with the colours of a mask that lead to it through pixels where something may hide the object.
+
+    Each is [height, width] bool, the largest first. An arm in front of an object leaves such parts of it.
+    """
+    from scipy.ndimage import binary_dilation, label
+
+    if known.all() or mask.sum() < MIN_PIXELS:
+        return []
+    own = np.asarray(binary_dilation(mask, iterations=3), bool)
+    inner, outer = colour_mixture(view.image[mask]), colour_mixture(view.image[~own], 8)
+    alike = _blobs((inner.log_likelihood(view.image) > outer.log_likelihood(view.image)) & ~own)
+    labelled: Any = label(np.asarray(binary_dilation(alike | mask | ~known, iterations=_BRIDGED_PX), bool))
+    reached = np.isin(labelled[0], _labels(labelled[0], mask))
+    parts: Any = label(alike & reached)
+    rows, columns = np.nonzero(mask)
+    found = [part for k in range(1, parts[1] + 1) if (part := parts[0] == k).sum() >= MIN_PIXELS]
+    near = [part for part in found if _apart(part, rows, columns) < _HIDDEN_REACH * np.sqrt(len(rows))]
+    return sorted(near, key=lambda part: -int(part.sum()))[:_MAX_HIDDEN_PARTS]
 
 
 @array_dataclass
@@ -152,6 +186,12 @@ def background_without(view: PosedView, mask: Array) -> StaticBackground | None:
     return StaticBackground(*static_background(view.frames, like), 1 - like.mean(axis=0))
 
 
+def _apart(part: Array, rows: Array, columns: Array) -> float:
+    """Distance of the middle of a part from the nearest of some pixels [pixels]."""
+    y, x = (float(np.median(where)) for where in np.nonzero(part))
+    return float(np.hypot(rows - y, columns - x).min())
+
+
 def _blobs(found: Array) -> Array:
     """The connected parts of some pixels that are neither small nor thin [height, width]."""
     from scipy.ndimage import binary_opening, label
@@ -159,7 +199,7 @@ def _blobs(found: Array) -> Array:
     labelled: Any = label(binary_opening(found, np.ones((3, 3))))
     sizes = np.bincount(labelled[0].ravel())
     sizes[0] = 0
-    return (sizes >= _MIN_PIXELS)[labelled[0]]
+    return (sizes >= MIN_PIXELS)[labelled[0]]
 
 
 def _shaded(image: Array, still: Array) -> Array:
@@ -209,7 +249,7 @@ def _cut_out(image: Array, start: Array, given: Array) -> Array:
     mask, shape = start, start.shape
     for _ in range(_ROUNDS):
         rows, columns = np.nonzero(mask)
-        if len(rows) < _MIN_PIXELS:
+        if len(rows) < MIN_PIXELS:
             return mask
         margin = 12 + int(0.3 * max(np.ptp(rows), np.ptp(columns)))
         cut = np.s_[
@@ -241,7 +281,7 @@ def _kept_parts(mask: Array, clicks: tuple[Point, ...], start: Array) -> Array:
         seeds |= _disc(mask.shape, point)
     own = _labels(parts, seeds if clicks else start & mask)
     sizes = np.bincount(parts.ravel(), minlength=count + 1)
-    kept = np.isin(parts, own[sizes[own] >= _MIN_PIXELS])
+    kept = np.isin(parts, own[sizes[own] >= MIN_PIXELS])
     holes: Any = label(np.asarray(binary_fill_holes(kept), bool) & ~kept)
     areas = np.bincount(holes[0].ravel())
     small = np.flatnonzero(areas < max(4, 0.002 * kept.sum()))

@@ -34,16 +34,17 @@ from .convex_decomposition import convex_parts
 from .extrusion import coarse_extrusion
 from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
-from .object_masks import background_without, mask_by_prompt, mask_from_file
+from .object_masks import background_without
 from .physical_values import friction_of, mass_of
 from .posed_views import PosedView, views_of
 from .prism_outline import outline_of
+from .prompt_segmenter import open_segmenter
+from .prompted_masks import prompted_masks
 from .prompts import ObjectPrompt, check_cameras, prompt_words
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
 from .shape import ShapeKind, carved, object_shape
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
-from .table_masks import masks_on_table
 from .triangle_mesh import TriangleMesh
 
 BUILD_FILE = "build.json"
@@ -77,6 +78,8 @@ class BuildOptions:
     seed: int = 0
     robot: Scene | None = None
     """A scene whose robot is put beside the objects; its world frame is that of the camera poses."""
+    weights: Path | None = None
+    """Folder with a network that takes clicks and boxes (`instep build weights`); a graph cut where None."""
     redo: Stage = "capture"
     """The first stage that is computed; those before are read from the folder."""
 
@@ -140,7 +143,7 @@ def _build(
 ) -> tuple[BuiltObject, ...]:
     taken = store.run("capture", lambda _: _capture(capture, options))
     views, plane = _views(taken), taken.arrays["plane"]
-    segmented = store.run("segment", lambda report: _segment(views, prompts, plane, work, report))
+    segmented = store.run("segment", lambda report: _segment(views, prompts, taken, options, work, report))
     found = store.run("cameras", lambda report: _cameras(views, segmented, taken, options, report))
     cameras = [
         replace(view.camera, body_from_camera=pose, focal=(float(fx), float(fy)))
@@ -201,12 +204,19 @@ def _views(taken: StageOutput) -> list[PosedView]:
 
 
 def _segment(
-    views: Sequence[PosedView], prompts: Sequence[ObjectPrompt], plane: Array, work: Path, report: PartReport
+    views: Sequence[PosedView],
+    prompts: Sequence[ObjectPrompt],
+    taken: StageOutput,
+    options: BuildOptions,
+    work: Path,
+    report: PartReport,
 ) -> StageOutput:
-    arrays: dict[str, Array] = {}
-    info: dict[str, Any] = {}
+    arrays, info, found = dict[str, Array](), dict[str, Any](), dict[str, Any]()
+    segmenter = None if options.weights is None else open_segmenter(options.weights)
     for i, prompt in enumerate(prompts):
-        masks = _object_masks(views, prompt, plane, lambda s, words, i=i: report((i + s) / len(prompts), words))
+        part: PartReport = lambda s, words, i=i: report((i + s) / len(prompts), words)  # noqa: E731
+        chosen = prompted_masks(views, prompt, taken.arrays["plane"], segmenter, part)
+        masks, found[prompt.name] = chosen.masks, chosen.info
         if len(masks) < 2:
             raise BadInput(
                 f"{prompt.name!r} was found in {len(masks)} of {len(views)} views, and two are needed; click on it in "
@@ -220,22 +230,7 @@ def _segment(
             for m in masks
         }
         _save_overlays(work / FOLDER / "masks" / prompt.name, views, masks)
-    return StageOutput(arrays, {"objects": info})
-
-
-def _object_masks(
-    views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array, report: PartReport
-) -> list[ObjectMask]:
-    """The masks of an object in the views that show it."""
-    if prompt.table:
-        return [mask for mask in masks_on_table(views, plane, report) if mask.inside.any()]
-    masks: list[ObjectMask] = []
-    for k, view in enumerate(views):
-        report(k / len(views), f"{prompt.name} in {view.name}")
-        mask = mask_from_file(view, prompt.masks) if prompt.masks else mask_by_prompt(view, prompt)
-        if mask is not None:
-            masks.append(mask)
-    return masks
+    return StageOutput(arrays, {"objects": info, "found": found})
 
 
 def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> None:

@@ -30,6 +30,9 @@ class BuildArgs:
     NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on it); several for one name belong together."""
     prompts: Path | None = None
     """a JSON file of prompts, as build.json holds them."""
+    weights: Path | None = None
+    """folder with the weights of SAM 2, which clicks and boxes then use in place of a graph cut; `instep build weights`
+    fetches them."""
     time: float | None = None
     """time of the frames of videos [s]; the first that all cameras have where not given."""
     table_height: float | None = None
@@ -105,7 +108,7 @@ def _options(args: BuildArgs) -> BuildOptions:
         time=args.time, table=_level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
-        redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
+        weights=args.weights, redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip
 
 

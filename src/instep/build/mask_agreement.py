@@ -1,0 +1,248 @@
+"""Choose among candidate masks of several views by how well they agree about where on the table the object stands.
+
+A candidate in a view says of each place on the table whether an object of some height could stand there. Of the right
+candidates these footprints are alike in all views, of a part of the object or of the object with its surroundings they
+are mostly not; and the right ones are of the same colours. Cameras may disagree by some centimetres before they are
+aligned, so footprints are compared over small shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.fitting import pixel_rays
+
+from .extrusion import table_frame
+from .mesh_raster import in_camera
+
+_CELLS = 64
+"""Cells along a side of the map of the table on which footprints are compared."""
+_MAX_SHIFT = 7
+"""Largest shift between the footprints of two views [cells]."""
+_HEIGHTS = (0.0, 0.08, 0.16, 0.28, 0.45, 0.7, 1.0)
+"""Heights of the object that are tried, as shares of its reach."""
+_SLICES = 4
+_REACH = 1.5
+"""Half the side of the map over the reach of the object."""
+_SCORE_WEIGHT = 0.05
+"""Weight of the scores of the candidates against their agreement."""
+_COLOUR_WEIGHT = 0.5
+"""Weight of the likeness of the colours of two views, 0 to 1, against their agreement."""
+_COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
+_MAX_TRIED = 5000
+"""Most combinations of candidates that are all compared."""
+_MIN_GAIN_ALONE = 0.02
+"""Agreement by which an object without its parts beyond what hides it must be better for these to be left out."""
+_MIN_CELLS = 12.0
+"""Fewest cells that two views know of together where they are compared."""
+
+
+@array_dataclass
+class ViewCandidates:
+    """The masks that an object may have in one view."""
+
+    camera: Camera
+    masks: Array
+    """[candidates, height, width] bool."""
+    known: Array
+    """Where it is known what the view shows, whichever of them is right [height, width]."""
+    scores: Array
+    """What the segmenter thinks of each [candidates]."""
+    beyond: Array
+    """Parts that look like the object and lead to it through what may hide it [height, width]: of it, or of another."""
+
+    colours: Array
+    """Shares of the colours of each [candidates, colours]; see `colour_shares`."""
+
+    def joined(self) -> ViewCandidates:
+        """The candidates with the parts beyond."""
+        return replace(self, masks=self.masks | self.beyond)
+
+
+@array_dataclass
+class Agreement:
+    """Which candidates were chosen."""
+
+    chosen: tuple[int, ...]
+    """Of each view, the number of its candidate."""
+    joined: tuple[bool, ...]
+    """Of each view, whether the parts beyond what hides the object were taken as parts of it."""
+    masks: tuple[Array, ...]
+    """The chosen ones, [height, width] each."""
+    agreement: float
+    """Overlap of the footprints of each two views, pooled, 0 to 1; NaN of a single view."""
+    height: float
+    """Height of the object at which they overlap best [m]."""
+
+
+def colour_shares(image: Array, mask: Array) -> Array:
+    """Shares of the colours under a mask, whatever their brightness, in a smooth histogram [colours]."""
+    from scipy.ndimage import gaussian_filter
+
+    own = image[mask]
+    ratios = own[:, :2] / np.maximum(own.sum(axis=1, keepdims=True), 1e-6)
+    counts = np.histogram2d(*ratios.T, bins=_COLOUR_BINS, range=((0.0, 1.0), (0.0, 1.0)))[0]
+    smooth = np.asarray(gaussian_filter(counts, _COLOUR_BLUR)).ravel()
+    return smooth / max(float(smooth.sum()), 1e-9)
+
+
+def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:
+    """The candidates of the views that agree best about an object on a table (nx, ny, nz, d).
+
+    Parts beyond what hides the object belong to it, unless the other views agree better with the rest alone.
+    """
+    if len(views) < 2:
+        best = tuple(int(np.argmax(view.scores)) for view in views)
+        masks = tuple(view.masks[k] | view.beyond for view, k in zip(views, best, strict=True))
+        return Agreement(best, tuple(bool(v.beyond.any()) for v in views), masks, float("nan"), float("nan"))
+    table = _TableMap(table_frame(plane), *_object_place(views, table_frame(plane)))
+    alike = {
+        (a, b): np.sqrt(views[a].colours[:, None] * views[b].colours[None]).sum(axis=-1)
+        for a in range(len(views))
+        for b in range(a + 1, len(views))
+    }
+    whole, found = [view.joined() for view in views], list[tuple[float, tuple[int, ...], float]]()
+    for height in np.array(_HEIGHTS) * table.reach:
+        pairs = _pair_overlaps([table.footprints(view, float(height)) for view in whole])
+        found.append((*_best_choice(pairs, alike, [view.scores for view in views]), float(height)))
+    _, chosen, height = max(found, key=lambda one: one[0])
+    taken: list[Array] = [view.masks[k : k + 1] for view, k in zip(whole, chosen, strict=True)]
+    first, joined = (0,) * len(views), [bool(view.beyond.any()) for view in views]
+
+    def agreement(masks: Sequence[Array]) -> float:
+        maps = [table.footprints(replace(v, masks=m), height) for v, m in zip(views, masks, strict=True)]
+        return _pooled(_pair_overlaps(maps), first)
+
+    agreed = agreement(taken)
+    for i in [k for k, more in enumerate(joined) if more]:
+        alone: list[Array] = [*taken[:i], views[i].masks[chosen[i] : chosen[i] + 1], *taken[i + 1 :]]
+        if (better := agreement(alone)) > agreed + _MIN_GAIN_ALONE:
+            taken, agreed, joined[i] = alone, better, False
+    return Agreement(chosen, tuple(joined), tuple(masks[0] for masks in taken), agreed, height)
+
+
+@array_dataclass
+class _TableMap:
+    """A square of the table around an object, as cells."""
+
+    frame: Array
+    """table_from_world, 4 x 4."""
+    centre: Array
+    reach: float
+    """How far the object reaches from there [m]."""
+
+    def footprints(self, view: ViewCandidates, height: float) -> tuple[Array, Array]:
+        """Of each candidate, cells where an upright object of a height may stand, and cells where it cannot
+        [candidates, cells, cells]; where all of it would be hidden or outside the image, neither."""
+        side = np.linspace(-1, 1, _CELLS) * _REACH * self.reach
+        flat: Array = np.zeros((_CELLS, _CELLS, 3))
+        flat[..., 0], flat[..., 1] = (self.centre[0] + side)[:, None], self.centre[1] + side
+        world_from_table = np.linalg.inv(self.frame)
+        shown = np.zeros((len(view.masks), _CELLS, _CELLS), bool)
+        missing = np.zeros_like(shown)
+        for z in np.linspace(0.0, height, _SLICES if height > 0 else 1):
+            points = flat + np.array([0.0, 0.0, z])
+            local = in_camera(view.camera, points @ world_from_table[:3, :3].T + world_from_table[:3, 3])
+            ahead = local[..., 2] > 1e-3
+            at = np.floor(view.camera.project(np.where(ahead[..., None], local, [0.0, 0.0, 1.0])))
+            inside = ahead & (at >= 0).all(axis=-1) & (at < [view.camera.width, view.camera.height]).all(axis=-1)
+            column, row = (np.where(inside, at[..., k], 0).astype(int) for k in (0, 1))
+            mask = view.masks[:, row, column] & inside
+            shown |= mask
+            missing |= ~mask & inside & view.known[row, column]
+        return shown & ~missing, missing
+
+
+def _object_place(views: Sequence[ViewCandidates], frame: Array) -> tuple[Array, float]:
+    """About where on the table the object is [2], and how far it reaches [m], by the middle ones of its candidates."""
+    centres, spans = list[Array](), list[float]()
+    for view in views:
+        areas = view.masks.sum(axis=(1, 2))
+        rows, columns = np.nonzero(view.masks[np.argsort(areas)[len(areas) // 2]])
+        pixels = np.stack([columns + 0.5, rows + 0.5], axis=-1)[:: max(1, len(rows) // 500)]
+        rays = pixel_rays(view.camera, pixels) @ frame[:3, :3].T
+        eye = frame[:3, :3] @ view.camera.body_from_camera[:3, 3] + frame[:3, 3]
+        down = rays[:, 2] < -1e-3 * np.linalg.norm(rays, axis=1)
+        if not down.any():
+            continue
+        points = eye[:2] - (eye[2] / rays[down, 2])[:, None] * rays[down, :2]
+        middle = np.median(points, axis=0)
+        centres.append(middle)
+        spans.append(float(np.percentile(np.linalg.norm(points - middle, axis=1), 95)))
+    if not centres:
+        return np.zeros(2), 1.0
+    return np.median(centres, axis=0), float(np.median(spans))
+
+
+def _pair_overlaps(maps: Sequence[tuple[Array, Array]]) -> dict[tuple[int, int], Array]:
+    """Of each two views and each two of their candidates, the cells in both and in either of their footprints, over
+    what both know, at the small shift where they overlap best [candidates, candidates, 2].
+
+    With a, b the cells in the footprints, x, y those out of them and k, l both: in both a . b, in either k . l - x . y.
+    A footprint that goes on beyond the map, as of a whole table, counts less: any two of them would agree.
+    """
+    size = 2 * _CELLS
+    spectra: list[tuple[Any, ...]] = []
+    for inner, outer in maps:
+        spectra.append(tuple(np.fft.rfft2(part.astype(float), (size, size)) for part in (inner, outer, inner | outer)))
+    near = np.r_[0 : _MAX_SHIFT + 1, -_MAX_SHIFT:0]
+    out: dict[tuple[int, int], Array] = {}
+    for a in range(len(maps)):
+        for b in range(a + 1, len(maps)):
+            both, neither, known = (
+                np.fft.irfft2(first[:, None] * np.conj(second[None]), (size, size))[..., near[:, None], near]
+                for first, second in zip(spectra[a], spectra[b], strict=True)
+            )
+            both = both * (_bounded(maps[a][0])[:, None] * _bounded(maps[b][0]))[..., None, None]
+            union = known - neither
+            overlap = np.where(union >= _MIN_CELLS, both / np.maximum(union, 1.0), 0.0)
+            best = overlap.reshape(*overlap.shape[:2], -1).argmax(axis=-1)[..., None]
+            counts = (np.take_along_axis(part.reshape(*best.shape[:2], -1), best, -1) for part in (both, union))
+            out[a, b] = np.concatenate(list(counts), axis=-1)
+    return out
+
+
+def _bounded(footprints: Array) -> Array:
+    """Share of the border of the map that some footprints [candidates, cells, cells] leave free [candidates]."""
+    border = np.ones(footprints.shape[1:], bool)
+    border[1:-1, 1:-1] = False
+    return 1 - footprints[:, border].mean(axis=1)
+
+
+def _pooled(pairs: dict[tuple[int, int], Array], choice: tuple[int, ...]) -> float:
+    """The overlap of the footprints of all pairs of views together; a pair that knows little counts little."""
+    both, either = np.sum([pairs[a, b][choice[a], choice[b]] for a, b in pairs], axis=0)
+    return float(both / max(either, 1.0))
+
+
+def _best_choice(
+    pairs: dict[tuple[int, int], Array], alike: dict[tuple[int, int], Array], scores: Sequence[Array]
+) -> tuple[float, tuple[int, ...]]:
+    """The choice with the largest agreement of footprints and colours: all compared where they are few, else improved
+    view by view."""
+
+    def value(choice: tuple[int, ...]) -> float:
+        score = float(np.mean([s[c] for s, c in zip(scores, choice, strict=True)]))
+        colour = float(np.mean([alike[a, b][choice[a], choice[b]] for a, b in alike]))
+        return _pooled(pairs, choice) + _COLOUR_WEIGHT * colour + _SCORE_WEIGHT * score
+
+    if np.prod([len(s) for s in scores], dtype=float) <= _MAX_TRIED:
+        choice = max(product(*(range(len(s)) for s in scores)), key=value)
+        return value(choice), choice
+    choice = tuple(int(np.argmax(s)) for s in scores)
+    for _ in range(10):
+        before = choice
+        for k in range(len(scores)):
+            options = [(*choice[:k], c, *choice[k + 1 :]) for c in range(len(scores[k]))]
+            choice = max(options, key=value)
+        if choice == before:
+            break
+    return value(choice), choice
