@@ -259,16 +259,35 @@ def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_i
     assert any(seen) == given_up
 
 
-@pytest.mark.parametrize(("wanted", "allowed"), [(1.0, 0.013), (-0.01, -0.01)])
-def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model, wanted, allowed):
+def limited(model, wanted, error=0.0, last=1.0, growth=1.0):
+    """The compensation of a joint whose error without it was 0.02 at most, 0.003 beside."""
     arm = ReferenceArm.of(model)
-    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.01), np.zeros(arm.n))
+    watch = watched(arm, start_watch(arm), np.full(arm.n, 0.02), np.zeros(arm.n))
     delta, applied, sent = np.empty(arm.n), np.empty(arm.n), np.ones(arm.n)
-    torque = arm.kp * wanted
-    limit_compensation(torque, 5.0, np.ones(1), watch["joints"], MIN_ERROR, arm.servos, arm.index, delta, applied, sent)
-    np.testing.assert_allclose(delta, allowed)
-    np.testing.assert_allclose(applied, arm.kp * allowed)
-    np.testing.assert_allclose(sent, 1 + allowed)
+    limit_compensation(
+        arm.kp * wanted, 5.0, np.ones(1), watch["joints"], np.full(arm.n, error), np.full(arm.n, last),
+        (MIN_ERROR, 0.01, growth), arm.servos, arm.index, delta, applied, sent,
+    )  # fmt: skip
+    np.testing.assert_allclose(applied, arm.kp * delta)
+    np.testing.assert_allclose(sent, 1 + delta)
+    return delta[0]
+
+
+def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model):
+    assert limited(model, 1.0) == pytest.approx(0.023)
+    assert limited(model, -0.015) == pytest.approx(-0.015)
+
+
+def test_a_compensation_that_went_too_far_is_bounded_by_as_much_less(model):
+    assert limited(model, 1.0, error=0.015) == pytest.approx(0.008)
+    assert limited(model, 1.0, error=0.1) == 0.0
+    assert limited(model, 1.0, error=-0.015) == pytest.approx(0.023), "the robot lags: it is not yet enough"
+
+
+def test_a_compensation_grows_slowly_and_shrinks_at_once(model):
+    assert limited(model, 0.02, last=0.012, growth=0.001) == pytest.approx(0.013)
+    assert limited(model, 0.02, last=-0.02, growth=0.001) == pytest.approx(0.011), "to its quick size at once"
+    assert limited(model, 0.001, last=0.02, growth=0.001) == pytest.approx(0.001)
 
 
 def test_a_law_that_harms_one_joint_lets_go_of_it_at_once_and_of_the_others_slowly(model):

@@ -8,6 +8,7 @@ there. What comes out depends on the arguments alone, bit by bit; only the time 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from instep.core.world import Array
 from instep.scene.folder import BodyDynamics
 
+_NATIVE: Any = mujoco  # its type stubs lack the halves of a step
 _WHOLE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _RUNGE_KUTTA = int(mujoco.mjtIntegrator.mjINT_RK4)
 
@@ -41,23 +43,23 @@ class SingleWorld:
         with self._lock:
             nudged = row is not self._row
             if nudged:
-                mujoco.mj_setState(model, data, row, _WHOLE)
-                mujoco.mj_step1(model, data)
+                _NATIVE.mj_setState(model, data, row, _WHOLE)
+                _NATIVE.mj_step1(model, data)
             # A step that fails leaves the data of no state.
             self._row = None
             self._ctrl[:] = action
             for left in range(self._steps - 1, -1, -1):
                 if self._splits:
-                    mujoco.mj_step2(model, data)
+                    _NATIVE.mj_step2(model, data)
                 else:
                     mujoco.mj_step(model, data)
                 if left and self._splits:
-                    mujoco.mj_step1(model, data)
+                    _NATIVE.mj_step1(model, data)
             if nudged:
                 self._nudge[:] = 0.0  # for one step
-            mujoco.mj_getState(model, data, after, _WHOLE)
+            _NATIVE.mj_getState(model, data, after, _WHOLE)
             sensors = self._sensors.copy() if model.nsensor else None
-            mujoco.mj_step1(model, data)
+            _NATIVE.mj_step1(model, data)
             self._row = after
             mujoco.mj_fullM(model, data, full)
             mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], self._places[body], body)

@@ -24,7 +24,7 @@ from .adaptive_kernels import compare_reading, limit_compensation
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
-from .adaptive_supervision import HELPED, MIN_ERROR, start_watch, supervision_rules
+from .adaptive_supervision import HELPED, MAX_GROWTH, MIN_ERROR, QUICK_GROWTH, start_watch, supervision_rules
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied (of the
@@ -188,8 +188,9 @@ class Adaptive(Wrapper[W]):
         law, torque = self.law.update(memory["law"], LawInput(error, active, past, torques[near], now))
         delta, applied, sent = np.empty(n), np.empty(n), action.copy()
         limit_compensation(
-            torque, self.options.torque, share, joints, MIN_ERROR, arm.servos, arm.index, delta, applied, sent
-        )
+            torque, self.options.torque, share, joints, error, memory["delta"],
+            (MIN_ERROR, QUICK_GROWTH, MAX_GROWTH * arm.dt), arm.servos, arm.index, delta, applied, sent,
+        )  # fmt: skip
         after: dict[str, Any] = {
             "model": model, "law": law, "rows": (*rows, now.values)[-self._kept :],
             "applied": (*torques, applied)[-self._kept :], "speeds": now.speeds, "command": action, "delta": delta,

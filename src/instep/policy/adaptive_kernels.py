@@ -350,21 +350,29 @@ def limit_compensation(
     most: float,
     share: Array,
     joints: Array,
-    least: float,
+    error: Array,
+    last: Array,
+    sizes: tuple[float, float, float],
     servos: Array,
     index: Array,
     delta: Array,
     applied: Array,
     sent: Array,
 ) -> None:  # pragma: no cover - compiled
-    """The compensation of commands and its torque: at most the share `most` of each torque limit, and by the watch no
-    larger than the error it is to remove and `least`. It is added to the commands that are sent.
+    """The compensation of commands and its torque, which is added to the commands that are sent.
+
+    It is at most the share `most` of each torque limit, and no larger than the error it is to remove. `sizes` are the
+    least bound, the size up to which it may grow at once, and by how much it may grow beyond in a period.
     """
+    least, small, step = sizes
     for i in range(len(torque)):
         limit = most * servos[2, i]
         wanted = share[0] * (min(max(torque[i], -limit), limit) / servos[0, i])
-        bound = joints[5, i] + least
-        delta[i] = joints[7, i] * min(max(wanted, -bound), bound)
+        # Where the robot is beyond its model in the direction of the compensation, that went too far by as much.
+        beyond = max(error[i] if wanted > 0 else -error[i], 0.0)
+        bound = max(joints[5, i] + least - beyond, 0.0)
+        grown = min(max(wanted, min(last[i], -small) - step), max(last[i], small) + step)
+        delta[i] = joints[7, i] * min(max(grown, -bound), bound)
         applied[i] = servos[0, i] * delta[i]
         sent[index[2, i]] += delta[i]
 

@@ -268,9 +268,10 @@ class ModelReference:
         }  # fmt: skip
         torque = np.empty(n)
         learn_weights(
-            *memory.values(), seen.past.values, self._regressors(seen.past), seen.applied, seen.error, seen.active,
-            self._regressors(seen.now), self.arm.servos, self.limits, self.variance, float(self.features is None),
-            self.arm.dt, *after.values(), torque,
+            memory["weights"], memory["covariance"], memory["columns"], memory["surprise"], seen.past.values,
+            self._regressors(seen.past), seen.applied, seen.error, seen.active, self._regressors(seen.now),
+            self.arm.servos, self.limits, self.variance, float(self.features is None), self.arm.dt, after["weights"],
+            after["covariance"], after["columns"], after["surprise"], torque,
         )  # fmt: skip
         return after, torque
 

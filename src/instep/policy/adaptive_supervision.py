@@ -2,10 +2,11 @@
 
 The compensation torque u moves the joints by x, with M x'' + (kv + b) x' + kp x = u, so that without it the error e to
 the model would be about e - x. A command need not be moved by more than that: the compensation is bounded by the
-largest |e - x| of the last second or so, joint by joint. Where the e of a joint is larger than its e - x for some time,
-the robot is outside the set for which the law is stable (gains, inertia or delay are far from those of the model), and
-its servos are left alone for a while, each time twice as long. The model goes on meanwhile, so that errors are those to
-the motion that was asked for.
+largest |e - x| of the last second or so, joint by joint, less what the robot is beyond its model in the direction of
+the compensation. It grows slowly, since limits of acceleration and jerk would overshoot. Where the e of a joint is
+larger than its e - x for some time, the robot is outside the set for which the law is stable (gains, inertia or delay
+are far from those of the model), and its servos are left alone for a while, each time twice as long. The model goes on
+meanwhile, so that errors are those to the motion that was asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ PATIENCE_S = 0.03
 """How long it must be [s]."""
 MIN_ERROR = 3e-3
 """Error up to which nothing is given up [rad or m]."""
+MAX_GROWTH = 0.5
+"""How fast a compensation may grow [rad/s or m/s]: the limits of a robot take what moves faster for a motion to follow,
+and overshoot where it ends. It may shrink at once."""
+QUICK_GROWTH = 0.01
+"""Size up to which it may also grow at once, as for dry friction where a joint turns round [rad or m]."""
 FIRST_PAUSE_S = 1.0
 """Time for which the servos are left alone the first time [s]."""
 QUICK_FADE_S = 0.05
