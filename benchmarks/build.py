@@ -1,6 +1,7 @@
 """Scenes from images: the T of a real recording by one click per view, and scanned objects from rendered views.
 
-The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks.
+The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks. Masks by clicks are
+measured on real frames, with SAM 2 where its weights are.
 
     instep bench build
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import ConvexHull
 
+from build_masks import mask_rows
 from build_scans import cameras_around, render_scan, scan_mesh, write_views
 from instep.build.mesh_raster import depth_image
 from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
@@ -51,6 +53,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     if pusht is None or scans is None:
         print("no recording of PushT, or no scans: what is missing is not measured")
     if pusht is not None:
+        rows += mask_rows(pusht, quick)
         rows += _tee(pusht, out / "tee")
     for scan in sorted(scans.iterdir()) if scans is not None else ():
         if scan.is_dir() and (not quick or scan.name in QUICK):
