@@ -3,7 +3,7 @@
     python benchmarks/doc_images.py [NAME...]       # into docs/images; all of them where none is named
 
 Reports and terminal output are rendered by Chromium without a window. `gap_report` needs the recordings of the rotary
-pendulum, `train` needs torch.
+pendulum, `train` needs torch, `build_prompt` the recording of PushT and the weights of SAM 2.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ import numpy as np
 from PIL import Image
 
 import instep
+from instep.app.viewer.front_end import PROMPTS
 from instep.app.viewer.headless import view_page
 from instep.app.viewer.live_view import LiveView
+from instep.app.viewer.prompt_content import PromptContent
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import ViewServer
+from instep.build.posed_views import table_of, views_of
+from instep.build.prompt_segmenter import open_segmenter
+from instep.build.segmenter_weights import default_weights_folder
 from instep.core.errors import BadInput
 from instep.evaluate import run_batch
 from instep.policy import expert_of
 from instep.policy.chunking import Latency
 from instep.scene import Tasked, task_of
 from instep.scene.folder import Scene
+from instep.splat.capture import load_capture
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -102,6 +108,8 @@ def _settled(printed: str) -> list[str]:
 
 def keep(name: str, made: Path) -> Path:
     """Store an image of the docs, with few colours so that it stays small; shaded 3D keeps 85 levels of each."""
+    if made.suffix == ".jpg":  # photographs
+        return Path(shutil.copy(made, IMAGES / f"{name}.jpg"))
     out = IMAGES / f"{name}.png"
     if name.startswith("view_"):
         levels = np.asarray(Image.open(made).convert("RGB"), np.int64)
@@ -418,6 +426,26 @@ def view_teleop(folder: Path) -> Path:
     return path
 
 
+def build_prompt(folder: Path) -> Path:
+    """The page on which objects are marked, with masks by SAM 2."""
+    capture, file = load_capture(RECORDINGS / "pusht"), folder / "prompts.json"
+    tee = ["click:220422302296:230,100", "click:234222302164:200,105", "click:234222303707:200,75"]
+    outline = ["click:234222302164:265,124", "not:234222302164:200,105"]
+    file.write_text(json.dumps({"objects": {"tee": tee, "outline": outline}}), encoding="utf-8")
+    segmenter = open_segmenter(default_weights_folder())
+    content = PromptContent(views_of(capture), table_of(capture), file, segmenter)
+    for name in ("tee", "outline"):
+        content.answer({"masks": name})  # kept, so that the page has them at once
+    server = ViewServer(content, script=PROMPTS)
+    with view_page() as page:
+        page.open(server.start(), (1480, 428))
+        time.sleep(2)
+        shown = page.screenshot(folder / "page.png")
+    server.close()
+    Image.open(shown).convert("RGB").save(folder / "page.jpg", quality=86)
+    return folder / "page.jpg"
+
+
 def view_eval(folder: Path) -> Path:
     """A grid of worlds in which a policy whose decisions come late pushes a block, at the end of their episodes."""
     scene = Scene.load("pusht")
@@ -438,6 +466,7 @@ MAKERS: dict[str, Make] = {
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
     "reidentify_report": reidentify_report, "experiment_legs": experiment_legs,
     "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
+    "build_prompt": build_prompt,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ WEB = Path(__file__).resolve().parent
 STATIC = WEB.parent / "src" / "instep" / "app" / "viewer" / "static"
 STAMP = STATIC / "built.json"
 """What the front end was built from, or why it was not."""
-BUNDLES = ("viewer.js", "viewer_gaussians.js")
+BUNDLES = ("viewer.js", "viewer_gaussians.js", "prompts.js")
 INSTALL_TIMEOUT_S = 600
 QUICK_FAILURE = ("--fetch-retries=1", "--fetch-timeout=60000", "--fetch-retry-mintimeout=500")
 

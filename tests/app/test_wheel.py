@@ -33,7 +33,10 @@ def test_the_wheel_is_for_every_machine_and_holds_scenes_templates_and_types(whe
     assert any(name.startswith("instep/app/benchmarks/") for name in names)
     assert not any(name.startswith(("tests/", "web/")) for name in names)
     assert "instep/app/viewer/templates/standalone.html" in names
-    assert absence() or {f"instep/app/viewer/static/{name}" for name in ("viewer.js", "viewer_gaussians.js")} <= names
+    assert (
+        absence()
+        or {f"instep/app/viewer/static/{name}" for name in ("viewer.js", "viewer_gaussians.js", "prompts.js")} <= names
+    )
 
 
 def test_the_installed_wheel_steps_a_world(wheel, tmp_path):

@@ -85,6 +85,9 @@ def test_parts_behind_an_arm_belong_to_the_object_unless_other_views_say_otherwi
     class Connected:
         """The connected part of orange at the first click."""
 
+        def prepare(self, image):
+            pass
+
         provenance: ClassVar = {"segmenter": "connected parts"}
 
         def candidates(self, image, marks):

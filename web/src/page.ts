@@ -1,9 +1,8 @@
 // Where messages come from: an element of the page holds them, or a socket to the server that sent the page.
 
-import { decode, unpack } from "./protocol";
+import { unpack } from "./protocol";
+import { openSocket } from "./socket";
 import { type GaussianSource, Viewer, type ViewerOptions } from "./viewer";
-
-const RETRY_MS = [250, 500, 1000, 2000];
 
 declare global {
   interface Window {
@@ -56,27 +55,10 @@ function started(host: HTMLElement, options: ViewerOptions): Viewer | null {
   }
 }
 
-/** A socket to the server, opened again where it breaks; the token is in the fragment, which no server sees. */
+/** A viewer of what the server sends. */
 function connect(host: HTMLElement, options: ViewerOptions): void {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
-  let socket: WebSocket, viewer: Viewer | null = null, failures = 0;
-  const begin = () => {
-    socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/socket?token=${token}`);
-    socket.binaryType = "arraybuffer";
-    socket.addEventListener("message", (event) => {
-      failures = 0;
-      viewer?.receive(decode(new Uint8Array(event.data as ArrayBuffer)));
-    });
-    socket.addEventListener("close", () => {
-      viewer?.say(failures > 8 ? "The server has ended." : "Connecting …", "warn");
-      setTimeout(begin, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
-    });
-  };
-  begin(); // first, since the server answers while the renderer starts
-  viewer = started(host, {
-    ...options,
-    send: (request) => {
-      if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(request));
-    },
-  });
+  let viewer: Viewer | null = null;
+  // First, since the server answers while the renderer starts.
+  const send = openSocket((message) => viewer?.receive(message), (words) => viewer?.say(words, "warn"));
+  viewer = started(host, { ...options, send });
 }

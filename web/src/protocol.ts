@@ -118,9 +118,33 @@ export interface StatusMessage {
   ended?: number; // the press of the arm button that no longer counts
   buffers: Buffers;
 }
+/** The views of a capture, and what was marked in them by object and camera. */
+export interface ViewsMessage {
+  kind: "views";
+  title: string;
+  file: string;
+  segmenter: string;
+  views: { name: string; width: number; height: number }[];
+  objects: Record<string, Record<string, Marks>>;
+  buffers: Buffers;
+}
+/** What one view shows of one object. */
+export interface MaskMessage {
+  kind: "mask";
+  object: string;
+  camera: string;
+  width: number;
+  height: number;
+  buffers: Buffers; // inside, a bit for each pixel; empty where there is no mask
+}
+export interface Marks {
+  clicks: [number, number][];
+  others: [number, number][];
+  box: [number, number, number, number] | null;
+}
 export type Message =
   | SceneMessage | TrackMessage | LiveMessage | EventsMessage | ImageMessage | GaussiansMessage | ParamsMessage
-  | ChoiceMessage | InfoMessage | StatusMessage | OpenedMessage;
+  | ChoiceMessage | InfoMessage | StatusMessage | OpenedMessage | ViewsMessage | MaskMessage;
 
 const TYPES = { f32: Float32Array, i16: Int16Array, u16: Uint16Array, u32: Uint32Array, u8: Uint8Array } as const;
 interface Layout {

@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "instep build pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker 0.018256 "
         "--dictionary DICT_6X6_250",
     ),
+    "build prompt": ("instep build prompt recordings/pusht prompts.json --no-browser --seconds 2",),
     "build weights": ("instep build weights sam2 --check",),
     "build check": ("instep build check pusht --out checked_pusht",),
     "robot": ("instep robot pusht --pace step --port 8765 --token token.txt",),

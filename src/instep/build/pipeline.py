@@ -36,7 +36,7 @@ from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
 from .object_masks import background_without
 from .physical_values import friction_of, mass_of
-from .posed_views import PosedView, views_of
+from .posed_views import PosedView, table_of, views_of
 from .prism_outline import outline_of
 from .prompt_segmenter import open_segmenter
 from .prompted_masks import prompted_masks
@@ -162,14 +162,9 @@ def _build(
 
 def _capture(capture: Capture, options: BuildOptions) -> StageOutput:
     views = views_of(capture, options.time)
-    plane = options.table if options.table is not None else None if capture.plane is None else capture.plane.normal
-    if plane is None:
-        raise BadInput(
-            "Nothing says where the table is; give --table-height, or ground_plane.json beside the images with "
-            '{"plane": [nx, ny, nz, d]}.'
-        )
-    check_views(views, np.asarray(plane, float))
-    arrays: dict[str, Array] = {"plane": np.asarray(plane, float), "bounds": _bounds(capture, views, plane)}
+    plane = table_of(capture, options.table)
+    check_views(views, plane)
+    arrays: dict[str, Array] = {"plane": plane, "bounds": _bounds(capture, views, plane)}
     for view in views:
         arrays[f"image:{view.name}"] = to_bytes(view.image)
         arrays[f"pose:{view.name}"] = view.camera.body_from_camera

@@ -51,6 +51,17 @@ def views_of(capture: Capture, time: float | None = None) -> list[PosedView]:
     return [_view(recording, max(starts, default=0.0) if time is None else time) for recording in recordings]
 
 
+def table_of(capture: Capture, given: Array | None = None) -> Array:
+    """The plane (nx, ny, nz, d) of the table: the given one, else that of the capture."""
+    plane = given if given is not None else None if capture.plane is None else capture.plane.normal
+    if plane is None:
+        raise BadInput(
+            "Nothing says where the table is; give --table-height, or ground_plane.json beside the images with "
+            '{"plane": [nx, ny, nz, d]}.'
+        )
+    return np.asarray(plane, float)
+
+
 def reduced(view: PosedView, factor: int) -> PosedView:
     """The view with its image reduced by a whole factor."""
     camera = view.camera

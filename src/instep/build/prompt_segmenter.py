@@ -72,6 +72,10 @@ class PromptSegmenter(Protocol):
         """Masks that may be meant, in an image [height, width, 3], 0 to 1."""
         ...
 
+    def prepare(self, image: Array) -> None:
+        """Compute what depends on an image alone, so that its candidates come sooner."""
+        ...
+
 
 @array_dataclass
 class PromptNetwork:
@@ -107,6 +111,10 @@ class PromptNetwork:
             CandidateMask(resized(mask, (height, width)), float(score))
             for mask, score in zip(masks[0], scores[0], strict=True)
         )
+
+    def prepare(self, image: Array) -> None:
+        """Encode an image that was not encoded yet."""
+        self.encoding(image)
 
     def encoding(self, image: Array) -> dict[str, Array]:
         """The features of an image, computed when it is first asked for."""

@@ -105,14 +105,15 @@ def _options(args: BuildArgs) -> BuildOptions:
     if args.height is not None and not 0 < args.height < 10:
         raise BadInput(f"--height is a height in metres above 0, not {args.height:g}.")
     return BuildOptions(
-        time=args.time, table=_level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
+        time=args.time, table=level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
         weights=args.weights, redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip
 
 
-def _level_table(height: float | None) -> Array | None:
+def level_table(height: float | None) -> Array | None:
+    """The plane (nx, ny, nz, d) of a level table at a height [m]; None where none is given."""
     import numpy as np
 
     return None if height is None else np.array([0.0, 0.0, 1.0, -height])

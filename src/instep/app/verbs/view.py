@@ -96,19 +96,21 @@ def view(
     url = server.start()
     try:
         with live.running(server) if live is not None else nullcontext():
-            return _captured(url, args) if args.image is not None or args.film is not None else _shown(url, args)
+            if args.image is not None or args.film is not None:
+                return _captured(url, args)
+            return shown(url, browser=not args.no_browser, seconds=args.seconds)
     finally:
         server.close()
 
 
-def _shown(url: str, args: ViewArgs) -> int:
-    """Print the address, open it where there is a display, and wait."""
+def shown(url: str, *, browser: bool, seconds: float | None) -> int:
+    """Print the address of a page, open it where there is a display, and wait until the end."""
     Console(stderr=True, highlight=False).print("[dim]Stop it with Ctrl-C.[/]")
     print(url, flush=True)
-    if not args.no_browser and sys.stdout.isatty() and has_display():
+    if browser and sys.stdout.isatty() and has_display():
         webbrowser.open(url)
     with suppress(KeyboardInterrupt):
-        time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
+        time.sleep(seconds if seconds is not None else 10 * 365 * 86400)
     return 0
 
 

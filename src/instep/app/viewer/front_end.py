@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from instep.core.errors import Unsupported
 
-SMALL, WITH_GAUSSIANS = "viewer.js", "viewer_gaussians.js"
+SMALL, WITH_GAUSSIANS, PROMPTS = "viewer.js", "viewer_gaussians.js", "prompts.js"
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -26,9 +26,9 @@ PAGE = """<!doctype html>
 """
 
 
-def page(*, gaussians: bool = False) -> bytes:
-    """The page that connects to the server it came from."""
-    return PAGE.replace("BUNDLE", WITH_GAUSSIANS if gaussians else SMALL).encode()
+def page(script: str = SMALL) -> bytes:
+    """The page that connects to the server it came from, with one of the bundles."""
+    return PAGE.replace("BUNDLE", script).encode()
 
 
 def absence() -> str:

@@ -18,7 +18,10 @@ TYPES: Mapping[str, str] = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u
 """Types of arrays in a message -> NumPy's."""
 ROTATION_UNIT = 32767
 """Quaternions are sent as 16-bit integers: a turn of 2e-5 rad is finer than any screen."""
-Kind = Literal["scene", "track", "live", "events", "image", "gaussians", "params", "choice", "info", "status", "opened"]
+Kind = Literal[
+    "scene", "track", "live", "events", "image", "gaussians", "params", "choice", "info", "status", "opened", "views",
+    "mask",
+]  # fmt: skip
 
 
 def encode(kind: Kind, header: Mapping[str, Any], buffers: Mapping[str, Array] | None = None) -> bytes:

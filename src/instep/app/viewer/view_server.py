@@ -92,12 +92,15 @@ class LiveRow:
 class ViewServer:
     """A server that shows some content to any number of watchers."""
 
-    def __init__(self, content: ViewContent, *, port: int = 0, token: str | None = None):
+    def __init__(self, content: ViewContent, *, port: int = 0, token: str | None = None, script: str | None = None):
         self._content = content
+        script = script or (WITH_GAUSSIANS if content.gaussians else SMALL)
         self.token = new_token() if token is None else token
         self._files = {
-            "/": (page(gaussians=content.gaussians), "text/html; charset=utf-8"),
-            **{f"/{name}": (bundle(name), "text/javascript; charset=utf-8") for name in (SMALL, WITH_GAUSSIANS)},
+            "/": (page(script), "text/html; charset=utf-8"),
+            **{
+                f"/{name}": (bundle(name), "text/javascript; charset=utf-8") for name in {SMALL, WITH_GAUSSIANS, script}
+            },
         }
         self._rows: dict[str, LiveRow] = {}
         self._messages: dict[str, bytes] = {}

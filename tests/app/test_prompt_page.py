@@ -1,0 +1,143 @@
+"""The page on which objects are marked in images, in a real browser: a click gives a mask, and the file is written."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from browser import browser_page
+from build_scenes import rendered, ring, tee
+from instep.app.cli import main
+from instep.app.viewer.front_end import PROMPTS, absence
+from instep.app.viewer.prompt_content import PromptContent
+from instep.app.viewer.view_server import ViewServer
+from instep.build.mesh_raster import coverage
+from instep.build.posed_views import PosedView
+from instep.build.prompt_segmenter import open_segmenter
+from instep.build.prompts import load_prompts, parse_prompts
+from instep.core.errors import BadInput, UnknownName
+from onnx_files import write_segmenter
+
+PLANE = np.array([0.0, 0.0, 1.0, 0.0])
+CAMERAS = ring(3)
+SETTLED = """
+(async () => {
+  const ready = () => window.instepViewers?.[0]?.state().ready;
+  for (let i = 0; i < 2400 && !ready(); i++) await new Promise((done) => setTimeout(done, 25));
+  return [...window.instepViewers[0].images.keys()];
+})()
+"""
+
+
+@pytest.fixture
+def views():
+    return [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in CAMERAS]
+
+
+def middle(camera) -> tuple[float, float]:
+    """The pixel of a point on top of the block."""
+    place = np.linalg.inv(camera.body_from_camera)
+    x, y = camera.project(place[:3, :3] @ np.array([0.0, 0.015, 0.04]) + place[:3, 3])
+    return float(x), float(y)
+
+
+def test_marks_are_written_and_refused_in_a_sentence(views, tmp_path):
+    content = PromptContent(views, PLANE, tmp_path / "prompts.json")
+    x, y = middle(CAMERAS[0])
+    marks = {"object": "tee", "camera": "v00", "clicks": [[x, y]], "others": [[2.0, 3.0]], "box": None}
+    assert len(content.answer({"marks": marks})) == 4
+    assert load_prompts(tmp_path / "prompts.json") == parse_prompts([f"tee=click:v00:{x:g},{y:g}", "tee=not:v00:2,3"])
+    for wrong, error in (
+        ({"camera": "v09"}, UnknownName), ({"clicks": [[900.0, 3.0]]}, BadInput), ({"clicks": [["x", 3.0]]}, BadInput),
+        ({"box": [5, 5, 5, 9]}, BadInput), ({"object": "a b"}, BadInput), ({"clicks": None}, BadInput),
+        ({"clicks": [[float("nan"), 1.0]]}, BadInput),
+    ):  # fmt: skip
+        before = (tmp_path / "prompts.json").read_text()
+        with pytest.raises(error):
+            content.answer({"marks": {**marks, **wrong}})
+        assert (tmp_path / "prompts.json").read_text() == before
+    # A file that is there is continued, with prompts that the page does not show.
+    (tmp_path / "more.json").write_text('{"objects": {"cup": ["colour:#ff8000", "box:v01:1,2,30,40"]}}')
+    again = PromptContent(views, PLANE, tmp_path / "more.json")
+    again.answer({"marks": {**marks, "object": "cup", "camera": "v01", "box": None, "clicks": [], "others": []}})
+    assert json.loads((tmp_path / "more.json").read_text()) == {"objects": {"cup": ["colour:#ff8000"]}}
+    again.answer({"remove": "cup"})
+    assert json.loads((tmp_path / "more.json").read_text()) == {"objects": {}}
+
+
+def test_images_that_are_not_there_and_files_that_cannot_be_written_are_refused(tmp_path, capsys):
+    assert main(["build", "prompt", str(tmp_path), str(tmp_path / "none" / "prompts.json")]) == 2
+    assert "name a file in a folder that is there" in " ".join(capsys.readouterr().err.split())
+    assert main(["build", "prompt", str(tmp_path), str(tmp_path / "prompts.json")]) == 2
+    assert not (tmp_path / "prompts.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")
+@pytest.mark.parametrize("network", [False, True])
+def test_a_click_gives_a_mask_and_is_written(views, tmp_path, network, request):
+    segmenter = None
+    if network:
+        request.getfixturevalue("onnxruntime")
+        segmenter = open_segmenter(write_segmenter(tmp_path / "weights", [0.004, 0.45, 20.0], [0.95, 0.6, 0.9]))
+    file = tmp_path / "prompts.json"
+    server = ViewServer(PromptContent(views, PLANE, file, segmenter), script=PROMPTS)
+    with browser_page(tmp_path / "profile") as page:
+        try:
+            page.open(server.start(), width=1000, height=700)
+            assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
+
+            def press(camera, x, y, *, button="left", to=None, modifiers=0):
+                canvas = f"window.instepViewers[0].images.get('{camera.name}').element.querySelector('canvas')"
+                box = page.evaluate(
+                    f"(() => {{ const c = {canvas}; c.scrollIntoView({{block: 'center'}}); "
+                    "const r = c.getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()"
+                )
+                at = [
+                    (box[0] + u / camera.width * box[2], box[1] + v / camera.height * box[3])
+                    for u, v in ((x, y), to or (x, y))
+                ]
+                keys = {
+                    "button": button,
+                    "buttons": 2 if button == "right" else 1,
+                    "clickCount": 1,
+                    "modifiers": modifiers,
+                }
+                for kind, (left, top) in zip(
+                    ("mousePressed", "mouseMoved", "mouseReleased"), (at[0], at[1], at[1]), strict=True
+                ):
+                    if kind != "mouseMoved" or to:
+                        page.ask("Input.dispatchMouseEvent", type=kind, x=left, y=top, **keys)
+                assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
+
+            def pixels(camera, name="object"):
+                return page.evaluate(f"window.instepViewers[0].images.get('{camera.name}').pixels('{name}')")
+
+            for camera in CAMERAS:
+                press(camera, *middle(camera))
+            for camera in CAMERAS:
+                assert pixels(camera) == pytest.approx((coverage(tee(), camera) > 0.5).sum(), rel=0.12)
+            clicks = load_prompts(file)[0].clicks
+            assert all(np.allclose(clicks[c.name][0], middle(c), atol=0.6) for c in CAMERAS)
+            press(CAMERAS[1], 5, 5, button="right")
+            press(CAMERAS[2], 9, 9, modifiers=8)
+            press(CAMERAS[0], 20, 15, to=(140, 110))
+            [prompt] = load_prompts(file)
+            assert set(prompt.others) == {"v01", "v02"} and np.allclose(prompt.boxes["v00"], (20, 15, 140, 110), atol=1)
+            # A second object, and a mark that is removed by clicking on it.
+            page.evaluate(
+                "(() => { const form = document.querySelector('form'); form.querySelector('input').value = 'other'; "
+                "form.requestSubmit(); })()"
+            )
+            press(CAMERAS[0], 30, 100)
+            assert [one.name for one in load_prompts(file)] == ["object", "other"]
+            press(CAMERAS[0], 30, 100)
+            assert pixels(CAMERAS[0], "other") == 0
+            assert json.loads(file.read_text())["objects"]["other"] == []
+            assert page.errors == []
+            page.screenshot(tmp_path / "page.png")
+        finally:
+            page.open("about:blank")
+            server.close()
