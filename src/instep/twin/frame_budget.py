@@ -179,9 +179,12 @@ def planned_images(
 
 def solve_in_time(
     budget: FrameBudget, outline: Outline, picked: Sequence[MaskCrop], known: tuple[Array, Array],
-    options: FilterOptions,
+    options: FilterOptions, start: Array | None = None,
 ) -> PoseSolution:  # fmt: skip
-    """The motion of a body by some images, in as many steps as there is time for; `known` are prior and basis."""
+    """The motion of a body by some images, in as many steps as there is time for; `known` are prior and basis.
+
+    The search begins at the motion `start` [6], or at none.
+    """
     begun, rounds = budget.left(), 2
 
     def more() -> bool:
@@ -189,7 +192,7 @@ def solve_in_time(
         rounds += int(fits := budget.fits(step=len(picked)))
         return fits
 
-    found = solve_pose(outline, picked, *known, options.iterations, options.mask_noise, more=more)
+    found = solve_pose(outline, picked, *known, options.iterations, options.mask_noise, more=more, start=start)
     budget.note("step", begun - budget.left(), rounds * len(picked))
     budget.leave("steps", found.left_out)
     return found

@@ -89,17 +89,17 @@ def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: 
 
 def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
     """By how much each camera wants the body farther from where the others agree than those differ [m]."""
-    M: list[Array] = [fit.information for fit in fits]
-    g: list[Array] = [fit.gradient for fit in fits]
-    small = 1e-3 * np.eye(len(g[0])) * max(np.trace(m) for m in M)
-    steps: list[Array] = [-np.linalg.solve(m + small, p) for m, p in zip(M, g, strict=True)]
-    excess: list[float] = []
-    for i in range(len(fits)):
-        others = [j for j in range(len(fits)) if j != i]
-        agreed = -np.linalg.solve(sum((M[j] for j in others), small), sum((g[j] for j in others), np.zeros(len(g[0]))))
-        apart = max(float(np.linalg.norm((steps[j] - agreed)[:2])) for j in others)
-        excess.append(float(np.linalg.norm((steps[i] - agreed)[:2])) - apart)
-    return excess
+    M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
+    small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
+    # Where each camera alone wants the body, and where the others do.
+    wanted = -np.linalg.solve(
+        np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])[..., None]
+    )
+    steps, agreed = np.split(wanted[:, :2, 0], 2)
+    apart = np.hypot(*np.moveaxis(steps - agreed[:, None], -1, 0))
+    own = np.diag(apart).copy()
+    np.fill_diagonal(apart, 0.0)
+    return list(own - apart.max(axis=1))
 
 
 def exclude_outlier(

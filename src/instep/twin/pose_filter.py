@@ -298,14 +298,14 @@ class PoseFilter:
         used = [c for c, crop in enumerate(crops) if crop is not None and self._usable(c, memory)]
         picked = [crop for c in used if (crop := crops[c]) is not None]
 
-        def solved() -> PoseSolution:
-            return solve_in_time(budget, outline, picked, (prior, basis), options)
+        def solved(start: Array | None) -> PoseSolution:
+            return solve_in_time(budget, outline, picked, (prior, basis), options, start)
 
-        found = solved() if picked else None
+        found = solved(None) if picked else None
         good = [i for i, fit in enumerate(found.fits) if self._sees(fit)] if found else []
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
-            found = solved()
+            found = solved(found.xi)
         if found is not None and good and not memory["learns"]:
             found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log), budget)
         cameras, learns = [crop.camera for crop in picked], bool(picked and memory["learns"])

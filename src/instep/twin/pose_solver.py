@@ -41,8 +41,8 @@ CONFIRMING_SHARE = 0.35
 """Share of the points that should be visible which must fit a pose, and as many points, for texture to confirm it."""
 FREE_MOTIONS = np.eye(6)
 """Motions of a free body: three translations, three rotations."""
-MIN_STEP = 1e-4
-"""Gauss-Newton ends after a step below this [m, rad]."""
+MIN_STEP = 0.2
+"""Gauss-Newton ends after a step below this [standard deviations of the solution]."""
 
 
 @options_dataclass
@@ -108,15 +108,16 @@ class PoseSolution:
 def solve_pose(
     outline: Outline, crops: Sequence[MaskCrop], prior: Array, basis: Array, iterations: int = 3,
     noise: PixelNoise = MASK_NOISE, *, more: Callable[[], bool] = lambda: True, share: float | None = None,
+    start: Array | None = None,
 ) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
     Where silhouettes barely overlap, or few points fit, the first iterations reach farther. `more` says before each
     iteration but the first whether there is time for it. `share` is the weight of silhouettes; by the number of points
-    of texture where it is None.
+    of texture where it is None. The search begins at the motion `start` [6], or at none.
     """
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
-    eta = np.zeros(basis.shape[1])
+    eta = np.zeros(basis.shape[1]) if start is None else np.linalg.pinv(basis) @ start
 
     points = sum(len(crop.points.places) for crop in crops if crop.points is not None)
     weight = _silhouette_share(points) if share is None else share
@@ -134,9 +135,10 @@ def solve_pose(
         far = FAR_POINTS if left > 1 and any(fit.fitting < FEW_FITTING for fit in fits) else 1.0
         near = soft == EDGE_WIDTH_PX and far == 1
         information, gradient = _summed(fits if near else compare(soft, far))
-        step = np.linalg.solve(information + prior_information, gradient + prior_information @ eta)
+        curvature = information + prior_information
+        step = np.linalg.solve(curvature, gradient + prior_information @ eta)
         eta = eta - step
-        if near and np.abs(step).max() < MIN_STEP:
+        if near and step @ curvature @ step < MIN_STEP**2:
             break  # the fits before so small a step still hold
         fits = compare(EDGE_WIDTH_PX)
     information, _ = _summed(fits)
@@ -220,11 +222,15 @@ def motion_between(before: Array, after: Array) -> Array:
 
 def planar_basis(normal: Array) -> Array:
     """Motions on a plane [6, 3]: two translations along it, one rotation about its normal."""
-    n = normal / np.linalg.norm(normal)
-    first = np.cross(n, [0.0, 0.0, 1.0] if abs(n[2]) < 0.9 else [0.0, 1.0, 0.0])
-    first /= np.linalg.norm(first)
+    # By hand: this is computed for each body and image, and numpy takes half a millisecond for two cross products.
+    x, y, z = normal.tolist()
+    size = math.sqrt(x * x + y * y + z * z)
+    x, y, z = x / size, y / size, z / size
+    first = (y, -x, 0.0) if abs(z) < 0.9 else (-z, 0.0, x)
+    size = math.hypot(*first)
+    a, b, c = first[0] / size, first[1] / size, first[2] / size
     basis = np.zeros((6, 3))
-    basis[:3, 0], basis[:3, 1], basis[3:, 2] = first, np.cross(n, first), n
+    basis[:3, 0], basis[:3, 1], basis[3:, 2] = (a, b, c), (y * c - z * b, z * a - x * c, x * b - y * a), (x, y, z)
     return basis
 
 
@@ -237,6 +243,10 @@ def _summed(fits: Sequence[SilhouetteFit]) -> tuple[Array, Array]:
 
 
 def _edge_width(fits: Sequence[SilhouetteFit]) -> float:
-    """Softer edges the less the silhouettes overlap; 0.8 is a body a few pixels off."""
-    worst = min((fit.overlap for fit in fits if fit.visible > 0.1), default=1.0)
-    return EDGE_WIDTH_PX if worst > 0.8 else 2.0 if worst > 0.6 else 5.0
+    """Softer edges the less the silhouettes overlap; 0.8 is a body a few pixels off.
+
+    The best of the cameras that show the body well counts: where only others fit badly, something hides it there.
+    """
+    most = max((fit.visible for fit in fits), default=0.0)
+    best = max((fit.overlap for fit in fits if fit.visible > max(0.5 * most, 0.1)), default=1.0)
+    return EDGE_WIDTH_PX if best > 0.8 else 2.0 if best > 0.6 else 5.0

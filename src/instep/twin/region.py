@@ -157,9 +157,8 @@ class RegionColours:
             region_kernels.learn_pixels(pixels, (mask, weight), outline_here, k, options.bands, counts)
         kept = changeable(memory, self._histograms(c))
         for side, rate in enumerate((options.body_rate, options.around_rate)):
-            if counts[side].sum() >= options.min_amount:
-                share = 1.0 if fresh else rate
-                kept[side] += np.float32(share) * (region_kernels.blurred(counts[side]) - kept[side])
+            if (total := counts[side].sum()) >= options.min_amount:
+                region_kernels.learn_colours(kept[side], counts[side], total, np.float32(1.0 if fresh else rate))
         if not fresh and self._cameras[c].in_world:
             limits = (options.away, options.tolerance, *options.shading)
             background = changeable(memory, f"background.{c}")

@@ -89,32 +89,27 @@ def _splat(counts, colour, amount):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def blurred(counts):  # pragma: no cover - compiled
-    """A histogram [BINS^3] blurred by (1, 2, 1) / 4 along each channel, and normalised to a sum of one."""
-    total = 0.0
-    for i in range(counts.shape[0]):
-        total += counts[i]
-    shape = (BINS, BINS, BINS)
-    first, second = (counts / np.float32(max(total, 1e-9))).reshape(shape), np.empty(shape, counts.dtype)
-    half, quarter = np.float32(0.5), np.float32(0.25)
-    for i in range(BINS):
-        for j in range(BINS):
-            row, out = first[i, j], second[i, j]
-            out[0] = half * row[0] + quarter * (row[0] + row[1])
-            out[BINS - 1] = half * row[BINS - 1] + quarter * (row[BINS - 2] + row[BINS - 1])
-            for k in range(1, BINS - 1):
-                out[k] = half * row[k] + quarter * (row[k - 1] + row[k + 1])
-    for i in range(BINS):
-        for j in range(BINS):
-            low, row, high, out = second[i, max(j - 1, 0)], second[i, j], second[i, min(j + 1, BINS - 1)], first[i, j]
-            for k in range(BINS):
-                out[k] = half * row[k] + quarter * (low[k] + high[k])
-    for i in range(BINS):
-        for j in range(BINS):
-            low, row, high, out = first[max(i - 1, 0), j], first[i, j], first[min(i + 1, BINS - 1), j], second[i, j]
-            for k in range(BINS):
-                out[k] = half * row[k] + quarter * (low[k] + high[k])
-    return second.reshape(BINS * BINS * BINS)
+def learn_colours(kept, counts, total, share):  # pragma: no cover - compiled
+    """Replace a share of a histogram [BINS^3] by counts, over their total, blurred by (1, 2, 1) / 4 along each channel.
+
+    Few bins have counts, so each is spread over its neighbours; what would leave the range stays in the last bin.
+    """
+    for at in range(counts.shape[0]):
+        kept[at] *= np.float32(1.0) - share
+    scale = share / (np.float32(64.0) * total)
+    for at in range(counts.shape[0]):
+        if counts[at] == 0:
+            continue
+        i, j, k = at // (BINS * BINS), at // BINS % BINS, at % BINS
+        amount = scale * counts[at]
+        for di in range(-1, 2):
+            row = min(max(i + di, 0), BINS - 1) * BINS
+            for dj in range(-1, 2):
+                column = (row + min(max(j + dj, 0), BINS - 1)) * BINS
+                part = amount * np.float32((2 - abs(di)) * (2 - abs(dj)))
+                kept[column + max(k - 1, 0)] += part
+                kept[column + k] += part + part
+                kept[column + min(k + 1, BINS - 1)] += part
 
 
 @njit(**OPTIONS)
