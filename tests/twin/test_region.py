@@ -10,11 +10,12 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+from scipy.ndimage import binary_erosion, correlate1d
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
-from instep.twin import Outline, outline_of
+from instep.twin import Outline, outline_of, region_kernels, texture_kernels
 from instep.twin.box_search import find_in_box, located_starts
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.contrast_search import find_by_regions
@@ -287,3 +288,28 @@ def test_a_systematic_error_of_the_outline_is_wider_for_one_camera_and_along_its
     depth = systematic_spread([camera], PLACED, 0.1, free)
     assert depth > 3 * one  # size alone tells how far away it is
     assert systematic_spread([camera, other], PLACED, 0.1, free) < 0.5 * depth
+
+
+def test_learned_colours_are_blurred_counts() -> None:
+    bins, rng = region_kernels.BINS, np.random.default_rng(3)
+    counts = np.zeros(bins**3, np.float32)
+    counts[rng.integers(0, bins**3, 300)] = rng.random(300)
+    counts[[0, bins - 1, bins**3 - 1]] = 2.0  # at the ends of the range
+    kept = rng.random(bins**3).astype(np.float32)
+    kept /= kept.sum()
+    blurred = (counts / counts.sum()).reshape(bins, bins, bins)
+    for axis in range(3):
+        blurred = correlate1d(blurred, [0.25, 0.5, 0.25], axis, mode="nearest")
+    expected = 0.9 * kept + 0.1 * blurred.ravel()
+    region_kernels.learn_colours(kept, counts, counts.sum(), np.float32(0.1))
+    assert np.allclose(kept, expected, atol=1e-8)
+
+
+def test_no_point_is_learned_near_an_edge_or_another_point() -> None:
+    shown = np.random.default_rng(4).random((40, 60)) > 0.02
+    expected = binary_erosion(shown, iterations=3)
+    assert np.array_equal(texture_kernels.free_pixels(shown, 3, np.zeros((0, 2)), 2), expected)
+    expected[8:13, 18:23] = False
+    found = texture_kernels.free_pixels(shown, 3, np.array([[20.5, 10.5], [-9.0, 99.0]]), 2)
+    assert np.array_equal(found, expected)
+    assert found.any()

@@ -131,7 +131,7 @@ def solve_pose(
         if left < iterations and not more():
             left_out = left
             break
-        soft = _edge_width(fits) if left > 1 else EDGE_WIDTH_PX
+        soft = edge_width(fits) if left > 1 else EDGE_WIDTH_PX
         far = FAR_POINTS if left > 1 and any(fit.fitting < FEW_FITTING for fit in fits) else 1.0
         near = soft == EDGE_WIDTH_PX and far == 1
         information, gradient = _summed(fits if near else compare(soft, far))
@@ -242,7 +242,7 @@ def _summed(fits: Sequence[SilhouetteFit]) -> tuple[Array, Array]:
     return information, gradient
 
 
-def _edge_width(fits: Sequence[SilhouetteFit]) -> float:
+def edge_width(fits: Sequence[SilhouetteFit]) -> float:
     """Softer edges the less the silhouettes overlap; 0.8 is a body a few pixels off.
 
     The best of the cameras that show the body well counts: where only others fit badly, something hides it there.

@@ -227,14 +227,9 @@ class BodyTexture:
 
     def _allowed(self, crop: MaskCrop, owner: Array, points: Array) -> Array:
         """Pixels on the body that no point is near to, not near its edge nor that of what is known to occlude it."""
-        from scipy.ndimage import binary_erosion
-
-        inside = binary_erosion((owner >= 0) & (crop.weight > 0), iterations=self.options.edge)
-        shown = inside & (crop.mask * crop.weight > 0.3)
-        for x, y in points.astype(int):
-            s = self.options.spacing
-            shown[max(y - s, 0) : max(y + s + 1, 0), max(x - s, 0) : max(x + s + 1, 0)] = False
-        return shown
+        inside = (owner >= 0) & (crop.weight > 0)
+        free = texture_kernels.free_pixels(inside, self.options.edge, points, self.options.spacing)
+        return free & (crop.mask * crop.weight > 0.3)
 
     def _place(
         self, camera: Camera, c: int, world_from_body: Array, corners: tuple[Array, Region, Array], slots: Array,

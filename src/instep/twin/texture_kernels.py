@@ -21,6 +21,8 @@ HALF = 5
 """Half of the side of a patch [pixels]."""
 SIDE = 2 * HALF + 1
 AREA = SIDE * SIDE
+INNER = (SIDE - 2) ** 2
+"""Pixels of a patch that have a neighbour on every side."""
 LEVELS = 3
 """Levels of the pyramid, each half as fine as the one before."""
 ITERATIONS = 6
@@ -50,37 +52,39 @@ def _halved(image):  # pragma: no cover - compiled
     return out
 
 
-@njit(**INLINE)
-def _bilinear(image, x, y):  # pragma: no cover - compiled
-    """Grey level at a place in pixels, whose centres are at halves; NaN outside."""
-    u, v = x - 0.5, y - 0.5
-    j, i = math.floor(u), math.floor(v)
-    if i < 0 or j < 0 or i >= image.shape[0] - 1 or j >= image.shape[1] - 1:
-        return np.nan
-    a, b = np.float32(v - i), np.float32(u - j)
-    top = image[i, j] + b * (image[i, j + 1] - image[i, j])
-    low = image[i + 1, j] + b * (image[i + 1, j + 1] - image[i + 1, j])
-    return top + a * (low - top)
-
-
 @njit(**OPTIONS)
 def _patch(image, x, y, warp, out):  # pragma: no cover - compiled
-    """Sample a patch around a place, warped [2, 2], at mean 0 and variance 1; its deviation, NaN where it leaves."""
+    """Sample a patch around a place, warped [2, 2], at mean 0 and variance 1; its deviation, NaN where it leaves.
+
+    Places are in pixels, whose centres are at halves.
+    """
+    wide = HALF * (abs(warp[0, 0]) + abs(warp[0, 1]))
+    high = HALF * (abs(warp[1, 0]) + abs(warp[1, 1]))
+    x, y = x - 0.5, y - 0.5
+    # Written so that a place that is not a number is outside.
+    if not (x - wide >= 0 and y - high >= 0 and x + wide < image.shape[1] - 1 and y + high < image.shape[0] - 1):
+        return np.nan
     total = squared = 0.0
     k = 0
     for i in range(-HALF, HALF + 1):
         for j in range(-HALF, HALF + 1):
-            value = _bilinear(image, x + warp[0, 0] * j + warp[0, 1] * i, y + warp[1, 0] * j + warp[1, 1] * i)
-            if not np.isfinite(value):
-                return np.nan
+            u, v = x + warp[0, 0] * j + warp[0, 1] * i, y + warp[1, 0] * j + warp[1, 1] * i
+            column, row = int(u), int(v)
+            a, b = np.float32(v - row), np.float32(u - column)
+            r, c = np.uint64(row), np.uint64(column)
+            top = image[r, c] + b * (image[r, c + np.uint64(1)] - image[r, c])
+            r += np.uint64(1)
+            low = image[r, c] + b * (image[r, c + np.uint64(1)] - image[r, c])
+            value = top + a * (low - top)
             out[k] = value
             total += value
             squared += value * value
             k += 1
     mean = total / AREA
     deviation = math.sqrt(max(squared / AREA - mean * mean, 1e-6))
+    over = 1.0 / deviation
     for k in range(AREA):
-        out[k] = (out[k] - mean) / deviation
+        out[k] = (out[k] - mean) * over
     return deviation
 
 
@@ -102,7 +106,7 @@ def follow_patches(pyramid, points, warps, patches, limits, found):  # pragma: n
 
     `limits` holds the least correlation and the largest way from the prediction [pixels].
     """
-    now = np.empty(AREA)
+    now, slopes = np.empty(AREA), np.empty((2, INNER))
     for n in range(points.shape[0]):
         found[n] = 0.0
         x, y = points[n, 0], points[n, 1]
@@ -115,7 +119,7 @@ def follow_patches(pyramid, points, warps, patches, limits, found):  # pragma: n
             if np.isnan(template[0]):
                 continue
             image = pyramid[0] if level == 0 else pyramid[1] if level == 1 else pyramid[2]
-            x, y, alike = _aligned(image, (x, y), warp, template, 2.0**level, now)
+            x, y, alike = _aligned(image, (x, y), warp, template, 2.0**level, (now, slopes))
             if not np.isfinite(alike):
                 good = False
                 break
@@ -125,15 +129,21 @@ def follow_patches(pyramid, points, warps, patches, limits, found):  # pragma: n
 
 
 @njit(**OPTIONS)
-def _aligned(image, place, warp, template, scale, now):  # pragma: no cover - compiled
-    """Place and correlation after alignment at one level; the correlation is NaN where the patch leaves the image."""
-    x, y = place
+def _aligned(image, place, warp, template, scale, room):  # pragma: no cover - compiled
+    """Place and correlation after alignment at one level; the correlation is NaN where the patch leaves the image.
+
+    `room` is for a patch [AREA] and the slopes of the template [2, INNER].
+    """
+    (x, y), (now, slopes) = place, room
     a = b = c = 0.0
+    n = 0
     for i in range(1, SIDE - 1):
         for j in range(1, SIDE - 1):
             k = i * SIDE + j
             gx, gy = 0.5 * (template[k + 1] - template[k - 1]), 0.5 * (template[k + SIDE] - template[k - SIDE])
             a, b, c = a + gx * gx, b + gx * gy, c + gy * gy
+            slopes[0, n], slopes[1, n] = gx, gy
+            n += 1
     det = a * c - b * b
     if det < 1e-6:
         return x, y, np.nan
@@ -144,20 +154,21 @@ def _aligned(image, place, warp, template, scale, now):  # pragma: no cover - co
         p = q = alike = 0.0
         for k in range(AREA):
             alike += now[k] * template[k]
+        n = 0
         for i in range(1, SIDE - 1):
-            for j in range(1, SIDE - 1):
-                k = i * SIDE + j
+            for k in range(i * SIDE + 1, (i + 1) * SIDE - 1):
                 e = now[k] - template[k]
-                p += 0.5 * (template[k + 1] - template[k - 1]) * e
-                q += 0.5 * (template[k + SIDE] - template[k - SIDE]) * e
+                p += slopes[0, n] * e
+                q += slopes[1, n] * e
+                n += 1
         u, v = (c * p - b * q) / det, (a * q - b * p) / det
         size = math.sqrt(u * u + v * v)
         if size > 2.0:
             u, v = 2.0 * u / size, 2.0 * v / size
         x -= scale * (warp[0, 0] * u + warp[0, 1] * v)
         y -= scale * (warp[1, 0] * u + warp[1, 1] * v)
-        if size < 0.03:
-            break
+        if size < (0.03 if scale == 1 else 0.1):
+            break  # finer levels go on from here
     return x, y, alike / AREA
 
 
@@ -215,6 +226,7 @@ def render_faces(faces, world_from_body, camera, region, depth, owner):  # pragm
             for b in range(3):
                 p += world_from_body[a, b] * vertices[i, b]
             z[i] += world_from_camera[a, 2] * p
+        z[i] = 1.0 / z[i]
     for t in range(triangles.shape[0]):
         a, b, c = triangles[t, 0], triangles[t, 1], triangles[t, 2]
         ax, ay, bx, by, cx, cy = points[a, 0], points[a, 1], points[b, 0], points[b, 1], points[c, 0], points[c, 1]
@@ -223,17 +235,57 @@ def render_faces(faces, world_from_body, camera, region, depth, owner):  # pragm
             continue
         first, last = max(int(min(ay, by, cy)), top), min(int(max(ay, by, cy)) + 1, bottom)
         begin, end = max(int(min(ax, bx, cx)), left), min(int(max(ax, bx, cx)) + 1, right)
+        over = 1.0 / area
+        across_u, across_v = (by - cy) * over, (cy - ay) * over
         for y in range(first, last):
-            for x in range(begin, end):
-                px, py = x + 0.5, y + 0.5
-                u = ((bx - px) * (cy - py) - (by - py) * (cx - px)) / area
-                v = ((cx - px) * (ay - py) - (cy - py) * (ax - px)) / area
+            py = y + 0.5
+            u0 = ((bx - 0.5) * (cy - py) - (by - py) * (cx - 0.5)) * over
+            v0 = ((cx - 0.5) * (ay - py) - (cy - py) * (ax - 0.5)) * over
+            low, high = _span(u0, across_u, float(begin), float(end))
+            low, high = _span(v0, across_v, low, high)
+            low, high = _span(1.0 - u0 - v0, -across_u - across_v, low, high)
+            for x in range(int(low), int(high)):
+                u, v = u0 + across_u * x, v0 + across_v * x
                 w = 1.0 - u - v
                 if u < 0 or v < 0 or w < 0:
                     continue
-                near = 1.0 / (u / z[a] + v / z[b] + w / z[c])
+                near = 1.0 / (u * z[a] + v * z[b] + w * z[c])
                 if near < depth[y - top, x - left]:
                     depth[y - top, x - left], owner[y - top, x - left] = near, t
+
+
+@njit(**INLINE)
+def _span(start, slope, low, high):  # pragma: no cover - compiled
+    """The part of a range of x in which start + slope x is not negative, rounded outwards to whole numbers."""
+    if slope > 0:
+        return max(low, math.floor(-start / slope)), high
+    if slope < 0:
+        return low, min(high, math.ceil(-start / slope) + 1.0)
+    return (low, high) if start >= 0 else (low, low)
+
+
+@njit(**OPTIONS)
+def free_pixels(shown, steps, points, spacing):  # pragma: no cover - compiled
+    """Pixels that are farther than so many steps, along rows and columns, from one that is not shown or outside.
+
+    Those within a square of `spacing` pixels around points [n, 2] do not count.
+    """
+    height, width = shown.shape
+    far = np.zeros((height + 2, width + 2), np.int32)
+    for i in range(height):
+        for j in range(width):
+            far[i + 1, j + 1] = min(far[i, j + 1], far[i + 1, j]) + 1 if shown[i, j] else 0
+    out = np.empty((height, width), np.bool_)
+    for i in range(height - 1, -1, -1):
+        for j in range(width - 1, -1, -1):
+            far[i + 1, j + 1] = min(far[i + 1, j + 1], min(far[i + 2, j + 1], far[i + 1, j + 2]) + 1)
+            out[i, j] = far[i + 1, j + 1] > steps
+    for n in range(points.shape[0]):
+        x, y = int(points[n, 0]), int(points[n, 1])
+        for i in range(max(y - spacing, 0), min(y + spacing + 1, height)):
+            for j in range(max(x - spacing, 0), min(x + spacing + 1, width)):
+                out[i, j] = False
+    return out
 
 
 @njit(**OPTIONS)
