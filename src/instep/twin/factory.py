@@ -135,13 +135,12 @@ def correction_of(
         return NoCorrection(finder)
     if options.correct == "pose":
         return finder
-    if not scene.objects:
-        raise BadInput(
-            f"Visual forces pull bodies that move freely, and scene {scene.name!r} has none: --correct pose."
-        )
+    if scene.jointed or not scene.objects:
+        other = f"{scene.jointed[0]!r} is on a joint" if scene.jointed else f"scene {scene.name!r} has none"
+        raise BadInput(f"Visual forces pull bodies that move freely, and {other}: --correct pose.")
     from .visual_forces import VisualForces
 
-    return VisualForces(finder)
+    return VisualForces(finder, scans=options.scans())
 
 
 def warm_up(scene: Scene, sim: Simulator, correct: Correction, *, coloured: bool = True) -> None:

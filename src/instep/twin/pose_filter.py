@@ -235,7 +235,7 @@ class PoseFilter:
         for c, frame in enumerate(frames):
             if c in taken and frame is not None:
                 with budget.timed("image"):
-                    crops[c] = self._crop(b, c, frame, silhouette.transform_at(times, past, frame.stamp), memory)
+                    crops[c] = self.crop(b, c, frame, silhouette.transform_at(times, past, frame.stamp), memory)
                     if (crop := crops[c]) is not None:
                         self._occluders.hide(b, crop, frame.stamp, history)
                 crops[c] = self._with_points(b, c, frame, crops[c], memory, budget)
@@ -253,7 +253,7 @@ class PoseFilter:
         memory["learns"] = np.asarray(False)
         if at is None:
             return self._find(0, body.transform(q), frames, memory) is not None
-        crops = [self._crop(0, c, f, at, memory) for c, f in enumerate(frames) if f is not None]
+        crops = [self.crop(0, c, f, at, memory) for c, f in enumerate(frames) if f is not None]
         fits = [compare_silhouette(self._outlines[0], crop) for crop in crops if crop is not None]
         return bool(fits) and sum(fit.overlap for fit in fits) / len(fits) > FOUND_OVERLAP
 
@@ -263,14 +263,14 @@ class PoseFilter:
         covariance = [grown_covariance(each) for each in memory["covariance"]]
         return {**found.memory, "poses": poses, "covariance": np.array(covariance), "spread": memory["spread"]}
 
-    def _crop(
-        self, b: int, c: int, frame: CameraFrame, world_from_body: Array, memory: dict[str, Any]
+    def crop(
+        self, b: int, c: int, frame: CameraFrame, at: Array, memory: Mapping[str, Any], margin: int | None = None
     ) -> MaskCrop | None:
-        """The segmented pixels around a body, by its own colour or by those that were learned."""
-        outline, margin = self._outlines[b], segmented_margin(memory["covariance"][b])
+        """The segmented pixels around a body at a transform, by its own colour or by those that were learned."""
+        outline, margin = self._outlines[b], margin or segmented_margin(memory["covariance"][b])
         if memory["learns"]:
-            return self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
-        return self.rig.crop(frame, outline, world_from_body, memory["strength"][c], margin)
+            return self._regions[b].crop(frame, c, outline, at, margin, memory)
+        return self.rig.crop(frame, outline, at, memory["strength"][c], margin)
 
     def _with_points(
         self, b: int, c: int, frame: CameraFrame, crop: MaskCrop | None, memory: dict[str, Any], budget: FrameBudget

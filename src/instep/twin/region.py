@@ -98,8 +98,9 @@ class RegionColours:
         return f"{self.name}.regions.{c}"
 
     def crop(
-        self, frame: CameraFrame, c: int, outline: Outline, world_from_body: Array, margin: int, memory: dict[str, Any]
-    ) -> MaskCrop | None:
+        self, frame: CameraFrame, c: int, outline: Outline, world_from_body: Array, margin: int,
+        memory: Mapping[str, Any],
+    ) -> MaskCrop | None:  # fmt: skip
         """The pixels around a body, segmented; None where the camera cannot see that place or learned no colours."""
         camera = frame.camera
         region: Region = silhouette.body_region(outline.corners, world_from_body, calibrated(camera), margin)
@@ -123,7 +124,7 @@ class RegionColours:
             outline.surface, world_from_body, calibrated(camera), region, reach
         )[0]
 
-    def segment(self, pixels: Array, c: int, region: Region, memory: dict[str, Any]) -> tuple[Array, Array]:
+    def segment(self, pixels: Array, c: int, region: Region, memory: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mask and weight of a region of an image."""
         left, top, right, bottom = region
         options = self.options

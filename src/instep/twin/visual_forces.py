@@ -12,9 +12,9 @@ With twice the gain the T oscillates, for its momentum and that of Adam are not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,14 +31,19 @@ from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame
 from .frame_budget import Deadline
-from .frame_checks import IMAGE_MEMORY, SHARED, image_log
+from .frame_checks import SHARED, image_log
 from .pose_filter import PoseFilter
 from .projection import Outline, model_of, project_outline
-from .segmentation import colour_of, initial_strength
+from .segmentation import colour_of
 from .tracked_body import free_body
 from .twin import CorrectedState
 
 FORCES = ("force", "torque", "pull", "residual")
+"""Numbers per body: force [N], torque [Nm], mean displacement of its Gaussians [m], root mean square error."""
+
+
+Frames: TypeAlias = Sequence[tuple[int, CameraFrame]]
+"""New images, with the number of their camera."""
 
 
 @options_dataclass
@@ -55,51 +60,60 @@ class ForceOptions:
 
 
 class VisualForces:
-    """A Correction by forces on one body; the body is found in the first images by a pose filter."""
+    """A Correction by forces on the free bodies of a scene, which a pose filter finds in the first images.
 
-    def __init__(self, finder: PoseFilter, options: ForceOptions | None = None, *, gaussians: Gaussians | None = None):
+    Images are segmented by the colour that the scene names, or by those that the filter learned in the first images.
+    """
+
+    def __init__(
+        self, finder: PoseFilter, options: ForceOptions | None = None, *, scans: Mapping[str, Gaussians] | None = None
+    ):
         if finder.mounts:
             raise BadInput("Visual forces take cameras that are fixed in the world; use --correct pose.")
         self.finder, self.options = finder, options or ForceOptions()
-        scene = finder.scene
-        self._body = free_body(scene.spec, scene.objects[0])
-        self._outline = finder.outline(self._body.name)
-        self._gaussians = gaussians or volume_gaussians(self._outline, colour_of(scene, self._body.name)[:3])
-        self._raster = Rasterizer(self._gaussians, threads=1)
+        scene, scans = finder.scene, scans or {}
+        self._bodies = tuple(free_body(scene.spec, name) for name in scene.objects)
+        self._gaussians = tuple(
+            scans.get(body.name) or volume_gaussians(finder.outline(body.name), colour_of(scene, body.name)[:3])
+            for body in self._bodies
+        )
+        self._rasters = tuple(Rasterizer(each, threads=1) for each in self._gaussians)
         self._depths: dict[str, Array] = {}
 
     @property
     def logged(self) -> tuple[str, ...]:
-        """Force [N], torque [Nm], mean displacement [m], root mean square error; fault and latency of each camera."""
+        """`FORCES` of each body; fault and latency of each camera."""
+        bodies = [f"{body.name}.{word}" for body in self._bodies for word in FORCES]
         cameras = self.finder.rig.cameras
-        return (*FORCES, *(f"{camera.name}.{word}" for camera in cameras for word in ("fault", "latency")))
+        return (*bodies, *(f"{camera.name}.{word}" for camera in cameras for word in ("fault", "latency")))
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
-        """Find the body as the pose filter does."""
+        """Find the bodies as the pose filter does, and measure the colours of their Gaussians."""
         found = self.finder.begin(state, observation)
-        n = len(self._gaussians)
-        images = {name: found.memory[name] for name in IMAGE_MEMORY}
-        frames, images = self._new_frames(images, observation, state.t)
-        memory = {
-            "m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), **images,
-            "colours": self._colours(frames, self._body.transform(found.q)),
-        }  # fmt: skip
+        frames, memory = self._new_frames(found.memory, observation, state.t)
+        for b, body in enumerate(self._bodies):
+            n = len(self._gaussians[b])
+            start = {"m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0)}
+            start["colours"] = self._colours(b, frames, body.transform(found.q), memory)
+            memory |= {f"{body.name}.forces.{word}": value for word, value in start.items()}
         return replace(found, memory=memory, log=dict.fromkeys(self.logged, 0.0))
 
     def __call__(
         self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float,
         deadline: Deadline | None = None,
     ) -> CorrectedState:  # fmt: skip
-        """The wrench that pulls the body towards the images; its few steps are taken whatever the deadline."""
+        """The wrenches that pull bodies towards the images; their few steps are taken whatever the deadline."""
         frames, memory = self._new_frames(memory, observation, t)
-        shown = image_log(self.finder.rig, memory, t)
+        log = dict.fromkeys(self.logged, 0.0) | image_log(self.finder.rig, memory, t)
         if not frames:
-            return CorrectedState(predicted.q, predicted.v, memory, {**dict.fromkeys(FORCES, 0.0), **shown})
-        pose = predicted.q[self._body.q : self._body.q + 7]
-        moved, memory, error = self._optimised(memory, frames, pose)
-        wrench, log = self._wrench(moved, transform(pose))
-        log["residual"] = error
-        return CorrectedState(predicted.q, predicted.v, memory, {**log, **shown}, wrench)
+            return CorrectedState(predicted.q, predicted.v, memory, log)
+        wrench = np.zeros((int(model_of(self.finder.scene).nbody) - 1, 6))
+        for b, body in enumerate(self._bodies):
+            pose = predicted.q[body.q : body.q + 7]
+            moved, error = self._optimised(b, memory, frames, pose)
+            numbers = self._add_wrench(b, moved, transform(pose), wrench) | {"residual": error}
+            log |= {f"{body.name}.{word}": value for word, value in numbers.items()}
+        return CorrectedState(predicted.q, predicted.v, memory, log, wrench)
 
     def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
         """What was found is kept, and pulls nothing."""
@@ -107,43 +121,45 @@ class VisualForces:
 
     def _new_frames(
         self, memory: Mapping[str, Any], observation: Observation, t: float
-    ) -> tuple[list[CameraFrame], dict[str, Any]]:
-        """New frames without a fault, those of held-out cameras left out, and the memory with what was found."""
+    ) -> tuple[list[tuple[int, CameraFrame]], dict[str, Any]]:
+        """New frames without a fault with their cameras, held-out ones left out; the memory with what was found."""
         frames, memory = self.finder.new_frames(memory, observation, t)
         memory.pop(SHARED, None)
-        return [frame for c, frame in enumerate(frames) if frame is not None and not self.finder.held(c)], memory
+        return [(c, each) for c, each in enumerate(frames) if each is not None and not self.finder.held(c)], memory
 
-    def _colours(self, frames: list[CameraFrame], T: Array) -> Array:
+    def _colours(self, b: int, frames: Frames, T: Array, memory: Mapping[str, Any]) -> Array:
         """The colour of each Gaussian in this light [n, 3]: the mean over the cameras that see it."""
-        points = self._gaussians.means @ T[:3, :3].T + T[:3, 3]
+        points = self._gaussians[b].means @ T[:3, :3].T + T[:3, 3]
         total, count = np.zeros((len(points), 3)), np.zeros(len(points))
-        for frame in frames:
+        for c, frame in frames:
+            if (crop := self.finder.crop(b, c, frame, T, memory)) is None:
+                continue
             inverse = np.linalg.inv(frame.camera.body_from_camera)
-            pixels = frame.camera.project(points @ inverse[:3, :3].T + inverse[:3, 3]).astype(int)
-            x, y = np.clip(pixels[:, 0], 0, frame.camera.width - 1), np.clip(pixels[:, 1], 0, frame.camera.height - 1)
-            shown, mask = frame.pixels[y, x], self.finder.rig.mask
-            share = mask.soft(shown, float(initial_strength(mask, frame.pixels)))
-            good = (share > 0.6) & (pixels == np.stack([x, y], axis=1)).all(axis=1)
-            total[good] += shown[good] / 255
+            pixels = frame.camera.project(points @ inverse[:3, :3].T + inverse[:3, 3])
+            left, top, right, bottom = crop.region
+            x, y = pixels[:, 0].astype(int) - left, pixels[:, 1].astype(int) - top
+            good = (x >= 0) & (y >= 0) & (x < right - left) & (y < bottom - top)
+            x, y = np.where(good, x, 0), np.where(good, y, 0)
+            good &= (crop.mask[y, x] > 0.6) & (crop.weight[y, x] > 0.5)
+            total[good] += frame.pixels[y[good] + top, x[good] + left] / 255
             count[good] += 1
         if not count.any():
-            return self._gaussians.colours
+            return self._gaussians[b].colours
         mean = total.sum(axis=0) / count.sum()
         return np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], mean)
 
-    def _optimised(
-        self, memory: dict[str, Any], frames: list[CameraFrame], pose: Array
-    ) -> tuple[Array, dict[str, Any], float]:
-        """Centres in the body's frame after a few steps of Adam, and the error before them."""
+    def _optimised(self, b: int, memory: dict[str, Any], frames: Frames, pose: Array) -> tuple[Array, float]:
+        """Centres in the body's frame after a few steps of Adam, which are remembered, and the error before them."""
         first, second = self.options.betas
-        means, m, v, steps = self._gaussians.means.copy(), memory["m"], memory["v"], int(memory["steps"])
+        own, gaussians = f"{self._bodies[b].name}.forces", self._gaussians[b]
+        means, m, v, steps = gaussians.means.copy(), memory[f"{own}.m"], memory[f"{own}.v"], int(memory[f"{own}.steps"])
         error = 0.0
-        targets = [self._target(frame, pose) for frame in frames]
-        sh = ((memory["colours"] - 0.5) / C0)[:, None, :]
+        targets = [self._target(b, c, frame, pose, memory) for c, frame in frames]
+        sh = ((memory[f"{own}.colours"] - 0.5) / C0)[:, None, :]
         for _ in range(self.options.iterations):
-            raster = self._raster.updated(replace(self._gaussians, means=means, sh=sh))
+            raster = self._rasters[b].updated(replace(gaussians, means=means, sh=sh))
             gradient, error_now = np.zeros_like(means), 0.0
-            for frame, (region, target, weight, background) in zip(frames, targets, strict=True):
+            for (_, frame), (region, target, weight, background) in zip(frames, targets, strict=True):
                 loss = _SquaredError(target, weight)
                 found = raster.render_with_gradients(
                     frame.camera, pose[None], loss, backdrop=background, region=region
@@ -154,25 +170,31 @@ class VisualForces:
             steps += 1
             m, v = first * m + (1 - first) * gradient, second * v + (1 - second) * gradient**2
             means = means - self.options.rate * (m / (1 - first**steps)) / (np.sqrt(v / (1 - second**steps)) + 1e-15)
-        return means, {**memory, "m": m, "v": v, "steps": np.array(steps)}, float(np.sqrt(error))
+        memory |= {f"{own}.m": m, f"{own}.v": v, f"{own}.steps": np.array(steps)}
+        return means, float(np.sqrt(error))
 
-    def _target(self, frame: CameraFrame, pose: Array) -> tuple[Region, Array, Array, Backdrop]:
+    def _target(
+        self, b: int, c: int, frame: CameraFrame, pose: Array, memory: Mapping[str, Any]
+    ) -> tuple[Region, Array, Array, Backdrop]:
         """The pixels around the body, their weights, and the background."""
         T, camera = transform(pose), frame.camera
-        region = project_outline(self._outline, camera, T, T[:3, 3], MAX_MARGIN_PX).region
+        outline = self.finder.outline(self._bodies[b].name)
+        region = project_outline(outline, camera, T, T[:3, 3], MAX_MARGIN_PX).region
         left, top, right, bottom = region
         target = frame.pixels[top:bottom, left:right].astype(np.float32) / 255
-        crop = self.finder.rig.crop(frame, self._outline, T, 150.0)
-        weight = np.ones(target.shape[:2], np.float32)
-        if crop is not None and crop.weight.shape == weight.shape:
+        crop = self.finder.crop(b, c, frame, T, memory, MAX_MARGIN_PX)
+        if crop is None or crop.mask.shape != target.shape[:2]:
+            crop, weight = None, np.zeros(target.shape[:2], np.float32)  # nothing is known of these pixels
+        else:
             weight = crop.weight
         known = self.finder.rig.backgrounds.get(camera.name)
         colour = np.zeros((camera.height, camera.width, 3), np.float32)
         if known is not None:
             colour[top:bottom, left:right] = known[top:bottom, left:right] / 255
         elif crop is not None and (beside := target[crop.mask < 0.05]).size:
-            # The background is not known: use the median colour of the pixels beside the body.
-            colour[top:bottom, left:right] = np.median(beside, axis=0)
+            # The background behind the body is not known: the median colour of the pixels beside it. Elsewhere the
+            # image shows it.
+            colour[top:bottom, left:right] = np.where(crop.mask[..., None] < 0.5, target, np.median(beside, axis=0))
         return region, target, weight, Backdrop(colour, self._far(camera))
 
     def _far(self, camera: Camera) -> Array:
@@ -180,19 +202,20 @@ class VisualForces:
             self._depths[camera.name] = np.full((camera.height, camera.width), np.inf, np.float32)
         return self._depths[camera.name]
 
-    def _wrench(self, means: Array, T: Array) -> tuple[Array, dict[str, float]]:
-        displacement = (means - self._gaussians.means) @ T[:3, :3].T
-        forces = self.options.gain * self._gaussians.opacities[:, None] * displacement
-        arm = self._gaussians.means @ T[:3, :3].T
+    def _add_wrench(self, b: int, means: Array, T: Array, wrench: Array) -> dict[str, float]:
+        """Add what the springs of a body do to the wrenches of all bodies [n, 6]; force, torque and pull."""
+        gaussians = self._gaussians[b]
+        displacement = (means - gaussians.means) @ T[:3, :3].T
+        forces = self.options.gain * gaussians.opacities[:, None] * displacement
+        arm = gaussians.means @ T[:3, :3].T
         force, torque = forces.sum(axis=0), np.cross(arm, forces).sum(axis=0)
         model = model_of(self.finder.scene)
-        wrench = np.zeros((int(model.nbody) - 1, 6))
-        b = int(model.body(self._body.name).id)
+        i = int(model.body(self._bodies[b].name).id)
         # The engine applies forces at the centre of mass, the spring model is about the body's origin.
-        lever = T[:3, :3] @ np.asarray(model.body_ipos[b], float)
-        wrench[b - 1] = np.concatenate([force, torque - np.cross(lever, force)])
+        lever = T[:3, :3] @ np.asarray(model.body_ipos[i], float)
+        wrench[i - 1] += np.concatenate([force, torque - np.cross(lever, force)])
         pull = float(np.linalg.norm(displacement, axis=1).mean())
-        return wrench, {"force": float(np.linalg.norm(force)), "torque": float(np.linalg.norm(torque)), "pull": pull}
+        return {"force": float(np.linalg.norm(force)), "torque": float(np.linalg.norm(torque)), "pull": pull}
 
 
 class _SquaredError:
