@@ -84,7 +84,7 @@ def render_scan(scan: Path, cameras: list[Camera], folder: Path, seed: int = 0) 
     repeat = f"{1 / (2.0 * scan_mesh(scan).diagonal):.4g}"
     for name in ("model.obj", "texture.png"):
         (folder / name).write_bytes((scan / name).read_bytes())
-    (folder / "table.png").write_bytes(encode_png(_table_top(rng)))
+    (folder / "table.png").write_bytes(encode_png(table_top(rng)))
     (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, cameras=placed))
     scene = Scene.load(folder / "scan.xml")
     renderer = MujocoRenderer(scene)
@@ -109,7 +109,7 @@ def write_views(folder: Path, cameras: list[Camera], images: list[Array]) -> Pat
     return folder
 
 
-def _table_top(rng: np.random.Generator, size: int = 512) -> Array:
+def table_top(rng: np.random.Generator, size: int = 512) -> Array:
     """A table top: smooth streaks of bluish grey, seamless at its borders."""
     from scipy.ndimage import gaussian_filter
 

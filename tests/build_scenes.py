@@ -78,3 +78,19 @@ def click_at(camera: Camera, point: tuple[float, float, float], name: str = "tee
     place = np.linalg.inv(camera.body_from_camera)
     x, y = camera.project(place[:3, :3] @ np.array(point) + place[:3, 3])
     return f"{name}=click:{camera.name}:{x:.1f},{y:.1f}"
+
+
+def composed(bodies: list[tuple[TriangleMesh, np.ndarray]], camera: Camera, oversample: int = 2) -> np.ndarray:
+    """An image [height, width, 3] of several shaded meshes on the table, the nearest on top."""
+    drawn = [(depth_image(mesh, camera, oversample).depth, mesh, colour) for mesh, colour in bodies]
+    ground = rendered(box((9.0, 9.0, 0.0), (9.1, 9.1, 0.1)), camera, oversample=oversample)
+    image = np.repeat(np.repeat(ground, oversample, axis=0), oversample, axis=1)
+    nearest = np.full(image.shape[:2], np.inf)
+    for depth, mesh, colour in drawn:
+        found = depth_image(mesh, camera, oversample)
+        light = 0.7 + 0.3 * mesh.normals @ np.array([0.3, 0.2, 0.93])
+        front = depth < nearest
+        image = np.where(front[..., None], light[found.face][..., None] * colour, image)
+        nearest = np.minimum(nearest, depth)
+    height, width = camera.height, camera.width
+    return image.reshape(height, oversample, width, oversample, 3).mean(axis=(1, 3))

@@ -28,6 +28,7 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
+from .box_masks import masks_by_boxes, propagated
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views
 from .convex_decomposition import convex_parts
@@ -41,6 +42,7 @@ from .prism_outline import outline_of
 from .prompt_segmenter import open_segmenter
 from .prompted_masks import prompted_masks
 from .prompts import ObjectPrompt, check_cameras, prompt_words
+from .robot_views import has_robot, robot_views, scene_cameras
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
 from .shape import ShapeKind, carved, object_shape
 from .silhouettes import ObjectMask
@@ -141,7 +143,7 @@ def _check(prompts: Sequence[ObjectPrompt], options: BuildOptions) -> None:
 def _build(
     capture: Capture, prompts: Sequence[ObjectPrompt], options: BuildOptions, store: StageStore, work: Path
 ) -> tuple[BuiltObject, ...]:
-    taken = store.run("capture", lambda _: _capture(capture, options))
+    taken = store.run("capture", lambda report: _capture(capture, options, report))
     views, plane = _views(taken), taken.arrays["plane"]
     segmented = store.run("segment", lambda report: _segment(views, prompts, taken, options, work, report))
     found = store.run("cameras", lambda report: _cameras(views, segmented, taken, options, report))
@@ -156,12 +158,17 @@ def _build(
     parts = store.run("parts", lambda report: _parts(meshes, options, report))
     looks = store.run("appearance", lambda report: _appearance(meshes, seen, options, work, report))
     objects = [_object(name, meshes[name], parts, looks, options) for name in seen]
-    store.run("scene", lambda _: _scene(objects, BuiltViews(plane, taken.arrays["bounds"], cameras), work, options))
+    lenses = scene_cameras(cameras, taken.info.get("robot"))
+    store.run("scene", lambda _: _scene(objects, BuiltViews(plane, taken.arrays["bounds"], lenses), work, options))
     return tuple(objects)
 
 
-def _capture(capture: Capture, options: BuildOptions) -> StageOutput:
-    views = views_of(capture, options.time)
+def _capture(capture: Capture, options: BuildOptions, report: PartReport) -> StageOutput:
+    aligned: dict[str, Any] = {}
+    if has_robot(capture) and options.robot is not None:
+        views, aligned["robot"] = robot_views(capture, options.robot, options.align, report)
+    else:
+        views = views_of(capture, options.time)
     plane = table_of(capture, options.table)
     check_views(views, plane)
     arrays: dict[str, Array] = {"plane": plane, "bounds": _bounds(capture, views, plane)}
@@ -169,12 +176,12 @@ def _capture(capture: Capture, options: BuildOptions) -> StageOutput:
         arrays[f"image:{view.name}"] = to_bytes(view.image)
         arrays[f"pose:{view.name}"] = view.camera.body_from_camera
         arrays[f"lens:{view.name}"] = np.array([*view.camera.focal, *view.camera.centre, *view.camera.distortion])
-        if view.frames is not None:
-            arrays[f"frames:{view.name}"] = view.frames
+        for kind, value in (("frames", view.frames), ("hidden", view.hidden)):
+            if value is not None:
+                arrays[f"{kind}:{view.name}"] = value
     source = "given" if options.table is not None else "ground_plane.json"
-    return StageOutput(
-        arrays, {"views": [view.name for view in views], "table": list(map(float, plane)), "from": source}
-    )
+    names = [view.name for view in views]
+    return StageOutput(arrays, {"views": names, "table": list(map(float, plane)), "from": source, **aligned})
 
 
 def _bounds(capture: Capture, views: Sequence[PosedView], plane: Array) -> Array:
@@ -194,7 +201,8 @@ def _views(taken: StageOutput) -> list[PosedView]:
         camera = Camera(
             name, image.shape[1], image.shape[0], (fx, fy), (cx, cy), "world", taken.arrays[f"pose:{name}"], distortion
         )
-        out.append(PosedView(camera, image.astype(np.float32) / 255, taken.arrays.get(f"frames:{name}")))
+        frames, hidden = (taken.arrays.get(f"{kind}:{name}") for kind in ("frames", "hidden"))
+        out.append(PosedView(camera, image.astype(np.float32) / 255, frames, hidden))
     return out
 
 
@@ -207,11 +215,17 @@ def _segment(
     report: PartReport,
 ) -> StageOutput:
     arrays, info, found = dict[str, Array](), dict[str, Any](), dict[str, Any]()
-    segmenter = None if options.weights is None else open_segmenter(options.weights)
+    segmenter, plane = None if options.weights is None else open_segmenter(options.weights), taken.arrays["plane"]
+    boxed = segmenter is None and propagated(prompts, views)
+    together = masks_by_boxes(views, prompts, plane, report) if boxed else None
     for i, prompt in enumerate(prompts):
-        part: PartReport = lambda s, words, i=i: report((i + s) / len(prompts), words)  # noqa: E731
-        chosen = prompted_masks(views, prompt, taken.arrays["plane"], segmenter, part)
-        masks, found[prompt.name] = chosen.masks, chosen.info
+        if together is not None:
+            masks, found[prompt.name] = together[prompt.name], {"by": "boxes, carried over to all views"}
+        else:
+            part: PartReport = lambda s, words, i=i: report((i + s) / len(prompts), words)  # noqa: E731
+            chosen = prompted_masks(views, prompt, plane, segmenter, part)
+            masks, found[prompt.name] = chosen.masks, chosen.info
+        masks = [_beside_robot(mask, views) for mask in masks]
         if len(masks) < 2:
             raise BadInput(
                 f"{prompt.name!r} was found in {len(masks)} of {len(views)} views, and two are needed; click on it in "
@@ -226,6 +240,12 @@ def _segment(
         }
         _save_overlays(work / FOLDER / "masks" / prompt.name, views, masks)
     return StageOutput(arrays, {"objects": info, "found": found})
+
+
+def _beside_robot(mask: ObjectMask, views: Sequence[PosedView]) -> ObjectMask:
+    """The mask, unknown where the robot may be in front."""
+    hidden = next(view.hidden for view in views if view.name == mask.camera.name)
+    return mask if hidden is None else replace(mask, known=mask.known & ~hidden)
 
 
 def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> None:
@@ -255,6 +275,9 @@ def _cameras(
     """Cameras aligned on the table by what does not move in front of them, then refined on the silhouettes."""
     if not options.align:
         return _camera_output([view.camera for view in views], {"aligned": False, "because": "--no-align"})
+    if "robot" in taken.info:
+        because = "they were aligned to the robot when the images were read"
+        return _camera_output([view.camera for view in views], {"aligned": False, "because": because})
     report(0.0, "alignment on the table")
     cameras, info = _aligned(views, segmented, taken)
     refined = _refined(cameras, views, segmented, taken.arrays["plane"], options, report)

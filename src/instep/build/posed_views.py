@@ -31,6 +31,8 @@ class PosedView:
     """[height, width, 3] float32, 0 to 1."""
     frames: Array | None = None
     """Frames of the same fixed camera at other times [frames, height, width, 3] uint8; none of a single image."""
+    hidden: Array | None = None
+    """Pixels where the robot may be in front of the scene [height, width]; none where nothing is known of a robot."""
 
     @property
     def name(self) -> str:
@@ -75,7 +77,8 @@ def reduced(view: PosedView, factor: int) -> PosedView:
     small = replace(
         camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
     )
-    return PosedView(small, mean(view.image), None if view.frames is None else np.stack([mean(f) for f in view.frames]))
+    frames = None if view.frames is None else np.stack([mean(f) for f in view.frames])
+    return PosedView(small, mean(view.image), frames)
 
 
 def check_poses(cameras: Sequence[Camera]) -> None:
@@ -107,6 +110,11 @@ def _view(recording: CameraRecording, time: float) -> PosedView:
 
 
 def _check(recording: CameraRecording) -> None:
+    if not recording.camera.in_world:
+        raise BadInput(
+            f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}, which the robot carries; "
+            "give the robot's scene as --robot, and 'joints' in every frame."
+        )
     _, height, width, _ = recording.images.shape
     if height * width > MAX_PIXELS:
         raise BadInput(

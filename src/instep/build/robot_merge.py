@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from instep.core.errors import BadInput
+from instep.scene.camera import Camera
+from instep.scene.camera_edit import camera_element
 from instep.scene.folder import SCENE_FILE, Scene
 from instep.scene.settings_file import read_table
 
@@ -18,8 +20,9 @@ BUILT_TABLE = "built_table"
 """Name of the table where the robot's scene has a geom named table."""
 
 
-def with_robot(folder: Path, built: ET.Element, robot: Scene) -> ET.Element:
-    """The model of a robot's scene with the assets, table, cameras and bodies of a built one.
+def with_robot(folder: Path, built: ET.Element, robot: Scene, mounted: Sequence[Camera] = ()) -> ET.Element:
+    """The model of a robot's scene with the assets, table, cameras and bodies of a built one; `mounted` are cameras on
+    bodies of the robot.
 
     Both have one world frame: cameras whose poses are in the frame of the robot put objects where the robot reaches.
     """
@@ -46,6 +49,12 @@ def with_robot(folder: Path, built: ET.Element, robot: Scene) -> ET.Element:
     for camera in built.findall("worldbody/camera"):
         _drop_camera(tree, camera.get("name", ""))
         world.append(camera)
+    for camera in mounted:
+        _drop_camera(tree, camera.name)
+        carrier = next((body for body in tree.iter("body") if body.get("name") == camera.body), None)
+        if carrier is None:
+            raise BadInput(f"The model of {robot.name!r} has no body {camera.body!r} of its own to mount a camera on.")
+        carrier.append(camera_element(camera))
     world.extend(bodies)
     _extend_keyframes(tree, bodies)
     _allow_images(tree, built)

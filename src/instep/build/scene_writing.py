@@ -73,9 +73,11 @@ def write_scene(
     robot: Scene | None = None,
 ) -> None:
     """Write scene.xml, scene.toml and the meshes of some objects into a folder, with the robot of another scene."""
-    root, facts = _tree(folder, objects, table, cameras), _table(objects, cameras, about)
+    fixed = [camera for camera in cameras if camera.in_world]
+    root, facts = _tree(folder, objects, table, fixed), _table(objects, cameras, about)
     if robot is not None:
-        root, facts = with_robot(folder, root, robot), table_with_robot(facts, robot)
+        mounted = [camera for camera in cameras if not camera.in_world]
+        root, facts = with_robot(folder, root, robot, mounted), table_with_robot(facts, robot)
         copy_settings(robot, folder)
     ET.indent(root)
     (folder / "scene.xml").write_text(ET.tostring(root, encoding="unicode") + "\n", encoding="utf-8")

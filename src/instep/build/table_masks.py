@@ -82,12 +82,13 @@ def masks_on_table(
             f"What stands on a table is told from it by at least {MIN_VIEWS} views, and there are {len(views)}; click "
             "on the object instead: NAME=click:CAMERA:X,Y."
         )
-    meetings = [_meets(view.camera, plane) for view in views]
+    meetings = [table_meetings(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
     known, colours = list(found), None
     for round_ in range(_ROUNDS):
-        table, before = _table_map(views, plane, found), list(found)
+        shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, found, strict=True)]
+        table, before = map_table(views, plane, shown), list(found)
         for i, view in enumerate(views):
             if report is not None:
                 report((round_ + i / len(views)) / _ROUNDS, view.name)
@@ -100,14 +101,15 @@ def masks_on_table(
             agreed = _votes(views, found, known, plane)
             votes, colours = list[Array | None](agreed), _colours(views, found, agreed, table)
     masks = [
-        ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
+        ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool) if v.hidden is None else ~v.hidden)
+        for v, m in zip(views, found, strict=True)
     ]
     if sum(mask.inside.sum() > _MIN_PIXELS for mask in masks) < MIN_VIEWS:
         raise BadInput("Nothing that differs from the table was found on it; click on the object instead.")
     return masks
 
 
-def _meets(camera: Camera, plane: Array) -> Array:
+def table_meetings(camera: Camera, plane: Array) -> Array:
     """Where the rays of pixels meet the table [height, width, 3]; NaN where they do not."""
     rows, columns = np.indices((camera.height, camera.width))
     rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=-1))
@@ -116,7 +118,7 @@ def _meets(camera: Camera, plane: Array) -> Array:
     return np.where((t > 0)[..., None], origin + t[..., None] * rays, np.nan)
 
 
-def _table_map(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:
+def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:
     """The median colour of the table over views, without the pixels that were found to be objects."""
     from scipy.ndimage import binary_dilation, map_coordinates
 
@@ -224,8 +226,10 @@ def _cut(
     known = ~foot & (sure | ~_foreign(view.image, table.colours))
     unknown = 0.0 if vote is not None else -1.0
     preference = np.where(sure, np.where(foot, _FOOT, np.clip(likeness, -8.0, 14.0)), unknown)
+    if view.hidden is not None:
+        preference, known = np.where(view.hidden, 0.0, preference), known & ~view.hidden
     if vote is None or colours is None:
-        found = min_cut(preference, view.image)
+        found = _visible(min_cut(preference, view.image), view)
         return found, known | found
     like = colours[0].log_likelihood(view.image) - colours[1].log_likelihood(view.image)
     preference = np.clip(preference, -4.0, 8.0) + np.clip(like, -6.0, 6.0) + np.where(vote > 0, 0.5, -1.0) * _VOTE
@@ -237,7 +241,12 @@ def _cut(
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
         out[cut] = min_cut(preference[cut], view.image[cut])
+    out = _visible(out, view)
     return out, known | out
+
+
+def _visible(mask: Array, view: PosedView) -> Array:
+    return mask if view.hidden is None else mask & ~view.hidden
 
 
 def _votes(views: Sequence[PosedView], found: Sequence[Array], known: Sequence[Array], plane: Array) -> list[Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list
 from instep.core.world import Array
 from instep.data.files import read_npy
-from instep.data.frames import MAX_IMAGE, Frames, open_stills, open_video
+from instep.data.frames import MAX_IMAGE, Frames, IndexedImages, open_stills, open_video
 from instep.scene.calibration import Calibration
 from instep.scene.camera import Camera
 from instep.splat.io.embodied import ScannedBody, load_scanned_body
@@ -48,6 +48,10 @@ class CameraRecording:
     """[frames, height, width, 3] uint8, decoded when read."""
     stamps: Array
     """Time of each frame [s]."""
+    joints: tuple[Mapping[str, float], ...] = ()
+    """Positions of the robot's joints by name at each frame; none where nothing is known of a robot."""
+    device: str = ""
+    """The camera that took the images, where one on the robot took them from several places."""
 
 
 @array_dataclass
@@ -136,13 +140,42 @@ def _stills(folder: Path) -> tuple[CameraRecording, ...]:
         try:
             path = _under(folder, frame["file_path"])
             place = np.asarray(frame["transform_matrix"], float).reshape(4, 4) @ _FLIP
-        except (KeyError, TypeError, ValueError) as error:
+            joints = {str(name): float(value) for name, value in frame.get("joints", {}).items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"Frame {number} in {folder.name}/transforms.json lacks or misstates {error}.") from None
         images = open_stills(lambda _, path=path: read_file(path, MAX_IMAGE), 1)
         _, height, width, _ = images.shape
         camera = _intrinsics({**table, **frame}, path.stem, width, height, place)
-        shots.append(CameraRecording(camera, images, np.array([float(number)])))
-    return tuple(shots)
+        camera = replace(camera, body=str(frame.get("body", "world")))
+        stamps, device = np.array([float(number)]), str(frame.get("camera", ""))
+        shots.append(CameraRecording(camera, images, stamps, (joints,) if joints else (), device))
+    return _merged(shots)
+
+
+def _merged(shots: Sequence[CameraRecording]) -> tuple[CameraRecording, ...]:
+    """The recordings, those of one fixed camera with the robot at several places as one of several frames."""
+    groups: dict[str, list[CameraRecording]] = {}
+    for shot in shots:
+        fixed = shot.device and shot.joints and shot.camera.in_world
+        groups.setdefault(shot.device if fixed else f"/{shot.camera.name}", []).append(shot)
+    return tuple(some[0] if name.startswith("/") else _one_camera(name, some) for name, some in groups.items())
+
+
+def _one_camera(name: str, shots: Sequence[CameraRecording]) -> CameraRecording:
+    first = shots[0].camera
+    for shot in shots:
+        if shot.images.shape != shots[0].images.shape or not np.allclose(
+            shot.camera.body_from_camera, first.body_from_camera, atol=1e-6
+        ):
+            raise BadInput(
+                f"The images of camera {name!r} differ in size or pose; a fixed camera has one of each, and one on the "
+                "robot names its 'body' in every frame."
+            )
+    _, height, width, _ = shots[0].images.shape
+    images = Frames(IndexedImages(lambda k: shots[k].images[0], (height, width)), np.arange(len(shots)))
+    joints = tuple(shot.joints[0] for shot in shots)
+    stamps = np.concatenate([shot.stamps for shot in shots])
+    return CameraRecording(replace(first, name=name), images, stamps, joints, name)
 
 
 def _intrinsics(table: dict[str, Any], name: str, width: int, height: int, place: Array) -> Camera:
