@@ -13,9 +13,9 @@ from instep.build.mesh_raster import coverage
 from instep.build.prism import outline_rings, raised
 from instep.build.prism_outline import PrismOutline
 from instep.build.right_angles import right_angled
-from instep.build.shape import object_shape, silhouette_overlap
+from instep.build.shape import object_shape, silhouette_overlap, without_ghosts
 from instep.build.silhouettes import ObjectMask
-from instep.build.triangle_mesh import TriangleMesh, separated, simplified, surface_distances
+from instep.build.triangle_mesh import TriangleMesh, joined, separated, simplified, surface_distances
 from instep.core.errors import BadInput
 
 PLANE = np.array([0.0, 0.0, 1.0, 0.0])
@@ -174,3 +174,13 @@ def test_masks_of_different_objects_have_nothing_in_common():
 def test_one_view_is_refused():
     with pytest.raises(BadInput, match="one view does not say how large"):
         object_shape("tee", exact_masks(tee(), ring(1)), PLANE)
+
+
+def test_a_loose_piece_that_no_mask_needs_is_a_ghost():
+    block, beside, within = (
+        box((-0.03, -0.03, 0.0), (0.03, 0.03, 0.06)),
+        box((0.06, 0.0, 0.0), (0.08, 0.02, 0.03)),
+        box((-0.005, -0.005, 0.02), (0.005, 0.005, 0.03)),
+    )
+    kept = without_ghosts(joined([block, beside, within]), exact_masks(joined([block, beside]), ring(4)))
+    assert kept.volume == pytest.approx(block.volume + beside.volume)

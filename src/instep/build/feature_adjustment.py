@@ -213,12 +213,12 @@ def _step(
     np.add.at(g_c, device, np.einsum("n,nki,nk->ni", weight, by_camera, r))
     inverse = np.linalg.inv(H_pp)
     carried = np.einsum("apik,pkl->apil", H_cp, inverse)
-    S = -np.einsum("apil,bpjl->aibj", carried, H_cp).reshape(6 * n, 6 * n)
-    g = (g_c - np.einsum("apil,pl->ai", carried, g_p)).ravel()
+    S: Array = -np.einsum("apil,bpjl->aibj", carried, H_cp).reshape(6 * n, 6 * n)
+    g: Array = (g_c - np.einsum("apil,pl->ai", carried, g_p)).ravel()
     for c in range(n):
         own = slice(6 * c, 6 * c + 6)
         S[own, own] += H_cc[c] + information[c]
         g[own] += information[c] @ motions[c]
-    step: Array = -np.asarray(np.linalg.solve(S, g)).reshape(n, 6)
+    step = -np.linalg.solve(S, g).reshape(n, 6)
     back = g_p + np.einsum("apij,ai->pj", H_cp, step)
     return step, points - np.einsum("pij,pj->pi", inverse, back)

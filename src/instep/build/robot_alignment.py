@@ -144,13 +144,12 @@ def _steps(difference: Array, pixels: Array, normal: Array, reach: int) -> tuple
     profile = np.stack(
         [map_coordinates(difference[..., c], where, order=1, cval=np.nan) for c in range(3)], axis=-1
     )  # [n, offsets, 3]
-    total = np.cumsum(np.concatenate([np.zeros_like(profile[:, :1]), profile], axis=1), axis=1)
-    mean = (total[:, _SIDE_PX:] - total[:, :-_SIDE_PX]) / _SIDE_PX  # of samples i to i + side - 1
+    mean = np.lib.stride_tricks.sliding_window_view(profile, _SIDE_PX, axis=1).mean(axis=-1)
     inner, outer = mean[:, : -_SIDE_PX - 1], mean[:, _SIDE_PX + 1 :]
     score = np.linalg.norm(inner - outer, axis=-1) - 0.7 * np.linalg.norm(outer, axis=-1)
     score = np.nan_to_num(score, nan=-1.0)
     best = score.argmax(axis=1)
-    rows, inside = np.arange(len(score)), np.clip(best, 1, score.shape[1] - 2)
+    rows, inside = np.arange(len(score)), np.asarray(np.clip(best, 1, score.shape[1] - 2), int)
     a, b, c = score[rows, inside - 1], score[rows, inside], score[rows, inside + 1]
     bend = 0.5 * (a - c) / np.where(np.abs(a - 2 * b + c) > 1e-9, a - 2 * b + c, -1.0)
     place: Array = np.where(best == inside, inside + np.clip(np.asarray(bend, float), -0.5, 0.5), best)

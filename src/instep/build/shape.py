@@ -15,7 +15,7 @@ from instep.splat.fitting import pixel_rays
 from .camera_adjustment import fit_regular, seen_object
 from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
-from .mesh_raster import coverage
+from .mesh_raster import coverage, depth_image
 from .prism_outline import outline_of
 from .right_angles import Outline
 from .silhouettes import ObjectMask, overlap
@@ -39,6 +39,8 @@ _FACES = 3000
 """Faces of the mesh that is kept."""
 _OVERLAP_MARGIN = 0.01
 """Overlap by which a fitted outline may be worse than the one it began from: fits weigh gross errors down."""
+_NEEDED_SHARE = 0.01
+"""Share of a mask that a loose piece must explain alone to be a part of the object."""
 _PIECE_SHARE = 0.02
 """Volume of a loose piece, as a share of the largest, below which it is an artefact."""
 
@@ -73,7 +75,7 @@ def object_shape(
     info: dict[str, Any] = {"method": kind, "views": len(masks), "span_deg": round(span, 1)}
     if kind == "hull":
         field, grid = hull_field(masks, plane)
-        mesh = _without_specks(isosurface(field, grid))
+        mesh = without_ghosts(_without_specks(isosurface(field, grid)), masks)
         info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
     else:
         start = coarse_extrusion(masks, plane, height=height)
@@ -166,6 +168,25 @@ def _without_specks(mesh: TriangleMesh) -> TriangleMesh:
     if not pieces:
         raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
     return joined([piece for piece in pieces if piece.volume >= _PIECE_SHARE * pieces[0].volume])
+
+
+def without_ghosts(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> TriangleMesh:
+    """The mesh without loose pieces that no mask needs: where few views cross, parts of a hull float beside the object.
+
+    A piece stays where some mask has pixels that no other piece explains.
+    """
+    pieces = separated(mesh)
+    shown = [[depth_image(piece, mask.camera).mask for mask in masks] for piece in pieces]
+    kept = list(range(len(pieces)))
+    for k in reversed(range(1, len(pieces))):  # the smallest first
+        others = [np.any([shown[i][m] for i in kept if i != k], axis=0) for m in range(len(masks))]
+        alone = [
+            float((mask.inside & own & ~rest).sum()) for mask, own, rest in zip(masks, shown[k], others, strict=True)
+        ]
+        needed = max(a / max(int(mask.inside.sum()), 1) for a, mask in zip(alone, masks, strict=True))
+        if needed < _NEEDED_SHARE:
+            kept.remove(k)
+    return joined([pieces[k] for k in kept])
 
 
 def _pixel_size(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> float:
