@@ -165,24 +165,6 @@ def write_robot_capture(folder, shapes, cameras, shift):
     return folder
 
 
-@pytest.mark.slow
-def test_a_table_beside_a_robot_is_built_from_misplaced_cameras(robot, tmp_path, capsys):
-    shapes, cameras = robot_shapes(Scene.load(robot)), cameras_around(10)
-    images = write_robot_capture(tmp_path / "images", shapes, cameras, np.r_[0.004, -0.004, 0.003, 0.006, 0.0, -0.006])
-    words = [str(images), str(tmp_path / "scene"), "--prompt", *boxes(cameras[1:9:3], 5), "--steps", "0"]
-    assert main(["build", *words, "--gaussians", "200", "--robot", str(robot)]) == 0
-    scene = Scene.load(tmp_path / "scene")
-    assert set(scene.objects) == {"left", "right"} and set(scene.cameras) >= {camera.name for camera in cameras}
-    for camera in cameras:
-        shift, turn = relative_pose(camera, scene.cameras[camera.name])
-        assert np.linalg.norm(shift) < 0.003 and np.degrees(np.linalg.norm(turn)) < 0.4
-    record = json.loads((tmp_path / "scene" / "build.json").read_text())
-    for name, (mesh, _) in BLOCKS.items():
-        assert record["objects"][name]["volume_m3"] == pytest.approx(mesh.volume, rel=0.3)
-        at = scene.spec.q.labels.index(f"{name}.x")
-        assert scene.start(0)[0][at : at + 3] == pytest.approx(mesh.centroid, abs=0.004)
-
-
 def test_what_is_missing_of_a_robot_is_one_sentence(robot, tmp_path, capsys):
     shapes, cameras = robot_shapes(Scene.load(robot)), cameras_around(2, (80, 60))
     images = write_robot_capture(tmp_path / "images", shapes, cameras, np.zeros(6))
