@@ -12,6 +12,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.world import Spec, vector
 from instep.tune import Reidentifier, ReidentifyOptions, online_params, reidentify
+from instep.tune.reidentification_page import reidentification_page
 from instep.tune.sample_windows import SampleBuffer
 from instep.tune.update_gate import Trial, UpdateOptions
 
@@ -196,3 +197,38 @@ def test_automatic_parameters_are_the_carried_mass_and_dry_friction(scene):
     selection = online_params(scene)
     assert [p.address for p in selection.params] == [MASS, FRICTION, "joint.elbow.frictionloss"]
     assert not selection.params[0].log and selection.params[1].log
+
+
+FAR = {"actuator.shoulder.kp": 100.0, "actuator.elbow.kp": 60.0}
+"""Half the gains of the scene: no friction or payload explains that."""
+
+
+def test_a_scene_far_from_its_robot_is_to_be_identified_first_and_no_change_is_claimed(scene):
+    episode = recorded(scene, 16.0, lambda t: {**FAR, **({MASS: 1.5} if t > 10 else {})})
+    found = reidentify(scene, [episode], [MASS, "joint.*.frictionloss"])
+    [event] = found.events
+    assert event.kind == "not described" and "Identify it first with instep tune" in event.words
+    assert not found.ready and found.mismatch is not None and found.mismatch.share > 0.7
+    assert found.mismatch.joint in ("shoulder", "elbow") and found.mismatch.error > 50 * found.mismatch.noise > 0
+    assert found.settings[MASS] == pytest.approx(1.0) and not found.estimates[MASS].has_interval
+    page = reidentification_page("arm", found, {})
+    assert page.verdict.headline == "The scene does not describe this robot."
+
+
+def test_estimates_begin_once_the_scene_describes_the_robot(scene):
+    episode = recorded(scene, 16.0, lambda t: FAR if t < 5 else {})
+    found = reidentify(scene, [episode], [MASS, "joint.*.frictionloss"])
+    assert [event.kind for event in found.events][:2] == ["not described", "ready"]
+    assert found.ready and found.mismatch is None and found.counts()["change"] == 0
+
+
+def test_a_payload_there_from_the_start_and_a_robot_at_rest_are_no_mismatch(scene):
+    loaded = reidentify(scene, [recorded(scene, 6.0, lambda t: {MASS: 1.5})], [MASS, "joint.*.frictionloss"])
+    assert loaded.ready and loaded.mismatch is None
+    sim = open_world(scene, threads=1)
+    state = sim.reset(0)
+    for _ in range(500):
+        state = sim.step(state, np.zeros(2))
+    q = state.q + NOISE * np.random.default_rng(1).standard_normal((600, 2))
+    resting = reidentify(scene, [Episode(scene.spec, {"q": q, "action": np.zeros((600, 2))})], [MASS])
+    assert resting.ready and resting.mismatch is None

@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "gap": ("instep gap data pusht --plain --out gap", "instep gap log my_arm --map my_arm.toml"),
     "tune": ("instep tune log my_arm --map my_arm.toml --budget 60s",),
     "reidentify": (
-        "instep reidentify examples/own_arm examples/own_arm/arm.urdf --map examples/own_arm/log.toml "
+        "instep reidentify examples/own_arm tuned/scene --map examples/own_arm/log.toml "
         "--params 'joint.*.damping' --out drift",
     ),
     "excite": ("instep excite arm7 --params 'joint.*.damping' --seconds 3 --generations 3 --out motion",),

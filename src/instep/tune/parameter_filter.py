@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -188,6 +189,14 @@ class NoiseModel:
         return np.einsum("...cb,cbd,...cd->...", error, self.inverse, error)
 
 
+@array_dataclass
+class FirstEstimate:
+    """What the first windows say: the parameters, and the noise of what they leave."""
+
+    now: Estimated
+    noise: NoiseModel
+
+
 def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
     """The noise of errors [windows, channels, bins], at least `floor` [channels] per bin.
 
@@ -290,19 +299,24 @@ class ParameterFilter:
         values = [float(p.from_unit(x)) for p, x in zip(self.params, asked, strict=True)]
         return np.array([scale_of(p, v, share) for p, v in zip(self.params, values, strict=True)])
 
-    def begin(self, windows: Sequence[WindowEvidence], seconds: float, floor: Array) -> None:
-        """Measure the noise from the first windows, `seconds` apart, and estimate the parameters from all of them."""
+    def first_estimate(self, windows: Sequence[WindowEvidence], seconds: float, floor: Array) -> FirstEstimate:
+        """The noise of the first windows, `seconds` apart, and the parameters by all of them."""
         first = last = self.now
         drift = self.drift
         doubt = np.zeros((*windows[0].error.shape, windows[0].error.shape[-1]))
+        noise: NoiseModel | None = None
         for _ in range(4):
             left = np.stack([one.at(last.x) for one in windows])
-            self._noise = measured_noise(left, doubt, floor)
+            noise = measured_noise(left, doubt, floor)
             last = first
             for one in windows:
-                last, _ = updated(drift.after(last, seconds), one, self._noise)
+                last, _ = updated(drift.after(last, seconds), one, noise)
             doubt = np.mean([prediction_covariance(one, last) for one in windows], axis=0)
-        self.now = last
+        return FirstEstimate(last, cast(NoiseModel, noise))
+
+    def begin(self, first: FirstEstimate) -> None:
+        """Go on from the first windows."""
+        self.now, self._noise = first.now, first.noise
 
     def step(self, evidence: WindowEvidence, seconds: float) -> Innovation:
         """Take in a window that ended some time after the last one."""

@@ -27,6 +27,7 @@ from .online_selection import AUTO, nuisances, online_params, online_world
 from .param_selection import Bounds
 from .parameter_filter import DriftOptions, Estimated, ParameterFilter, WindowEvidence
 from .sample_windows import SampleBuffer
+from .scene_check import SceneMismatch, scene_mismatch
 from .update_gate import Trial, UpdateOptions
 from .window_prediction import WindowPredictor
 from .windows import Windows
@@ -43,7 +44,7 @@ RANGE_END = 1e-3
 """Share of a range from its end within which an estimate is not believed."""
 MAX_ERROR = 1e3
 """Largest error of a window that counts, in standard deviations; that of a simulation that diverged."""
-EventKind = Literal["ready", "change", "proposed", "applied", "not applied", "rolled back"]
+EventKind = Literal["ready", "not described", "change", "proposed", "applied", "not applied", "rolled back"]
 
 
 @options_dataclass
@@ -115,6 +116,8 @@ class Reidentification:
     """Windows that the simulator could not predict."""
     nuisances: tuple[Param, ...] = ()
     """What was estimated besides, since it is uncertain and looks alike."""
+    mismatch: SceneMismatch | None = None
+    """Why nothing is estimated, where the scene does not describe the robot."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -173,7 +176,9 @@ class Reidentifier:
         self._start = self._used = self._filter.now.x
         self._detector = ChangeDetector(self.params, self.options.change)
         self._recent: deque[Windows] = deque(maxlen=RELINEARISED)
-        self._first: list[WindowEvidence] = []
+        self._first: list[tuple[Windows, WindowEvidence]] = []
+        self._mismatch: SceneMismatch | None = None
+        self._dt = sim.spec.dt
         self._proposal: Trial | None = None
         self._replaced: Trial | None = None
         self._refused: Array | None = None
@@ -191,7 +196,7 @@ class Reidentifier:
         """What became of the parameters so far."""
         return Reidentification(
             self.params, tuple(self._points), tuple(self._events), self.settings, self._filter.begun,
-            self._buffer.lost, self._diverged, self._nuisances,
+            self._buffer.lost, self._diverged, self._nuisances, self._mismatch,
         )  # fmt: skip
 
     def pause(self, seconds: float = PAUSE_S) -> None:
@@ -226,7 +231,7 @@ class Reidentifier:
         evidence, errors = found
         sizes = self._sizes(np.concatenate([evidence.error[None], errors]))
         if not self._filter.begun:
-            self._warm_up(evidence, t)
+            self._warm_up(window, evidence, t)
         else:
             self._judge(trials, sizes[1], sizes[3:], t)
             self._estimate(evidence, window, t)
@@ -238,12 +243,21 @@ class Reidentifier:
         used = self._values(self._used)
         self._points.append(DriftPoint(t, self._values(x), low, high, used, sizes[:3], np.array(besides)))
 
-    def _warm_up(self, evidence: WindowEvidence, t: float) -> None:
-        self._first.append(evidence)
+    def _warm_up(self, window: Windows, evidence: WindowEvidence, t: float) -> None:
+        """Begin once there are enough windows, if the scene describes the robot in them; else try those that follow."""
+        self._first.append((window, evidence))
         if len(self._first) < self.options.warm_up:
             return
-        self._filter.begin(self._first, self.options.window, _floor(self._first))
-        self._first, self._last, self._pause = [], t, 0.0
+        windows, found = [one for one, _ in self._first], [one for _, one in self._first]
+        estimate = self._filter.first_estimate(found, self.options.window, _floor(found))
+        known, self._mismatch = self._mismatch, scene_mismatch(windows, found, estimate.now.x, self._dt)
+        self._first = []
+        if self._mismatch is not None:
+            if known is None:
+                self._note(t, "not described", str(self._mismatch), {})
+            return
+        self._filter.begin(estimate)
+        self._last, self._pause = t, 0.0
         self._note(t, "ready", f"Noise was measured from {self.options.warm_up} windows; estimates begin.", {})
 
     def _estimate(self, evidence: WindowEvidence, window: Windows, t: float) -> None:

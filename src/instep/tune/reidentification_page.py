@@ -29,6 +29,9 @@ def reidentification_page(title: str, found: Reidentification, facts: Mapping[st
 
 
 def _verdict(found: Reidentification) -> Headline:
+    if found.mismatch is not None and not found.ready:
+        headline, _, because = str(found.mismatch).partition(": ")
+        return Headline("bad", f"{headline}.", because[:1].upper() + because[1:])
     if not found.ready:
         return Headline("bad", "Too few windows to measure the noise.", "Nothing was estimated; record a longer run.")
     counts, gain = found.counts(), found.improvement()

@@ -46,7 +46,8 @@ def reidentify(
 
     Recordings are one run, in their order. Estimates at a time depend on nothing after it. OUT/report.html shows every
     parameter with its interval over time, sudden changes, and the updates that passed the gate; OUT/drift.parquet holds
-    the numbers. Nothing is written into the scene. Exits 1 where the recordings are too short for any estimate.
+    the numbers. Nothing is written into the scene. Exits 1 where there is no
+    estimate: the recordings are too short, or the scene does not describe the robot and must be identified first.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
@@ -103,6 +104,6 @@ def _print(found: Reidentification, words: str) -> None:
 
     console = Console(stderr=True)
     for event in found.events:
-        if event.kind in ("change", "applied", "rolled back"):
+        if event.kind in ("not described", "change", "applied", "rolled back"):
             console.print(f"{event.t:8.1f} s  {event.words}", highlight=False, markup=False)
     console.print(words, highlight=False, markup=False)
