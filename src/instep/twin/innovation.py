@@ -92,11 +92,10 @@ def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
     M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
     small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
     # Where each camera alone wants the body, and where the others do.
-    wanted = -np.linalg.solve(
-        np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])[..., None]
-    )
-    steps, agreed = np.split(wanted[:, :2, 0], 2)
-    apart = np.hypot(*np.moveaxis(steps - agreed[:, None], -1, 0))
+    curvature, slope = np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])
+    wanted: Array = -np.asarray(np.linalg.solve(curvature, slope[..., None]), float)[:, :2, 0]
+    steps, agreed = wanted[: len(fits)], wanted[len(fits) :]
+    apart: Array = np.asarray(np.linalg.norm(steps - agreed[:, None], axis=-1), float)
     own = np.diag(apart).copy()
     np.fill_diagonal(apart, 0.0)
     return list(own - apart.max(axis=1))
