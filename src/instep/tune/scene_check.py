@@ -75,18 +75,18 @@ def scene_mismatch(
 def _displaced(window: Windows, dt: float) -> Array:
     """How far each measured direction gets from where it would be at constant speed [span, channels]."""
     span = window.target.shape[1]
-    seconds: Array = np.linspace(dt, span * dt, span)
-    moved = window.tangent.minus(window.target[0], window.q) - np.asarray(np.outer(seconds, window.v[0]))
+    seconds = dt * np.arange(1.0, span + 1)
+    moved = window.tangent.minus(window.target[0], window.q) - seconds[:, None] * window.v[0]
     return np.asarray(moved[:, window.tangent.measured])
 
 
 def _noise(path: Array) -> Array:
     """Standard deviation of readings [channels]; zero where a window has too few rows to tell."""
     if len(path) <= DIFFERENCES + 1:
-        return np.zeros(path.shape[1])
+        return 0.0 * path[0]
     gain = math.sqrt(math.comb(2 * DIFFERENCES, DIFFERENCES))
-    spread: Array = np.asarray(np.std(np.diff(path, DIFFERENCES, axis=0), axis=0))
-    return np.asarray(spread / gain)
+    steps: Array = np.diff(path, DIFFERENCES, axis=0)
+    return np.asarray(steps.std(axis=0), float) / gain
 
 
 def _rms(errors: Array) -> Array:
