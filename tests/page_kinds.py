@@ -184,8 +184,9 @@ def tune(folder: Path) -> Path:
 def reidentify(folder: Path) -> Path:
     """A replay of recordings through the filter that estimates parameters while a robot runs."""
     arm = ROOT / "examples" / "own_arm"
-    words = f"reidentify {arm} {arm}/arm.urdf --map {arm}/log.toml --params joint.*.damping"
-    return command(words, folder / "drift", passes=(1,))  # the scene is not identified yet, and the page says so
+    params = "--params joint.*.damping"
+    # The scene is not identified yet, and the page says so.
+    return command(f"reidentify {arm} {arm}/arm.urdf --map {arm}/log.toml {params}", folder / "drift", passes=(1,))
 
 
 def tune_torque(folder: Path) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 from instep.core.cores import usable_cores
 from instep.core.errors import BadInput
 from instep.core.lazy import optional_library
-from instep.core.reading import first_line
+from instep.core.reading import parsing
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
@@ -186,10 +186,8 @@ def _session(onnxruntime: Any, path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = usable_cores()
-    try:
+    with parsing(path, "a network that onnxruntime can run"):
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BadInput(f"{path.name} is not a network that onnxruntime can run ({first_line(error)}).") from error
 
 
 def _check_names(path: Path, session: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:

