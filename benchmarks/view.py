@@ -87,7 +87,8 @@ def live_rows(folder: Path, rounds: int) -> list[Row]:
     with LiveView(scene, scene.spec, "many bodies") as live:
         origin, token = live.url.split("/#token=")
         address = f"{origin.replace('http', 'ws')}/socket?token={token}"
-        stalled = connect(address, max_size=None, max_queue=1)
+        # It does not ask for signs of life either, which it would report as missing.
+        stalled = connect(address, max_size=None, max_queue=1, ping_interval=None)
         # Watchers are another process, as browsers are: their threads must not compete with the loop.
         command = [sys.executable, __file__, address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as watchers:
