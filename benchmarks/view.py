@@ -1,6 +1,9 @@
 """The web viewer: time to the first image, what a live view costs a loop, what a stalled watcher does, sizes, memory.
 
 Images are rendered by Chromium on the processor; where there is no Chromium, those rows are left out.
+
+    instep bench view
+    python benchmarks/view.py images   # the times to the first image alone, kept beside the other rows
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import which
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 import instep
+from instep.app.verbs.bench import keep_results
 from instep.app.viewer.gaussian_content import GaussianContent
 from instep.app.viewer.headless import PROGRAMS, view_page
 from instep.app.viewer.live_view import LiveView
@@ -220,4 +225,10 @@ def watch(address: str) -> None:
 
 
 if __name__ == "__main__":
-    watch(sys.argv[1])
+    if sys.argv[1:] == ["images"]:
+        with TemporaryDirectory() as place:
+            rows = first_image_rows(Path(place), 5)
+        path, command = Path(__file__).parent / "results/view.json", "python benchmarks/view.py images"
+        keep_results(path, rows, benchmark="view", command=command, whole=False)
+    else:
+        watch(sys.argv[1])
