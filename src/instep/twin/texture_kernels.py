@@ -58,8 +58,9 @@ def _patch(image, x, y, warp, out):  # pragma: no cover - compiled
 
     Places are in pixels, whose centres are at halves.
     """
-    wide = HALF * (abs(warp[0, 0]) + abs(warp[0, 1]))
-    high = HALF * (abs(warp[1, 0]) + abs(warp[1, 1]))
+    # A little more than is needed: places are rounded otherwise than their bounds, and must not leave the image.
+    wide = HALF * (abs(warp[0, 0]) + abs(warp[0, 1])) + 1e-6
+    high = HALF * (abs(warp[1, 0]) + abs(warp[1, 1])) + 1e-6
     x, y = x - 0.5, y - 0.5
     # Written so that a place that is not a number is outside.
     if not (x - wide >= 0 and y - high >= 0 and x + wide < image.shape[1] - 1 and y + high < image.shape[0] - 1):
