@@ -67,10 +67,18 @@ def test_a_blank_image_is_refused(images, capsys):
     assert "blank" in refused(images, capsys)
 
 
-def test_one_image_is_refused(images, capsys):
-    assert "There is one image" in refused(
-        images, capsys, "--prompt", CLICKS[0], change=lambda t: t.update(frames=t["frames"][:1])
-    )
+def test_one_image_is_refused_with_both_ways_on(images, capsys):
+    message = refused(images, capsys, "--prompt", CLICKS[0], change=lambda t: t.update(frames=t["frames"][:1]))
+    assert "one view only" in message
+    assert all(way in message for way in ("add views", "--height METRES"))
+    hull = refused(images, capsys, "--prompt", CLICKS[0], "--height", "0.04", "--shape", "hull")
+    assert "may have twice its volume" in hull
+
+
+def test_one_image_along_the_table_is_refused(tmp_path, capsys):
+    images = write_capture(tmp_path / "images", tee(), ring(1, height=0.03))
+    click = click_at(ring(1, height=0.03)[0], (0.0, 0.015, 0.02))
+    assert "looks along the table" in refused(images, capsys, "--prompt", click, "--height", "0.04")
 
 
 def test_two_images_give_no_hull_and_no_everything_on_the_table(images, capsys):

@@ -60,6 +60,18 @@ def test_a_built_scene_passes_its_checks_and_gets_a_page(built, monkeypatch):
     assert (built / "checked" / "report.html").is_file()
 
 
+def test_one_image_and_a_height_give_an_outline_whose_checks_by_views_are_unknown(tmp_path):
+    images = write_capture(tmp_path / "images", tee(), CAMERAS[:1])
+    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", CLICKS[0], "--steps", "0", "--gaussians", "200"]
+    assert main([*words, "--height", "0.04"]) == 0
+    found = json.loads((tmp_path / "scene" / "build.json").read_text())["stages"]["shape"]["objects"]["tee"]
+    assert found["box_m"] == pytest.approx([0.12, 0.12, 0.04], abs=0.003)
+    assert found["views"] == 1 and found["uncertainty_m"] > 0.03 and "one view" in found["uncertainty_from"]
+    findings = {f.check: f for f in check_scene(Scene.load(tmp_path / "scene"))}
+    assert findings["silhouettes"].state == findings["views"].state == "unknown"
+    assert findings["rest in mujoco"].state == "green"
+
+
 def test_a_stage_is_redone_alone(built):
     kept = (built / "scene" / "stages" / "shape.npz").read_bytes()
     words = ["build", str(built / "images"), str(built / "scene"), "--prompt", *CLICKS, "--steps", "0"]
@@ -77,7 +89,7 @@ def test_a_stage_is_redone_alone(built):
         (("--prompt", "tee=click:v09:3,3"), "no camera (in a prompt of 'tee') named 'v09'"),
         (("--prompt", "tee=click:v00:900,3"), "outside the image"),
         (("--prompt", "tee=touch:v00:9,3"), "is not understood"),
-        (("--prompt", CLICKS[0]), "found in 1 of 3 views"),
+        (("--prompt", CLICKS[0]), "1 of 3 images show it"),
         (("--prompt", *CLICKS, "--mass", "cup=0.2"), "no object of the prompts named 'cup'"),
         (("--prompt", *CLICKS, "--redo", "parts"), "holds no stages of a build"),
     ],

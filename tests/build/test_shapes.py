@@ -172,7 +172,7 @@ def test_masks_of_different_objects_have_nothing_in_common():
 
 
 def test_one_view_is_refused():
-    with pytest.raises(BadInput, match="one view does not say how large"):
+    with pytest.raises(BadInput, match="one view only of"):
         object_shape("tee", exact_masks(tee(), ring(1)), PLANE)
 
 

@@ -34,13 +34,27 @@ _BLANK = 0.02
 
 
 def check_views(views: Sequence[PosedView], plane: Array) -> None:
-    """Refuse views from which nothing can be built, in one sentence about the first thing that is wrong."""
+    """Refuse views from which nothing can be built, in one sentence about the first thing that is wrong.
+
+    A single view is not refused here: see `shape.check_single`.
+    """
     cameras = [view.camera for view in views]
     for camera in cameras:
         _check_lens(camera)
         _check_place(camera, plane)
     _check_overlap(cameras, plane)
     _check_sharpness(views)
+
+
+def seen_on_table(camera: Camera, plane: Array) -> Array:
+    """The middle of what a camera shows of the table [3] [m]; the point below the camera where it shows none."""
+    points = _table_points(camera, plane)
+    origin = camera.body_from_camera[:3, 3]
+    return (
+        np.median(points, axis=0)
+        if len(points)
+        else origin - plane[:3] * (origin @ plane[:3] + plane[3]) / (plane[:3] @ plane[:3])
+    )
 
 
 def edge_width(image: Array) -> float:
@@ -89,7 +103,7 @@ def _check_place(camera: Camera, plane: Array) -> None:
 def _check_overlap(cameras: Sequence[Camera], plane: Array) -> None:
     """Refuse cameras that show no part of the table that another one shows."""
     if len(cameras) < 2:
-        raise BadInput("There is one image, and one does not say how large things are; two or more were expected.")
+        return
     for camera in cameras:
         points = _table_points(camera, plane)
         others = [other for other in cameras if other is not camera]

@@ -25,6 +25,8 @@ _SLICES = 9
 _HEIGHTS = 14
 """Heights that are tried first."""
 _EDGE_SOFTNESS_PX = 1.0
+_MIN_SLOPE = 0.08
+"""Least slope towards the table of all rays of a single view [share of their length]."""
 _MIN_AGREEMENT = 0.6
 """Least mean overlap of the silhouettes of an extruded shape that is not refused."""
 
@@ -50,13 +52,17 @@ class Extrusion:
 def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | None = None) -> Extrusion:
     """The extruded outline with the best overlaps over a search of heights and offsets, for a fit to start from.
 
-    `height` [m] is kept where it is given.
+    `height` [m] is kept where it is given; a single mask needs it.
     """
     table_from_world = table_frame(plane)
-    low, high = hull_bounds(masks, plane)
-    corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
-    local = corners @ table_from_world[:3, :3].T + table_from_world[:3, 3]
-    begin, end = local.min(axis=0), local.max(axis=0)
+    if len(masks) == 1 and height is not None:
+        begin, end = _bounds_of_one(masks[0], table_from_world, height)
+        masks = (masks[0], masks[0])  # a hull asks for two views of a point, and there are no others
+    else:
+        low, high = hull_bounds(masks, plane)
+        corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
+        local = corners @ table_from_world[:3, :3].T + table_from_world[:3, 3]
+        begin, end = local.min(axis=0), local.max(axis=0)
     pitch = float(np.linalg.norm(end[:2] - begin[:2])) / 120
     counts = np.ceil((end[:2] - begin[:2]) / pitch).astype(int) + 5
     grid = Grid(np.r_[begin[:2] - 2 * pitch, 0.0], pitch, (int(counts[0]), int(counts[1]), 1))
@@ -76,6 +82,22 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
         )
     sigma = 0.0 if height is not None else search.height_sigma(found, agreement)
     return Extrusion(table_from_world, search.outline(found) + offset, grid, found, sigma, agreement)
+
+
+def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> tuple[Array, Array]:
+    """A box on the table around whatever up to a height may be seen as a mask: lowest and highest corner [3] [m]."""
+    left, top, right, bottom = mask.padded_region(1)
+    pixels = np.array([[x, y] for x in np.linspace(left, right, 5) for y in np.linspace(top, bottom, 5)])
+    rays = pixel_rays(mask.camera, pixels) @ table_from_world[:3, :3].T
+    eye = table_from_world[:3, :3] @ mask.camera.body_from_camera[:3, 3] + table_from_world[:3, 3]
+    if (rays[:, 2] > -_MIN_SLOPE * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
+        raise BadInput(
+            f"The view of camera {mask.camera.name!r} looks along the table or lies below {height:g} m, so it alone "
+            "does not show where the object stands; take it from farther above, or add views."
+        )
+    found = [eye[:2] + ((z - eye[2]) / rays[:, 2:]) * rays[:, :2] for z in (0.0, height)]
+    points = np.concatenate(found)
+    return np.r_[points.min(axis=0), 0.0], np.r_[points.max(axis=0), height]
 
 
 @array_dataclass

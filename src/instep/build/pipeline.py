@@ -30,7 +30,7 @@ from instep.splat.rendering import save_png
 
 from .box_masks import masks_by_boxes, propagated
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
-from .capture_checks import check_views
+from .capture_checks import check_views, seen_on_table
 from .convex_decomposition import convex_parts
 from .extrusion import coarse_extrusion
 from .mesh_texture import MeshTexture, bake_texture
@@ -44,7 +44,7 @@ from .prompted_masks import prompted_masks
 from .prompts import ObjectPrompt, check_cameras, prompt_words
 from .robot_views import has_robot, robot_views, scene_cameras
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
-from .shape import ShapeKind, carved, object_shape
+from .shape import ShapeKind, carved, check_single, object_shape
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
 from .triangle_mesh import TriangleMesh
@@ -171,6 +171,8 @@ def _capture(capture: Capture, options: BuildOptions, report: PartReport) -> Sta
         views = views_of(capture, options.time)
     plane = table_of(capture, options.table)
     check_views(views, plane)
+    if len(views) == 1:
+        check_single("the table", 1, height=options.height, generated=False)
     arrays: dict[str, Array] = {"plane": plane, "bounds": _bounds(capture, views, plane)}
     for view in views:
         arrays[f"image:{view.name}"] = to_bytes(view.image)
@@ -189,7 +191,7 @@ def _bounds(capture: Capture, views: Sequence[PosedView], plane: Array) -> Array
     if capture.plane is not None:
         return np.array([capture.plane.low, capture.plane.high])
     focus = focus_point([view.camera for view in views])
-    middle = views[0].camera.body_from_camera[:3, 3] if focus is None else focus
+    middle = seen_on_table(views[0].camera, plane) if focus is None else focus
     return np.array([middle[:2] - 0.5, middle[:2] + 0.5])
 
 
@@ -227,10 +229,8 @@ def _segment(
             masks, found[prompt.name] = chosen.masks, chosen.info
         masks = [_beside_robot(mask, views) for mask in masks]
         if len(masks) < 2:
-            raise BadInput(
-                f"{prompt.name!r} was found in {len(masks)} of {len(views)} views, and two are needed; click on it in "
-                "more of them."
-            )
+            what = f"{prompt.name!r} ({len(masks)} of {len(views)} images show it)"
+            check_single(what, len(masks), height=options.height, generated=False)
         for mask in masks:
             arrays[f"alpha:{prompt.name}:{mask.camera.name}"] = (255 * mask.alpha + 0.5).astype(np.uint8)
             arrays[f"known:{prompt.name}:{mask.camera.name}"] = mask.known
@@ -325,9 +325,10 @@ def _refined(
     place, objects = {view.name: i for i, view in enumerate(views)}, list[SeenObject]()
     for name in segmented.info["objects"]:
         masks = [mask for _, mask in _masks(placed, segmented, name)]
+        if len(masks) < 2:
+            return _unrefined(cameras, f"one view of {name} agrees with any camera")
         if carved(masks, options.shape, options.height):
-            because = f"cameras are refined on upright outlines, and {name} is a visual hull"
-            return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
+            return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} is a visual hull")
         outline = outline_of(coarse_extrusion(masks, plane, height=options.height))
         objects.append(seen_object(masks, [place[mask.camera.name] for mask in masks], plane, outline))
     done = refine_cameras(cameras, objects, report)
@@ -342,6 +343,10 @@ def _refined(
         for camera, motion in zip(cameras, done.motions, strict=True)
     }
     return replace(done, info={**done.info, "moved": moved})
+
+
+def _unrefined(cameras: Sequence[Camera], because: str) -> Refinement:
+    return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
 
 
 def _shapes(seen: Mapping[str, MaskedViews], plane: Array, options: BuildOptions, report: PartReport) -> StageOutput:

@@ -27,6 +27,7 @@ ORDER: tuple[CheckState, ...] = ("unknown", "green", "amber", "red")
 SECONDS = 2.0
 """How long a scene is simulated to see whether it rests [s]."""
 _WELD_M = 1e-7
+_ONE_VIEW = "What one view does not show is not known: its far side, and what is not upright about it."
 
 
 @frozen_dataclass
@@ -202,6 +203,15 @@ def _record_findings(scene: Scene) -> list[Finding]:
     found: list[Finding] = []
     for name, shape in stages.get("shape", {}).get("objects", {}).items():
         worst = min(shape["overlap"].values())
+        if shape["views"] < 2:
+            words = (
+                "One view agrees with many shapes, so its silhouette shows nothing; add views from other directions."
+            )
+            found += [
+                Finding(check, name, "unknown", "1 view", words if check == "silhouettes" else _ONE_VIEW)
+                for check in ("silhouettes", "views")
+            ]
+            continue
         state = _graded(1 - worst, 0.08, 0.2)
         message = "Its silhouettes agree with the masks." if state == "green" else (
             "Its silhouettes and the masks differ: cameras disagree, or a mask is wrong; look at stages/masks."

@@ -61,11 +61,9 @@ def object_shape(
     """The shape of an object above a table from its masks in several views."""
     span = viewed_span(masks)
     if len(masks) < 2:
-        raise BadInput(
-            f"{name!r} is seen in {len(masks)} view{'s' * (len(masks) != 1)}, and one view does not say how large it "
-            "is or how far away; add views from other directions."
-        )
-    _check_baseline(name, masks)
+        check_single(repr(name), len(masks), height=height, generated=False)
+    else:
+        _check_baseline(name, masks)
     if kind == "hull" and len(masks) < MIN_GIVEN_HULL_VIEWS:
         raise BadInput(
             f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
@@ -85,10 +83,32 @@ def object_shape(
         info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
         info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
         info |= compared
+        if len(masks) == 1:
+            info |= hidden_by(mesh, masks[0], plane, size)
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
     return ObjectShape(mesh, info)
+
+
+def check_single(what: str, count: int, *, height: float | None, generated: bool) -> None:
+    """Refuse to build from one view alone where neither a height nor a generator says what it does not show."""
+    if count == 0 or (height is None and not generated):
+        seen = "no view" if count == 0 else "one view only"
+        raise BadInput(
+            f"There is {seen} of {what}, and one does not say how high or how far away it is; add views from other "
+            "directions, or give the height by --height METRES."
+        )
+
+
+def hidden_by(mesh: TriangleMesh, mask: ObjectMask, plane: Array, pixel: float) -> dict[str, Any]:
+    """What the only view of an object does not show: how much of the table is behind it, as its uncertainty [m]."""
+    up = plane[:3] / np.linalg.norm(plane[:3]) * np.sign(plane[2])
+    towards = mask.camera.body_from_camera[:3, 3] - mesh.centroid
+    rise = float(towards @ up) / float(np.linalg.norm(towards))
+    hidden = float(np.ptp(mesh.vertices @ up) * np.sqrt(max(1 - rise**2, 0.0)) / max(rise, 0.05))
+    words = "one view: the length of the table that the object hides, where nothing shows how deep it is"
+    return {"uncertainty_m": max(pixel, hidden), "uncertainty_from": words}
 
 
 def carved(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
