@@ -6,6 +6,7 @@ Each stage keeps its output below `stages/`, and `build.json` holds where everyt
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -26,9 +27,7 @@ from instep.splat.fitting import GaussianFitOptions, focus_point
 from instep.splat.image import WeightedImage, to_bytes
 from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
-from instep.splat.rendering import save_png
 
-from .box_masks import masks_by_boxes, propagated
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views, seen_on_table
 from .convex_decomposition import convex_parts
@@ -39,11 +38,10 @@ from .object_masks import background_without
 from .physical_values import friction_of, mass_of
 from .posed_views import PosedView, table_of, views_of
 from .prism_outline import outline_of
-from .prompt_segmenter import open_segmenter
-from .prompted_masks import prompted_masks
 from .prompts import ObjectPrompt, check_cameras, prompt_words
 from .robot_views import has_robot, robot_views, scene_cameras
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
+from .segment_stage import segment_objects
 from .shape import ShapeKind, carved, check_single, object_shape
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
@@ -134,10 +132,28 @@ def _check(prompts: Sequence[ObjectPrompt], options: BuildOptions) -> None:
     names = [prompt.name for prompt in prompts]
     if not names:
         raise BadInput("Nothing says what to build; give at least one --prompt, such as tee=click:CAMERA:X,Y.")
-    for given in (options.weighed, options.materials, options.friction):
-        for name in given:
-            if name not in names:
-                raise UnknownName("object of the prompts", name, names)
+    tables = [prompt.name for prompt in prompts if prompt.table]
+    if len(tables) > 1:
+        raise BadInput(f"{tables[0]!r} and {tables[1]!r} are both everything on the table; give one of them.")
+    for name in (name for given in _given(options) for name in given):
+        if name not in names and not any(re.fullmatch(rf"{re.escape(one)}_[1-9]\d*", name) for one in tables):
+            raise UnknownName("object of the prompts", name, names)
+
+
+def _given(options: BuildOptions) -> tuple[Mapping[str, Any], ...]:
+    return options.weighed, options.materials, options.friction
+
+
+def _check_found(segmented: StageOutput, taken: StageOutput, options: BuildOptions) -> None:
+    """Refuse values of objects that were not found on the table, and objects that too few views show."""
+    names, views = list(segmented.info["objects"]), len(taken.info["views"])
+    for name, masks in segmented.info["objects"].items():
+        if len(masks) < 2:
+            what = f"{name!r} ({len(masks)} of {views} images show it)"
+            check_single(what, len(masks), height=options.height, generated=False)
+    for name in (name for given in _given(options) for name in given):
+        if name not in names:
+            raise UnknownName("object that was found", name, names)
 
 
 def _build(
@@ -145,14 +161,17 @@ def _build(
 ) -> tuple[BuiltObject, ...]:
     taken = store.run("capture", lambda report: _capture(capture, options, report))
     views, plane = _views(taken), taken.arrays["plane"]
-    segmented = store.run("segment", lambda report: _segment(views, prompts, taken, options, work, report))
+    segmented = store.run(
+        "segment", lambda report: segment_objects(views, prompts, plane, work, options.weights, report)
+    )
+    _check_found(segmented, taken, options)
     found = store.run("cameras", lambda report: _cameras(views, segmented, taken, options, report))
     cameras = [
         replace(view.camera, body_from_camera=pose, focal=(float(fx), float(fy)))
         for view, pose, (fx, fy) in zip(views, found.arrays["poses"], found.arrays["focal"], strict=True)
     ]
     views = [replace(view, camera=camera) for view, camera in zip(views, cameras, strict=True)]
-    seen = {prompt.name: _masks(views, segmented, prompt.name) for prompt in prompts}
+    seen = {name: _masks(views, segmented, name) for name in segmented.info["objects"]}
     shapes = store.run("shape", lambda report: _shapes(seen, plane, options, report))
     meshes = {name: _mesh(shapes.arrays, name) for name in seen}
     parts = store.run("parts", lambda report: _parts(meshes, options, report))
@@ -206,57 +225,6 @@ def _views(taken: StageOutput) -> list[PosedView]:
         frames, hidden = (taken.arrays.get(f"{kind}:{name}") for kind in ("frames", "hidden"))
         out.append(PosedView(camera, image.astype(np.float32) / 255, frames, hidden))
     return out
-
-
-def _segment(
-    views: Sequence[PosedView],
-    prompts: Sequence[ObjectPrompt],
-    taken: StageOutput,
-    options: BuildOptions,
-    work: Path,
-    report: PartReport,
-) -> StageOutput:
-    arrays, info, found = dict[str, Array](), dict[str, Any](), dict[str, Any]()
-    segmenter, plane = None if options.weights is None else open_segmenter(options.weights), taken.arrays["plane"]
-    boxed = segmenter is None and propagated(prompts, views)
-    together = masks_by_boxes(views, prompts, plane, report) if boxed else None
-    for i, prompt in enumerate(prompts):
-        if together is not None:
-            masks, found[prompt.name] = together[prompt.name], {"by": "boxes, carried over to all views"}
-        else:
-            part: PartReport = lambda s, words, i=i: report((i + s) / len(prompts), words)  # noqa: E731
-            chosen = prompted_masks(views, prompt, plane, segmenter, part)
-            masks, found[prompt.name] = chosen.masks, chosen.info
-        masks = [_beside_robot(mask, views) for mask in masks]
-        if len(masks) < 2:
-            what = f"{prompt.name!r} ({len(masks)} of {len(views)} images show it)"
-            check_single(what, len(masks), height=options.height, generated=False)
-        for mask in masks:
-            arrays[f"alpha:{prompt.name}:{mask.camera.name}"] = (255 * mask.alpha + 0.5).astype(np.uint8)
-            arrays[f"known:{prompt.name}:{mask.camera.name}"] = mask.known
-        info[prompt.name] = {
-            m.camera.name: {"pixels": int(m.inside.sum()), "unknown": float((~m.known).mean()), "cut": bool(m.cut)}
-            for m in masks
-        }
-        _save_overlays(work / FOLDER / "masks" / prompt.name, views, masks)
-    return StageOutput(arrays, {"objects": info, "found": found})
-
-
-def _beside_robot(mask: ObjectMask, views: Sequence[PosedView]) -> ObjectMask:
-    """The mask, unknown where the robot may be in front."""
-    hidden = next(view.hidden for view in views if view.name == mask.camera.name)
-    return mask if hidden is None else replace(mask, known=mask.known & ~hidden)
-
-
-def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> None:
-    """Write the views that show an object, one PNG each: the object green, what is unknown blue."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = {view.name: view.image for view in views}
-    for mask in masks:
-        image = 0.6 * images[mask.camera.name]
-        image[..., 1] += 0.4 * mask.alpha
-        image[..., 2] += 0.4 * ~mask.known
-        save_png(folder / f"{mask.camera.name}.png", to_bytes(image))
 
 
 def _masks(views: Sequence[PosedView], segmented: StageOutput, name: str) -> MaskedViews:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -27,7 +27,8 @@ class BuildArgs:
 
     prompt: tuple[str, ...] = ()
     """where an object is: NAME=click:CAMERA:X,Y, NAME=not:CAMERA:X,Y, NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM,
-    NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on it); several for one name belong together."""
+    NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on it, as NAME_1, NAME_2 where there are several
+    things); several for one name belong together."""
     prompts: Path | None = None
     """a JSON file of prompts, as build.json holds them."""
     weights: Path | None = None
@@ -131,7 +132,19 @@ def _show(built: BuiltScene) -> None:
         worst = min(found["overlap"].values())
         count = f"{parts[one.name]['parts']} ({parts[one.name]['volume_ratio']:.2f})"
         table.add_row(one.name, found["method"], box, f"{1e6 * one.mesh.volume:.0f}", mass, count, f"{worst:.3f}")
-    Console(stderr=True, highlight=False).print(table)
+    console = Console(stderr=True, highlight=False)
+    for name, how in built.record["stages"]["segment"]["found"].items():
+        if "objects" in how:
+            console.print(_on_table(name, how["objects"]), soft_wrap=True)
+    console.print(table)
+
+
+def _on_table(name: str, found: Mapping[str, Any]) -> str:
+    """How many objects stand on the table, in words."""
+    words = f"{name}: {found['count']} object{'s' * (found['count'] != 1)} on the table ({', '.join(found['names'])})."
+    if found["may_touch"]:
+        words += f" Of two colours, so perhaps two that touch: {', '.join(found['may_touch'])}; move them apart."
+    return words
 
 
 @contextmanager
