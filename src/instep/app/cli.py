@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scene set": ("scene:set_params", "save a scene with other parameter values"),
     "scene show": ("scene:show", "render a scene through its cameras"),
     "scene camera": ("scene_camera:camera", "list, add, move or remove cameras of a scene, with a preview"),
+    "scene edit": ("scene_edit:edit", "replace, simplify, merge and move objects of a scene"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
     "scene export": ("scene_export:export", "write a scene for other programs: MJCF, URDF, glTF, USD, Gaussians"),
     "data import": ("data:import_data", "other formats in"),

@@ -14,6 +14,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "instep scene camera so101",
         "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",
     ),
+    "scene edit": ("instep scene edit built moved --move tee=0.05,0,0,30",),
     "scene export": ("instep scene export pusht pusht.glb",),
     "scene splat": ("instep scene splat recordings/pusht pusht",),
     "data import": ("instep data import as_mcap imported",),

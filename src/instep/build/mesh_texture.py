@@ -83,7 +83,37 @@ def surface_colours(
 
 
 def bake_texture(mesh: TriangleMesh, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> MeshTexture:
-    """The texture of a mesh: pairs of triangles in square cells of one image."""
+    """The texture of a mesh from views."""
+    layout = _layout(mesh)
+    found = surface_colours(layout.points, mesh.normals[layout.face], mesh, views, masks)
+    return _textured(layout, found.colours, float((found.views[layout.used] > 0).mean()))
+
+
+def texture_from_points(mesh: TriangleMesh, points: Array, colours: Array) -> MeshTexture:
+    """The texture of a mesh from coloured points [n, 3] near its surface: every texel takes the nearest."""
+    from scipy.spatial import cKDTree
+
+    layout = _layout(mesh)
+    return _textured(layout, colours[np.asarray(cKDTree(points).query(layout.points)[1], int)], 1.0)
+
+
+@array_dataclass
+class _Layout:
+    """A texture of square cells with two triangles each."""
+
+    size: int
+    """Side of the image [texels]."""
+    points: Array
+    """The point of the surface that each texel shows [size * size, 3]."""
+    face: Array
+    """Its face [size * size]."""
+    used: Array
+    """Which texels are of a cell with triangles [size * size]."""
+    texels: Array
+    """Texture coordinates of every corner of every face [faces, 3, 2]."""
+
+
+def _layout(mesh: TriangleMesh) -> _Layout:
     cells = (len(mesh.faces) + 1) // 2
     across = int(np.ceil(np.sqrt(cells)))
     size = across * _CELL_TEXELS
@@ -99,11 +129,13 @@ def bake_texture(mesh: TriangleMesh, views: Sequence[PosedView], masks: Sequence
     face = np.minimum(2 * cell + (dx + dy > _CELL_TEXELS), len(mesh.faces) - 1)
     shares = _barycentric(np.stack([columns + 0.5, rows + 0.5], axis=-1), places[face])
     points = np.einsum("yxk,yxki->yxi", np.clip(shares, -0.1, 1.1), mesh.corners[face])
-    found = surface_colours(points.reshape(-1, 3), mesh.normals[face].reshape(-1, 3), mesh, views, masks)
-    image = (255 * np.clip(found.colours.reshape(size, size, 3), 0, 1) + 0.5).astype(np.uint8)
     texels = np.stack([places[..., 0] / size, 1 - places[..., 1] / size], axis=-1)
-    used = cell < cells
-    return MeshTexture(image, texels, float((found.views.reshape(size, size)[used] > 0).mean()))
+    return _Layout(size, points.reshape(-1, 3), face.ravel(), (cell < cells).ravel(), texels)
+
+
+def _textured(layout: _Layout, colours: Array, seen: float) -> MeshTexture:
+    image = (255 * np.clip(colours.reshape(layout.size, layout.size, 3), 0, 1) + 0.5).astype(np.uint8)
+    return MeshTexture(image, layout.texels, seen)
 
 
 def _barycentric(points: Array, corners: Array) -> Array:

@@ -56,7 +56,7 @@ def export(
 
 def _write(scene: Scene, out: Path, ending: str) -> None:
     if not ending:
-        _write_folder(scene, out)
+        write_folder(scene, out)
     elif ending == ".urdf":
         from instep.build.scene_urdf import save_scene_urdf
 
@@ -75,7 +75,8 @@ def _write(scene: Scene, out: Path, ending: str) -> None:
         save_gaussians(out, _in_world(scene))
 
 
-def _write_folder(scene: Scene, out: Path) -> None:
+def write_folder(scene: Scene, out: Path) -> None:
+    """Write a scene as a folder of its own: one MJCF file, OBJ meshes, and what else its folder holds."""
     from instep.build.scene_mjcf import save_scene_mjcf
     from instep.scene.folder import SCENE_FILE
     from instep.tune.param_export import copy_scene
