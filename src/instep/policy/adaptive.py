@@ -24,7 +24,7 @@ from .adaptive_kernels import compare_reading, limit_compensation
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
-from .adaptive_supervision import HELPED, MAX_GROWTH, MIN_ERROR, QUICK_GROWTH, start_watch, supervision_rules
+from .adaptive_supervision import HELPED, SIZES, start_watch, supervision_rules
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied (of the
@@ -155,8 +155,8 @@ class Adaptive(Wrapper[W]):
         still = np.zeros(arm.n)
         memory: dict[str, Any] = {
             "model": model, "law": self.law.start(), "rows": tuple(rows), "applied": (still,) * len(rows),
-            "speeds": motion.speeds, "command": command, "delta": still, "error": still, "share": np.ones(1),
-            "watch": start_watch(arm),
+            "speeds": motion.speeds, "command": command, "moving": np.zeros((2, arm.n)), "error": still,
+            "share": np.ones(1), "watch": start_watch(arm),
         }  # fmt: skip
         return state.with_hidden(self.key, memory)
 
@@ -186,14 +186,14 @@ class Adaptive(Wrapper[W]):
         model, now = arm.followed(self.reference, model, action, memory["speeds"])
         past = ReferenceMotion(rows[near], now.speeds, n)
         law, torque = self.law.update(memory["law"], LawInput(error, active, past, torques[near], now))
-        delta, applied, sent = np.empty(n), np.empty(n), action.copy()
+        moving, applied, sent = np.empty((2, n)), np.empty(n), action.copy()
         limit_compensation(
-            torque, self.options.torque, share, joints, error, memory["delta"],
-            (MIN_ERROR, QUICK_GROWTH, MAX_GROWTH * arm.dt), arm.servos, arm.index, delta, applied, sent,
+            torque, self.options.torque, share, joints, error, memory["moving"], SIZES, arm.servos, arm.index, arm.dt,
+            moving, applied, sent,
         )  # fmt: skip
         after: dict[str, Any] = {
             "model": model, "law": law, "rows": (*rows, now.values)[-self._kept :],
-            "applied": (*torques, applied)[-self._kept :], "speeds": now.speeds, "command": action, "delta": delta,
+            "applied": (*torques, applied)[-self._kept :], "speeds": now.speeds, "command": action, "moving": moving,
             "error": error, "share": share, "watch": {"joints": joints, "pause": pause},
         }  # fmt: skip
         return self.step_inside(state, sent, lambda _: after)
@@ -202,7 +202,7 @@ class Adaptive(Wrapper[W]):
         """The sensor readings, and what is compensated."""
         memory = state.hidden[self.key]
         share = memory["share"] * memory["watch"]["joints"][HELPED].min()
-        return {DELTA: memory["delta"], ERROR: memory["error"], SHARE: share, **self.world.observe(state)}
+        return {DELTA: memory["moving"][0], ERROR: memory["error"], SHARE: share, **self.world.observe(state)}
 
     def weights(self, state: State) -> dict[str, float]:
         """The weights that a law with regressors has found, by name; empty for others."""

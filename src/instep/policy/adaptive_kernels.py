@@ -187,7 +187,8 @@ def watch_joints(
     """What is known of each joint [8, n] and of the pause [2] one period later (see `adaptive_supervision`).
 
     `rules` are the shares of mean squares and of peaks that go by in a period, the factor that counts as worse, the
-    least error, for how long it must be worse, and by how much a share fades in a period: quickly, and slowly.
+    least error, for how long it must be worse, by how much a share fades in a period (quickly, and slowly), and the
+    share of the peak that the error must reach.
     """
     n = len(error)
     moved, speed, force = joints_after[0].reshape((n, 1)), joints_after[1].reshape((n, 1)), np.empty((n, 1))
@@ -199,9 +200,10 @@ def watch_joints(
         bare = error[i] - moved[i, 0]
         joints_after[2, i] = joints[2, i] + rules[0] * (error[i] * error[i] - joints[2, i])
         joints_after[3, i] = joints[3, i] + rules[0] * (bare * bare - joints[3, i])
-        harmful = joints_after[2, i] > max(rules[2] * rules[2] * joints_after[3, i], rules[3] * rules[3])
-        joints_after[4, i] = joints[4, i] + dt if harmful else 0.0
         joints_after[5, i] = max(abs(bare), joints[5, i] * (1 - rules[1]))
+        worse = max(rules[2] * rules[2] * joints_after[3, i], rules[3] * rules[3])
+        harmful = joints_after[2, i] > max(worse, rules[7] * rules[7] * joints_after[5, i] * joints_after[5, i])
+        joints_after[4, i] = joints[4, i] + dt if harmful else 0.0
         joints_after[6, i] = joints[6, i]
         longest = max(longest, joints_after[4, i])
     pause_after[0], pause_after[1] = max(pause[0] - dt, 0.0), pause[1]
@@ -262,7 +264,7 @@ def compare_reading(
     for i in range(n):
         error[i] = q[i] - (newer[i] + part * (older[i] - newer[i]))
         read = usable and np.isfinite(error[i])
-        near = read and abs(error[i]) <= rules[7]
+        near = read and abs(error[i]) <= rules[8]
         if not read:
             error[i] = last[i]
         active[i] = near
@@ -271,7 +273,7 @@ def compare_reading(
     step = rules[6] if all_near and trusted else -rules[6]
     share_after[0] = min(max(share[0] + step, 0.0), 1.0)
     for i in range(n):
-        saturated = abs(past[2 * n + i]) >= rules[8] * servos[2, i]
+        saturated = abs(past[2 * n + i]) >= rules[9] * servos[2, i]
         active[i] = active[i] and not saturated and trusted and share_after[0] * joints_after[7, i] > 0
     return all_read and share_after[0] == 0.0
 
@@ -352,29 +354,40 @@ def limit_compensation(
     joints: Array,
     error: Array,
     last: Array,
-    sizes: tuple[float, float, float],
+    sizes: tuple[float, float, float, float, float],
     servos: Array,
     index: Array,
-    delta: Array,
+    dt: float,
+    moving: Array,
     applied: Array,
     sent: Array,
 ) -> None:  # pragma: no cover - compiled
-    """The compensation of commands and its torque, which is added to the commands that are sent.
+    """The compensation of commands and its speed [2, n], its torque, and the commands it is added to.
 
-    It is at most the share `most` of each torque limit, and no larger than the error it is to remove. `sizes` are the
-    least bound, the size up to which it may grow at once, and by how much it may grow beyond in a period.
+    Its aim is at most the share `most` of each torque limit, and no larger than the error it is to remove. It goes
+    there from `last` [2, n] at a bounded acceleration, and comes to rest there. `sizes` are the least bound, the factor
+    on an overshoot that lowers it, the size up to which it grows quickly, the speed of its growth beyond, and the
+    acceleration.
     """
-    least, small, step = sizes
+    least, over, small, growth, acceleration = sizes
+    change = acceleration * dt
     for i in range(len(torque)):
         limit = most * servos[2, i]
         wanted = share[0] * (min(max(torque[i], -limit), limit) / servos[0, i])
-        # Where the robot is beyond its model in the direction of the compensation, that went too far by as much.
+        # Where the robot is beyond its model in the direction of the compensation, that went too far.
         beyond = max(error[i] if wanted > 0 else -error[i], 0.0)
-        bound = max(joints[5, i] + least - beyond, 0.0)
-        grown = min(max(wanted, min(last[i], -small) - step), max(last[i], small) + step)
-        delta[i] = joints[7, i] * min(max(grown, -bound), bound)
-        applied[i] = servos[0, i] * delta[i]
-        sent[index[2, i]] += delta[i]
+        bound = max(joints[5, i] + least - over * beyond, 0.0)
+        aim, now, was = joints[7, i] * min(max(wanted, -bound), bound), last[0, i], last[1, i]
+        gap = aim - now
+        # The largest speed from which it comes to rest at its aim.
+        speed = min(change * (np.sqrt(0.25 + 2 * abs(gap) / (change * dt)) - 0.5), abs(gap) / dt)
+        if gap * now > 0 and abs(now) >= small:
+            speed = min(speed, growth)
+        speed = min(max(speed if gap > 0 else -speed, was - change), was + change)
+        moving[1, i] = speed
+        moving[0, i] = aim if speed == gap / dt else now + dt * speed
+        applied[i] = servos[0, i] * moving[0, i]
+        sent[index[2, i]] += moving[0, i]
 
 
 @njit(**OPTIONS)
