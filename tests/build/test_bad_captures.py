@@ -70,7 +70,7 @@ def test_a_blank_image_is_refused(images, capsys):
 def test_one_image_is_refused_with_both_ways_on(images, capsys):
     message = refused(images, capsys, "--prompt", CLICKS[0], change=lambda t: t.update(frames=t["frames"][:1]))
     assert "one view only" in message
-    assert all(way in message for way in ("add views", "--height METRES"))
+    assert all(way in message for way in ("add views", "--height METRES", "--generator"))
     hull = refused(images, capsys, "--prompt", CLICKS[0], "--height", "0.04", "--shape", "hull")
     assert "may have twice its volume" in hull
 

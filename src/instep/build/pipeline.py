@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_obje
 from .capture_checks import check_views, seen_on_table
 from .convex_decomposition import convex_parts
 from .extrusion import coarse_extrusion
+from .generated_shape import GeneratedOptions, generated_shape
 from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
 from .object_masks import background_without
@@ -43,6 +45,7 @@ from .robot_views import has_robot, robot_views, scene_cameras
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
 from .segment_stage import segment_objects
 from .shape import ShapeKind, carved, check_single, object_shape
+from .shape_generator import ShapeGenerator
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
 from .triangle_mesh import TriangleMesh
@@ -67,6 +70,8 @@ class BuildOptions:
     shape: ShapeKind = "auto"
     height: float | None = None
     """Height of the objects [m] where it is known; only of an extruded outline."""
+    generator: ShapeGenerator | None = None
+    """A program or server whose shapes are taken where they fit the masks about as well as silhouettes alone give."""
     weighed: Mapping[str, float] = field(default_factory=dict[str, float])
     """Masses by object [kg]."""
     materials: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -150,7 +155,7 @@ def _check_found(segmented: StageOutput, taken: StageOutput, options: BuildOptio
     for name, masks in segmented.info["objects"].items():
         if len(masks) < 2:
             what = f"{name!r} ({len(masks)} of {views} images show it)"
-            check_single(what, len(masks), height=options.height, generated=False)
+            check_single(what, len(masks), height=options.height, generated=options.generator is not None)
     for name in (name for given in _given(options) for name in given):
         if name not in names:
             raise UnknownName("object that was found", name, names)
@@ -172,7 +177,7 @@ def _build(
     ]
     views = [replace(view, camera=camera) for view, camera in zip(views, cameras, strict=True)]
     seen = {name: _masks(views, segmented, name) for name in segmented.info["objects"]}
-    shapes = store.run("shape", lambda report: _shapes(seen, plane, options, report))
+    shapes = store.run("shape", lambda report: _shapes(seen, plane, options, work, report))
     meshes = {name: _mesh(shapes.arrays, name) for name in seen}
     parts = store.run("parts", lambda report: _parts(meshes, options, report))
     looks = store.run("appearance", lambda report: _appearance(meshes, seen, options, work, report))
@@ -191,7 +196,7 @@ def _capture(capture: Capture, options: BuildOptions, report: PartReport) -> Sta
     plane = table_of(capture, options.table)
     check_views(views, plane)
     if len(views) == 1:
-        check_single("the table", 1, height=options.height, generated=False)
+        check_single("the table", 1, height=options.height, generated=options.generator is not None)
     arrays: dict[str, Array] = {"plane": plane, "bounds": _bounds(capture, views, plane)}
     for view in views:
         arrays[f"image:{view.name}"] = to_bytes(view.image)
@@ -297,7 +302,12 @@ def _refined(
             return _unrefined(cameras, f"one view of {name} agrees with any camera")
         if carved(masks, options.shape, options.height):
             return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} is a visual hull")
-        outline = outline_of(coarse_extrusion(masks, plane, height=options.height))
+        try:
+            outline = outline_of(coarse_extrusion(masks, plane, height=options.height))
+        except BadInput:
+            if options.generator is None:
+                raise
+            return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} has none")
         objects.append(seen_object(masks, [place[mask.camera.name] for mask in masks], plane, outline))
     done = refine_cameras(cameras, objects, report)
     if not done.info["refined"]:
@@ -317,12 +327,21 @@ def _unrefined(cameras: Sequence[Camera], because: str) -> Refinement:
     return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
 
 
-def _shapes(seen: Mapping[str, MaskedViews], plane: Array, options: BuildOptions, report: PartReport) -> StageOutput:
+def _shapes(
+    seen: Mapping[str, MaskedViews], plane: Array, options: BuildOptions, work: Path, report: PartReport
+) -> StageOutput:
     arrays: dict[str, Array] = {}
     info: dict[str, Any] = {}
     for i, (name, pairs) in enumerate(seen.items()):
         report(i / len(seen), name)
-        found = object_shape(name, [mask for _, mask in pairs], plane, options.shape, options.height)
+        masks = [mask for _, mask in pairs]
+        by_silhouettes = partial(object_shape, name, masks, plane, options.shape, options.height)
+        if options.generator is None:
+            found = by_silhouettes()
+        else:
+            how = GeneratedOptions(options.generator, by_silhouettes, work / FOLDER / "generated", options.seed)
+            part: PartReport = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
+            found = generated_shape(name, pairs, plane, how, part)
         arrays |= {f"vertices:{name}": found.mesh.vertices, f"faces:{name}": found.mesh.faces}
         box = np.ptp(found.mesh.vertices, axis=0).tolist()
         info[name] = {**found.info, "volume_m3": found.mesh.volume, "box_m": box}
@@ -421,6 +440,7 @@ def _record(
 ) -> dict[str, Any]:
     plain = {
         "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,
+        "generator": None if options.generator is None else options.generator.words,
         "gaussians": options.gaussians, "steps": options.steps, "seed": options.seed, "redo": options.redo,
         "robot": None if options.robot is None else options.robot.name,
     }  # fmt: skip

@@ -27,6 +27,8 @@ ORDER: tuple[CheckState, ...] = ("unknown", "green", "amber", "red")
 SECONDS = 2.0
 """How long a scene is simulated to see whether it rests [s]."""
 _WELD_M = 1e-7
+_SURROUNDED_DEG = 300.0
+"""Range of directions from which on views surround an object [deg]."""
 _ONE_VIEW = "What one view does not show is not known: its far side, and what is not upright about it."
 
 
@@ -240,6 +242,9 @@ def _span(name: str, shape: Mapping[str, Any]) -> Finding:
     if method == "extrusion":
         words = "Its outline was extruded: what is not upright about it is not known."
         return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
-    state = _graded(-span, -300.0, -200.0)
+    if method == "generated" and span < _SURROUNDED_DEG:
+        words = "Its shape was generated: what no view shows is a guess."
+        return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
+    state = _graded(-span, -_SURROUNDED_DEG, -200.0)
     words = "Views surround it." if state == "green" else "Views from one side only; what the others hide is not known."
     return Finding("views", name, state, f"{shape['views']} views over {span:.0f} deg", words)

@@ -97,7 +97,7 @@ def check_single(what: str, count: int, *, height: float | None, generated: bool
         seen = "no view" if count == 0 else "one view only"
         raise BadInput(
             f"There is {seen} of {what}, and one does not say how high or how far away it is; add views from other "
-            "directions, or give the height by --height METRES."
+            "directions, give its height by --height METRES, or a program that generates shapes by --generator."
         )
 
 

@@ -193,11 +193,12 @@ def _declared_size(data: bytes) -> tuple[int, int]:
 
 
 def encode_png(image: Array) -> bytes:
-    """An image [height, width, 3] uint8 as PNG, without loss."""
+    """An image [height, width, 3] uint8 as PNG, without loss; with alpha where it has a fourth channel."""
     av = library("av")
 
     context: Any = av.codec.CodecContext.create("png", "w")
-    context.height, context.width, context.pix_fmt = image.shape[0], image.shape[1], "rgb24"
+    form = "rgba" if image.shape[2] == 4 else "rgb24"
+    context.height, context.width, context.pix_fmt = image.shape[0], image.shape[1], form
     context.time_base = Fraction(1, 30)
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format=form)
     return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])

@@ -43,7 +43,12 @@ class BuildArgs:
     shape: Literal["auto", "hull", "extrusion"] = "auto"
     """a visual hull, or an outline that rises upright from the table; auto decides by the views."""
     height: float | None = None
-    """height of the objects [m] where it is known; for an extruded outline."""
+    """height of the objects [m] where it is known; for an extruded outline. One image alone needs it."""
+    generator: str | None = None
+    """a program with arguments, or http://HOST:PORT/PATH, that generates shapes from images, such as a network; its
+    shape is registered, and taken where it fits the masks about as well as silhouettes alone give."""
+    generator_timeout: float = 600.0
+    """longest time that the generator may take for one object [s]."""
     mass: tuple[str, ...] = ()
     """weighed masses, NAME=KILOGRAMS."""
     material: tuple[str, ...] = ()
@@ -99,6 +104,7 @@ def build(
 def _options(args: BuildArgs) -> BuildOptions:
     from instep.build.physical_values import given_materials, given_numbers
     from instep.build.pipeline import BuildOptions
+    from instep.build.shape_generator import parse_generator
     from instep.scene.folder import Scene
 
     if args.gaussians < 100 or args.steps < 0:
@@ -109,6 +115,7 @@ def _options(args: BuildArgs) -> BuildOptions:
         time=args.time, table=level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
+        generator=None if args.generator is None else parse_generator(args.generator, args.generator_timeout),
         weights=args.weights, redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip
 
@@ -137,6 +144,10 @@ def _show(built: BuiltScene) -> None:
         if "objects" in how:
             console.print(_on_table(name, how["objects"]), soft_wrap=True)
     console.print(table)
+    for name, found in shapes.items():
+        if asked := found.get("generator"):
+            which = "the generated shape" if asked["taken"] else f"the {found['method']}, not the generated shape"
+            console.print(f"{name}: took {which}: {asked['because']}.", markup=False, soft_wrap=True)
 
 
 def _on_table(name: str, found: Mapping[str, Any]) -> str:

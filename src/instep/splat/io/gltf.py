@@ -28,8 +28,12 @@ _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
 _FLOAT, _INDEX = 5126, 5125
 Z_UP_NODE = {"name": "z up", "rotation": [-(0.5**0.5), 0.0, 0.0, 0.5**0.5]}
 """A node that turns what is Z up below it to the Y up of glTF."""
-_READ = {5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0), _FLOAT: ("<f4", 1.0)}
-_WIDTH = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
+_READ = {
+    5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0),
+    _INDEX: ("<u4", 4294967295.0), _FLOAT: ("<f4", 1.0),
+}  # fmt: skip
+"""Types of components, and the whole number that a normalized one has for 1."""
+_WIDTH = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
 MAX_BLOB = 4 << 30
 """Largest file of numbers [bytes]."""
 _MAX_DEPTH = 64
@@ -139,7 +143,7 @@ class _File:
         if depth > _MAX_DEPTH:
             raise BadInput(f"The nodes of {self.name} are nested more than {_MAX_DEPTH} deep, or in a circle.")
         node = self.document["nodes"][index]
-        here = above @ _transform(node)
+        here = above @ node_transform(node)
         if "mesh" in node:
             mesh = self.document["meshes"][node["mesh"]]
             label = str(node.get("name") or mesh.get("name") or "world")
@@ -169,29 +173,40 @@ class _File:
 
     def accessor(self, index: int, width: int) -> Array:
         """The numbers of an accessor [count, width], which must lie inside the data."""
-        given = self.document["accessors"][index]
-        if given.get("sparse") or "bufferView" not in given or given["componentType"] not in _READ:
-            raise Unsupported(f"Accessor {index} of {self.name} is sparse, empty or of an unusual type.")
-        if _WIDTH.get(given["type"]) != width:
-            raise BadInput(f"Accessor {index} of {self.name} is {given['type']}; {width} numbers each were expected.")
-        view = self.document["bufferViews"][given["bufferView"]]
-        if view.get("buffer", 0) != 0:
-            raise Unsupported(f"{self.name} spreads its data over several buffers; one buffer is read.")
-        kind, full = _READ[given["componentType"]]
-        dtype, count = np.dtype(kind), int(given["count"])
-        start = int(view.get("byteOffset", 0)) + int(given.get("byteOffset", 0))
-        step = int(view.get("byteStride", width * dtype.itemsize))
-        end = start + max(count - 1, 0) * step + width * dtype.itemsize
-        if count < 0 or start < 0 or step < width * dtype.itemsize or (count and end > len(self.blob)):
-            raise BadInput(
-                f"Accessor {index} of {self.name} announces {count} elements, more than {len(self.blob)} bytes hold; "
-                f"the file was cut off or its header is wrong."
-            )
-        table = np.ndarray((count, width), dtype, self.blob, start, (step, dtype.itemsize))
-        return table.astype(np.float32) / np.float32(full if given.get("normalized") else 1.0)
+        table = accessor_table(self.document, self.blob, index, self.name)
+        if table.shape[1] != width:
+            kind = self.document["accessors"][index]["type"]
+            raise BadInput(f"Accessor {index} of {self.name} is {kind}; {width} numbers each were expected.")
+        return table
 
 
-def _transform(node: dict[str, Any]) -> Array:
+def accessor_table(document: dict[str, Any], blob: bytes, index: int, name: str, *, scaled: bool = True) -> Array:
+    """The numbers of an accessor [count, width], which must lie inside the data: float32, or with `scaled` off as they
+    are."""
+    given = document["accessors"][index]
+    if given.get("sparse") or "bufferView" not in given or given["componentType"] not in _READ:
+        raise Unsupported(f"Accessor {index} of {name} is sparse, empty or of an unusual type.")
+    if given["type"] not in _WIDTH:
+        raise BadInput(f"Accessor {index} of {name} is {given['type']}; one to four numbers each were expected.")
+    view, width = document["bufferViews"][given["bufferView"]], _WIDTH[given["type"]]
+    if view.get("buffer", 0) != 0:
+        raise Unsupported(f"{name} spreads its data over several buffers; one buffer is read.")
+    kind, full = _READ[given["componentType"]]
+    dtype, count = np.dtype(kind), int(given["count"])
+    start = int(view.get("byteOffset", 0)) + int(given.get("byteOffset", 0))
+    step = int(view.get("byteStride", width * dtype.itemsize))
+    end = start + max(count - 1, 0) * step + width * dtype.itemsize
+    if count < 0 or start < 0 or step < width * dtype.itemsize or (count and end > len(blob)):
+        raise BadInput(
+            f"Accessor {index} of {name} announces {count} elements, more than {len(blob)} bytes hold; the file was "
+            "cut off or its header is wrong."
+        )
+    table = np.ndarray((count, width), dtype, blob, start, (step, dtype.itemsize))
+    return table.astype(np.float32) / np.float32(full if given.get("normalized") else 1.0) if scaled else table
+
+
+def node_transform(node: dict[str, Any]) -> Array:
+    """The 4 x 4 transform of a node."""
     if "matrix" in node:
         return np.asarray(node["matrix"], float).reshape(4, 4).T
     out = np.eye(4)
@@ -216,7 +231,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     data = read_file(path, MAX_BLOB)
     try:
         if data[:4] == struct.pack("<I", _GLB):
-            return _read_glb(data, path.name)
+            return read_glb(data, path.name)
         document = parse_json(data, path.name)
         uri = str(document["buffers"][0].get("uri", ""))
         if uri.startswith("data:"):
@@ -229,7 +244,8 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         raise BadInput(f"{path.name} is not sound glTF: {error}.") from None
 
 
-def _read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+def read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """The document and the numbers of binary glTF; `name` is what errors call it."""
     if len(data) < 20 or struct.unpack_from("<I", data, 8)[0] > len(data):
         raise BadInput(f"{name} is shorter than its header says; the file was cut off.")
     length, kind = struct.unpack_from("<II", data, 12)

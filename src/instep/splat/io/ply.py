@@ -22,11 +22,12 @@ from .compact import load_compressed_ply
 
 MAX_HEADER = 65536
 """Longest header that is read [bytes]."""
-_TYPES = {
+PLY_TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "<i2", "int16": "<i2", "ushort": "<u2",
     "uint16": "<u2", "int": "<i4", "int32": "<i4", "uint": "<u4", "uint32": "<u4", "float": "<f4", "float32": "<f4",
     "double": "<f8", "float64": "<f8",
 }  # fmt: skip
+"""Types of properties in PLY, as NumPy names them."""
 _REST = {3 * ((degree + 1) ** 2 - 1): degree for degree in range(MAX_DEGREE + 1)}
 _LARGEST_LOGIT = 80.0
 
@@ -119,9 +120,9 @@ def _row(lines: list[list[str]], name: str) -> np.dtype:
             break
         if words[0] != "property":
             continue
-        if len(words) != 3 or words[1] not in _TYPES:
+        if len(words) != 3 or words[1] not in PLY_TYPES:
             raise BadInput(f"{name} has a vertex property {' '.join(words[1:])!r}; a number with a name was expected.")
-        fields.append((words[2], _TYPES[words[1]]))
+        fields.append((words[2], PLY_TYPES[words[1]]))
     names = [field for field, _ in fields]
     if len(set(names)) != len(names):
         raise BadInput(f"{name} names a vertex property twice; each name may stand once in its header.")
