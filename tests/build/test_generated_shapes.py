@@ -136,6 +136,13 @@ def test_a_mesh_in_a_frame_of_its_own_is_found_in_the_world(views, turn):
     assert found.mesh.bounds[0, 2] == pytest.approx(0.0, abs=1e-9) and found.overlap > 0.99
 
 
+def test_of_orientations_that_fit_as_well_the_customary_one_is_taken():
+    masks = [mask for _, mask in seen(tee(), 1)]  # a T is the same upside down, mirrored
+    found = register_mesh(in_own_frame(tee(), Y_UP), masks, TABLE, lambda share, words: None)
+    assert found.rivals >= 1
+    assert np.abs(found.mesh.vertices - tee().vertices).max() < 0.0006
+
+
 def test_a_pixel_of_which_nothing_is_known_does_not_pull(tmp_path):
     true = steps()
     masks = [mask for _, mask in seen(true)]

@@ -48,6 +48,10 @@ _SNAP_LOSS = 0.01
 """Overlap that resting flat on the table may cost."""
 _AS_GOOD = 0.01
 """Difference of overlaps within which another orientation fits as well."""
+_USUAL_UPS = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+"""Directions in which meshes point up by custom: y, as glTF has it, before z."""
+_UP_DEG = 15.0
+"""Largest difference from such a direction [deg]."""
 _OTHER_DEG = 25.0
 """Difference from which on an orientation is another one [deg]."""
 
@@ -92,7 +96,7 @@ def register_mesh(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array,
     for k, one in enumerate(_different(near)[:_FITTED]):
         report(0.4 + 0.6 * k / _FITTED, "registering: fit of silhouettes")
         found.append(fit.rested(fine, hull.normals, fit.fitted(fine, one)))
-    best = max(found, key=lambda one: one.overlap)
+    best = _usual(found, _AS_GOOD / len(masks))
     rivals = [one for one in _different([best, *found])[1:] if one.overlap > best.overlap - _AS_GOOD]
     unit_from_mesh = np.diag([1 / size] * 3 + [1.0])
     unit_from_mesh[:3, 3] = -middle / size
@@ -305,6 +309,18 @@ class _Fit:
 
 def _by_overlap(one: _Placed) -> float:
     return one.overlap
+
+
+def _usual(found: Sequence[_Placed], margin: float) -> _Placed:
+    """The pose that overlaps best; where several do within a margin, one whose upright is the custom of meshes."""
+    most = max(one.overlap for one in found)
+
+    def rank(one: _Placed) -> tuple[int, float]:
+        up = one.table_from_unit[2, :3] / np.linalg.norm(one.table_from_unit[2, :3])
+        near = np.flatnonzero(_USUAL_UPS @ up > np.cos(np.radians(_UP_DEG)))
+        return (int(near[0]) if len(near) else len(_USUAL_UPS), -one.overlap)
+
+    return min((one for one in found if one.overlap >= most - margin), key=rank)
 
 
 def _different(found: Sequence[_Placed]) -> list[_Placed]:
