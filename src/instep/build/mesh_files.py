@@ -213,7 +213,8 @@ def _from_glb(data: bytes, name: str) -> tuple[Any, Any]:
 
     every: dict[str, Any] = {"nodes": list(range(len(document.get("nodes", ()))))}
     scenes: list[dict[str, Any]] = document.get("scenes") or [every]
-    for root in scenes[document.get("scene", 0)].get("nodes", ()):
+    roots: list[int] = scenes[document.get("scene", 0)]["nodes"]
+    for root in roots:
         visit(root, np.eye(4), 0)
     return np.concatenate([np.zeros((0, 3)), *vertices]), np.concatenate([np.zeros((0, 3), int), *faces])
 
