@@ -211,12 +211,15 @@ def _from_glb(data: bytes, name: str) -> tuple[Any, Any]:
         for child in node.get("children", ()):
             visit(child, here, depth + 1)
 
-    every: dict[str, Any] = {"nodes": list(range(len(document.get("nodes", ()))))}
-    scenes: list[dict[str, Any]] = document.get("scenes") or [every]
-    roots: list[int] = scenes[document.get("scene", 0)]["nodes"]
-    for root in roots:
+    for root in _roots(document):
         visit(root, np.eye(4), 0)
     return np.concatenate([np.zeros((0, 3)), *vertices]), np.concatenate([np.zeros((0, 3), int), *faces])
+
+
+def _roots(document: Any) -> Sequence[int]:
+    """The nodes of the scene that is shown; all nodes where there is no scene."""
+    scenes = document.get("scenes")
+    return scenes[document.get("scene", 0)].get("nodes", ()) if scenes else range(len(document.get("nodes", ())))
 
 
 def _primitive(document: dict[str, Any], blob: bytes, primitive: Mapping[str, Any], name: str) -> tuple[Array, Array]:

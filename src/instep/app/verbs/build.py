@@ -147,7 +147,9 @@ def _show(built: BuiltScene) -> None:
     for name, found in shapes.items():
         if asked := found.get("generator"):
             which = "the generated shape" if asked["taken"] else f"the {found['method']}, not the generated shape"
-            console.print(f"{name}: took {which}: {asked['because']}.", markup=False, soft_wrap=True)
+            others = asked["orientations_as_good"] if asked["taken"] else 0
+            also = f" {others} other orientation{'s' * (others > 1)} fit as well." if others else ""
+            console.print(f"{name}: took {which}: {asked['because']}.{also}", markup=False, soft_wrap=True)
 
 
 def _on_table(name: str, found: Mapping[str, Any]) -> str:
