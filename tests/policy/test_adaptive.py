@@ -14,7 +14,14 @@ from instep.policy import Adaptive, AdaptiveOptions
 from instep.policy.adaptive_kernels import filter_columns, limit_compensation, update_estimate, watch_joints
 from instep.policy.adaptive_model import ReferenceArm
 from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
-from instep.policy.adaptive_supervision import ACCELERATION, HELPED, POSITION, SIZES, start_watch, supervision_rules
+from instep.policy.adaptive_supervision import (
+    ACCELERATION,
+    HELPED,
+    POSITION,
+    compensation_sizes,
+    start_watch,
+    supervision_rules,
+)
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene
 
@@ -259,7 +266,7 @@ def test_a_compensation_that_makes_things_worse_is_given_up_and_one_that_helps_i
     assert any(seen) == given_up
 
 
-def limited(model, wanted, error=0.0, periods=100, moving=(0.0, 0.0)):
+def limited(model, wanted, error=0.0, periods=100, moving=(0.0, 0.0), method="mrac"):
     """The compensation of a joint after some periods, whose error without it was 0.02 at most, 0.003 beside."""
     arm = ReferenceArm.of(model)
     watch = watched(arm, start_watch(arm), np.full(arm.n, 0.02), np.zeros(arm.n))
@@ -267,8 +274,8 @@ def limited(model, wanted, error=0.0, periods=100, moving=(0.0, 0.0)):
     for _ in range(periods):
         after, applied, sent = np.empty((2, arm.n)), np.empty(arm.n), np.ones(arm.n)
         limit_compensation(
-            arm.kp * wanted, 5.0, np.ones(1), watch["joints"], np.full(arm.n, error), rows[-1], SIZES, arm.servos,
-            arm.index, arm.dt, after, applied, sent,
+            arm.kp * wanted, 5.0, np.ones(1), watch["joints"], np.full(arm.n, error), rows[-1],
+            compensation_sizes(method), arm.servos, arm.index, arm.dt, after, applied, sent,
         )  # fmt: skip
         np.testing.assert_allclose(applied, arm.kp * after[0])
         np.testing.assert_allclose(sent, 1 + after[0])
@@ -281,8 +288,9 @@ def test_a_compensation_is_bounded_by_the_error_it_is_to_remove(model):
     assert limited(model, -0.015)[-1, 0] == pytest.approx(-0.015)
 
 
-def test_a_compensation_that_went_too_far_is_bounded_by_three_times_as_much_less(model):
+def test_a_learnt_compensation_that_went_too_far_is_bounded_by_three_times_as_much_less(model):
     assert limited(model, 1.0, error=0.005)[-1, 0] == pytest.approx(0.008)
+    assert limited(model, 1.0, error=0.005, method="observer")[-1, 0] == pytest.approx(0.018), "it takes it back itself"
     assert limited(model, 1.0, error=0.1)[-1, 0] == 0.0
     assert limited(model, 1.0, error=-0.015)[-1, 0] == pytest.approx(0.023), "the robot lags: it is not yet enough"
 

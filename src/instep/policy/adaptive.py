@@ -24,7 +24,7 @@ from .adaptive_kernels import compare_reading, limit_compensation
 from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
 from .adaptive_stability import Method
-from .adaptive_supervision import HELPED, SIZES, start_watch, supervision_rules
+from .adaptive_supervision import HELPED, compensation_sizes, start_watch, supervision_rules
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied (of the
@@ -87,6 +87,8 @@ class Adaptive(Wrapper[W]):
     """Of the world inside, which may put it together anew each time it is asked."""
     _rules: Array = field(init=False, repr=False)
     """Numbers that readings are judged by."""
+    _sizes: tuple[float, float, float, float, float] = field(init=False, repr=False)
+    """Numbers that the compensation is limited by."""
     _kept: int = field(init=False, repr=False)
     """How many rows of the past are kept."""
     _oldest: float = field(init=False, repr=False)
@@ -98,6 +100,7 @@ class Adaptive(Wrapper[W]):
         object.__setattr__(
             self, "_rules", np.array([*supervision_rules(arm.dt, options.fade), options.max_error, SATURATED])
         )
+        object.__setattr__(self, "_sizes", compensation_sizes(options.method))
         kept = 2 + math.ceil((arm.delay + options.age) / arm.dt + MAX_AGE_PERIODS)
         object.__setattr__(self, "_kept", kept)
         object.__setattr__(self, "_oldest", options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
@@ -188,8 +191,8 @@ class Adaptive(Wrapper[W]):
         law, torque = self.law.update(memory["law"], LawInput(error, active, past, torques[near], now))
         moving, applied, sent = np.empty((2, n)), np.empty(n), action.copy()
         limit_compensation(
-            torque, self.options.torque, share, joints, error, memory["moving"], SIZES, arm.servos, arm.index, arm.dt,
-            moving, applied, sent,
+            torque, self.options.torque, share, joints, error, memory["moving"], self._sizes, arm.servos, arm.index,
+            arm.dt, moving, applied, sent,
         )  # fmt: skip
         after: dict[str, Any] = {
             "model": model, "law": law, "rows": (*rows, now.values)[-self._kept :],
