@@ -17,8 +17,11 @@ from instep.build.scene_checks import check_scene, worst_state
 from instep.build.silhouettes import overlap
 from instep.build.table_masks import masks_on_table
 from instep.core.errors import BadInput
+from instep.data.files import read_npz
 from instep.scene.camera import Camera, look_at
 from instep.scene.folder import Scene
+from instep.splat.io import load_gaussians
+from instep.splat.rendering import render
 
 LIFTER = """
 <mujoco><default><geom contype="0" conaffinity="0"/></default>
@@ -49,6 +52,22 @@ def test_a_scene_is_built_that_opens_with_the_size_of_the_block(built):
     assert record["objects"]["tee"]["mass"]["source"] == "weighed"
     assert float(scene.model.body("tee").mass[0]) == pytest.approx(0.2)
     assert [p.address for p in scene.params("body.tee.mass")] == ["body.tee.mass"]
+
+
+def test_a_build_ends_with_a_background_and_a_page(built):
+    scene, record = Scene.load(built / "scene"), json.loads((built / "scene" / "build.json").read_text())
+    world = load_gaussians(built / "scene" / "splats").on("world")
+    facts = record["stages"]["appearance"]["background"]
+    assert 100 < len(world) == facts["gaussians"] <= 4000 and not facts["held_out"]
+    assert facts["psnr_db"]["value"] > 22  # a table with a pattern, as it starts, without a fit
+    camera = scene.cameras["v00"]
+    rendered = render(world, camera).images[0] / 255.0
+    image = read_npz(built / "scene" / "stages" / "capture.npz")["image:v00"] / 255.0
+    covered = coverage(tee(), camera) > 0
+    assert np.abs(rendered - image)[~covered].mean() < 0.08  # Gaussians that were not fitted leave gaps
+    assert rendered[covered][:, 0].mean() < image[covered][:, 0].mean() - 0.1  # the table, not the orange block
+    page = (built / "scene" / "report.html").read_text()
+    assert all(words in page for words in ("Views against renders", "tee in v00", "worst overlap", "Decisions"))
 
 
 def test_a_built_scene_passes_its_checks_and_gets_a_page(built, monkeypatch):

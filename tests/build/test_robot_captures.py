@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
 from instep.splat.image import to_bytes
+from instep.splat.io import load_gaussians
 from instep.splat.plane_alignment import moved_camera, relative_pose
 from instep.splat.rendering import save_png
 
@@ -181,3 +183,47 @@ def test_what_is_missing_of_a_robot_is_one_sentence(robot, tmp_path, capsys):
     assert main(words) == 2
     assert "which the robot carries" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "scene").exists()
+
+
+@pytest.fixture(scope="module")
+def robot_capture(robot, tmp_path_factory):
+    folder, cameras = tmp_path_factory.mktemp("cell"), cameras_around(3, (320, 240))
+    for name, (mesh, _) in BLOCKS.items():
+        (folder / name).mkdir()
+        for camera in cameras:
+            own, other = (
+                depth_image(mesh, camera),
+                depth_image(BLOCKS["right" if name == "left" else "left"][0], camera),
+            )
+            mask = np.where(other.depth < own.depth, 0.5 * own.mask, own.mask.astype(float))  # grey is unknown
+            save_png(folder / name / f"{camera.name}.png", to_bytes(np.repeat(mask[..., None], 3, 2)))
+    return write_robot_capture(folder / "images", robot_shapes(Scene.load(robot)), cameras, np.zeros(6)), cameras
+
+
+def test_a_scene_with_a_robot_is_built_by_the_command(robot, robot_capture, tmp_path):
+    images, cameras = robot_capture
+    prompts = [f"{name}=masks:{images.parent / name}" for name in BLOCKS]
+    words = ["build", str(images), str(tmp_path / "cell"), "--robot", str(robot), "--prompt", *prompts]
+    assert main([*words, "--no-align", "--steps", "0", "--gaussians", "200", "--background", "500"]) == 0
+    scene, record = Scene.load(tmp_path / "cell"), json.loads((tmp_path / "cell" / "build.json").read_text())
+    assert scene.robot == ("pan", "lift", "bend") and scene.objects == ("left", "right")
+    assert {camera.name for camera in cameras} <= set(scene.cameras)
+    assert set(record["stages"]["capture"]["robot"]["cameras"]) == {camera.name for camera in cameras}
+    for name, (mesh, _) in BLOCKS.items():
+        at = scene.spec.q.labels.index(f"{name}.x")
+        assert np.linalg.norm(scene.start(0)[0][at : at + 2] - mesh.centroid[:2]) < 0.005
+    world = load_gaussians(tmp_path / "cell" / "splats").on("world")
+    assert world.colours.max() < 0.8  # the table and no part of the white robot
+    assert (tmp_path / "cell" / "report.html").is_file()
+
+
+def test_gaussians_alone_are_not_fitted_to_cameras_on_a_robot(robot_capture, tmp_path, capsys):
+    images, _ = robot_capture
+    table = json.loads((images / "transforms.json").read_text())
+    table["frames"] = [{**frame, "body": "hand", "camera": "wrist"} for frame in table["frames"]]
+    moved = tmp_path / "images"
+    shutil.copytree(images, moved)
+    (moved / "transforms.json").write_text(json.dumps(table))
+    assert main(["scene", "splat", str(moved), "--out", str(tmp_path / "fitted")]) == 2
+    assert "--robot SCENE" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "fitted").exists()

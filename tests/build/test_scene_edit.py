@@ -115,7 +115,9 @@ def test_two_objects_become_one_rigid_body(built, tmp_path):
     added = masses[0] * masses[1] / sum(masses) * apart**2  # parallel axes
     assert float(scene.model.body("low").inertia.max()) > added
     gaussians = load_gaussians(tmp_path / "out" / "splats")
-    assert gaussians.names == ("low",) and len(gaussians) == 400
+    assert gaussians.names == ("low", "world")
+    gaussians = gaussians.on("low")
+    assert len(gaussians) == 400
     assert at[0] + gaussians.means[:, 0].max() == pytest.approx(0.07, abs=0.01)  # where the other one was
     assert "body.high.mass" not in scene.bounds
 

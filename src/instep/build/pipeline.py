@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -29,6 +30,7 @@ from instep.splat.image import WeightedImage, to_bytes
 from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 
+from .background_gaussians import WORLD, fit_world
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views, seen_on_table
 from .convex_decomposition import convex_parts
@@ -78,8 +80,10 @@ class BuildOptions:
     friction: Mapping[str, float] = field(default_factory=dict[str, float])
     gaussians: int = 3000
     """Gaussians of each object."""
+    background: int = 4000
+    """Gaussians of the static world behind the objects; 0 for none."""
     steps: int = 300
-    """Steps that they are fitted for; 0 leaves them as they start."""
+    """Steps that those of each object are fitted for, the background for a third; 0 leaves them as they start."""
     seed: int = 0
     robot: Scene | None = None
     """A scene whose robot is put beside the objects; its world frame is that of the camera poses."""
@@ -180,7 +184,8 @@ def _build(
     shapes = store.run("shape", lambda report: _shapes(seen, plane, options, work, report))
     meshes = {name: _mesh(shapes.arrays, name) for name in seen}
     parts = store.run("parts", lambda report: _parts(meshes, options, report))
-    looks = store.run("appearance", lambda report: _appearance(meshes, seen, options, work, report))
+    behind = Plane(plane, *(_pair(row) for row in taken.arrays["bounds"]))
+    looks = store.run("appearance", lambda report: _looks(meshes, seen, views, behind, options, work, report))
     objects = [_object(name, meshes[name], parts, looks, options) for name in seen]
     lenses = scene_cameras(cameras, taken.info.get("robot"))
     store.run("scene", lambda _: _scene(objects, BuiltViews(plane, taken.arrays["bounds"], lenses), work, options))
@@ -364,6 +369,32 @@ def _parts(meshes: Mapping[str, TriangleMesh], options: BuildOptions, report: Pa
     return StageOutput(arrays, {"objects": info})
 
 
+def _looks(
+    meshes: Mapping[str, TriangleMesh], seen: Mapping[str, MaskedViews], views: Sequence[PosedView], table: Plane,
+    options: BuildOptions, work: Path, report: PartReport,
+) -> StageOutput:  # fmt: skip
+    """Textures and Gaussians of the objects, and Gaussians of what is behind them."""
+    share = 0.7 if options.background else 1.0
+    found = _appearance(meshes, seen, options, work, lambda s, words: report(share * s, words))
+    if not options.background:
+        return found
+    fit = GaussianFitOptions(
+        steps=options.steps // 3, max_count=2 * options.background, degree=0, seed=options.seed, densify_every=30
+    )
+    begin = time.perf_counter()
+    world = fit_world(
+        views, seen, table, options.background, fit, _HELD_OUT_EVERY, lambda s, words: report(share + 0.3 * s, words)
+    )
+    save_gaussians(work / FOLDER / "splats" / f"{WORLD}.ply", world.gaussians)
+    facts = {"gaussians": len(world.gaussians), "psnr_db": world.psnr.as_dict(), "held_out": world.held_out}
+    seconds = round(time.perf_counter() - begin, 2)
+    return StageOutput(found.arrays, {**found.info, "background": {**facts, "seconds": seconds}})
+
+
+def _pair(row: Array) -> tuple[float, float]:
+    return float(row[0]), float(row[1])
+
+
 def _appearance(
     meshes: Mapping[str, TriangleMesh],
     seen: Mapping[str, MaskedViews],
@@ -441,7 +472,8 @@ def _record(
     plain = {
         "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,
         "generator": None if options.generator is None else options.generator.words,
-        "gaussians": options.gaussians, "steps": options.steps, "seed": options.seed, "redo": options.redo,
+        "gaussians": options.gaussians, "background": options.background,
+        "steps": options.steps, "seed": options.seed, "redo": options.redo,
         "robot": None if options.robot is None else options.robot.name,
     }  # fmt: skip
     return {

@@ -81,11 +81,23 @@ class SceneFit:
 
 def fit_scene(capture: Capture, options: SceneFitOptions | None = None, progress: Progress | None = None) -> SceneFit:
     """Fit Gaussians to a capture and score them on held-out images."""
+    check_in_world(capture)
     options = SceneFitOptions() if options is None else options
     report = progress or _unreported
     if all(len(recording.images) == 1 for recording in capture.recordings):
         return _fit_images(capture, options, report)
     return _fit_videos(capture, options, report)
+
+
+def check_in_world(capture: Capture) -> None:
+    """Refuse images of cameras on a robot, whose poses in the world follow from the robot's joints."""
+    for recording in capture.recordings:
+        if not recording.camera.in_world:
+            raise BadInput(
+                f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}, which a robot carries; "
+                "cameras fixed in the world were expected. `instep build IMAGES OUT --robot SCENE` places cameras on a "
+                "robot by its joints and fits Gaussians too."
+            )
 
 
 def _unreported(share: float, words: str) -> None:

@@ -57,8 +57,10 @@ class BuildArgs:
     """sliding friction, NAME=NUMBER."""
     gaussians: int = 3000
     """Gaussians of each object at the start of their fit."""
+    background: int = 4000
+    """Gaussians of the static world behind the objects (splats/world.ply); 0 for none."""
     steps: int = 300
-    """steps of the fit of the Gaussians; 0 leaves them on the surface as they start."""
+    """steps of the fit of the Gaussians of each object, a third for the background; 0 leaves them as they start."""
     redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
     """the first stage to compute; those before it are read from OUT."""
     robot: str | None = None
@@ -76,15 +78,18 @@ def build(
     """Build a scene from posed images: segment objects, find their shape, parts, mass and appearance.
 
     Writes a scene folder with scene.xml, scene.toml, meshes, Gaussians (splats/), cameras.json, the output of every
-    stage (stages/), and build.json with where everything came from. It is written whole or not at all.
+    stage (stages/), build.json with where everything came from, and report.html with masks, shapes, views against
+    renders and decisions. It is written whole or not at all.
 
     Args:
         images: folder with cameras.json and videos, or transforms.json and images.
         out: scene folder to write; an earlier build is replaced.
 
     """
+    from instep.app.build_page import build_page
     from instep.build.pipeline import build_scene
     from instep.build.prompts import load_prompts, parse_prompts
+    from instep.report.page import write_report
     from instep.splat.capture import load_capture
 
     prompts = parse_prompts(args.prompt)
@@ -97,6 +102,7 @@ def build(
     with _progress() as report:
         built = build_scene(capture, prompts, out, options, report)
     _show(built)
+    write_report(built.folder, build_page(built))
     print(built.folder)
     return 0
 
@@ -107,14 +113,15 @@ def _options(args: BuildArgs) -> BuildOptions:
     from instep.build.shape_generator import parse_generator
     from instep.scene.folder import Scene
 
-    if args.gaussians < 100 or args.steps < 0:
-        raise BadInput("--gaussians must be at least 100 and --steps at least 0.")
+    if args.gaussians < 100 or args.steps < 0 or not (args.background == 0 or args.background >= 100):
+        raise BadInput("--gaussians must be at least 100, --background 0 or at least 100, and --steps at least 0.")
     if args.height is not None and not 0 < args.height < 10:
         raise BadInput(f"--height is a height in metres above 0, not {args.height:g}.")
     return BuildOptions(
         time=args.time, table=level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
-        friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
+        friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians,
+        background=args.background, steps=args.steps, seed=args.seed,
         generator=None if args.generator is None else parse_generator(args.generator, args.generator_timeout),
         weights=args.weights, redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip

@@ -74,7 +74,7 @@ def splat(
     from instep.splat.capture import calibrated_capture, load_capture
     from instep.splat.fitting import GaussianFitOptions
     from instep.splat.io import FORMATS, load_gaussians
-    from instep.splat.scene_fit import SceneFitOptions, fit_scene, in_scene, scan_frames
+    from instep.splat.scene_fit import SceneFitOptions, check_in_world, fit_scene, in_scene, scan_frames
 
     if args.steps < 1 or args.max_gaussians < 1 or args.train_frames < 2 or args.held_out < 1 or args.orbit < 0:
         raise BadInput(
@@ -93,6 +93,7 @@ def splat(
     capture = load_capture(images)
     if args.cameras is not None:
         capture = calibrated_capture(capture, load_calibration(args.cameras))
+    check_in_world(capture)
     bodies = [body.gaussians.names[0] for body in capture.bodies]
     frames = {} if loaded is None else scan_frames(bodies, loaded)
     output = new_output("scene-splat", args.out, seed=args.seed)
