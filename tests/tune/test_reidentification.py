@@ -12,6 +12,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.world import Spec, vector
 from instep.tune import Reidentifier, ReidentifyOptions, online_params, reidentify
+from instep.tune.parameter_filter import DriftOptions, ParameterFilter, WindowEvidence
 from instep.tune.reidentification_page import reidentification_page
 from instep.tune.sample_windows import SampleBuffer
 from instep.tune.update_gate import Trial, UpdateOptions
@@ -78,6 +79,34 @@ def test_slow_drift_stays_inside_its_interval_and_is_no_change(scene):
     inside = [p.low[0] <= 0.4 * (1 + p.t / 30) <= p.high[0] for p in found.points[20:]]
     assert np.mean(inside) >= 0.85
     assert found.counts()["change"] == 0
+
+
+def test_inertia_that_the_scene_lacks_is_found_beside_friction_and_does_not_bias_it(scene):
+    """A rotor of 0.02 kg m^2, which the scene has not."""
+    inertia = "joint.shoulder.armature"
+    episode = recorded(scene, 30.0, lambda t: {inertia: 0.02, FRICTION: round(0.4 * (1 + t / 30), 3)}, seed=7)
+    found = reidentify(scene, [episode], ["joint.*.frictionloss"])
+    assert np.mean([p.low[0] <= 0.4 * (1 + p.t / 30) <= p.high[0] for p in found.points[20:]]) >= 0.85
+    index = [p.address for p in found.nuisances].index(inertia)
+    assert found.points[-1].nuisance[index] == pytest.approx(0.02, abs=0.006)
+
+
+@pytest.mark.parametrize(("readings", "windows"), [(0.5, 200.0), (1e-6, 4.0)])
+def test_as_far_as_errors_are_of_the_model_an_interval_is_that_of_four_windows(readings, windows):
+    """200 windows with errors of variance 1 in each bin: of readings (twice 0.5), or of what the model lacks."""
+    rng, slope = np.random.default_rng(8), np.ones((1, 1, 5))
+    options = DriftOptions(spread=20.0, drift=1e-6)
+    found = ParameterFilter([Param("joint.a.damping", 0.0, 100.0, False, "")], np.array([0.5]), options)
+    seen = [WindowEvidence(np.array([0.5]), rng.standard_normal((1, 5)), slope) for _ in range(220)]
+    found.begin(found.first_estimate(seen[:20], 0.2, np.array([1e-3])))
+    for one in seen[20:]:
+        innovation = found.step(one, 0.2)
+        found.learn_noise(one, innovation)
+        found.learn_readings(np.array([readings]))
+    own, said = found.now.variance[0], found.interval_variance[0]
+    assert said >= own
+    # A window of five bins with variance 1 has information 5.
+    assert said == pytest.approx(1 / (5 * windows), rel=0.5)
 
 
 def test_a_delay_that_is_off_by_milliseconds_is_found_beside_friction_and_does_not_bias_it(scene):

@@ -24,9 +24,11 @@ AUTO = ("auto",)
 DELAY_SPREAD, DELAY_DRIFT, DELAY_RANGE = 0.002, 2e-5, 0.02
 """How well an identification knows the delay of commands, how far it drifts in a second, and may be off at most [s]."""
 DAMPING_SPREAD, SERVO_SPREAD = 0.1, 0.03
-"""How well it knows damping, as shares of that of a joint and of its servo."""
-DAMPING_DRIFT = 0.02
-"""How far damping drifts in a second, as a share of that."""
+"""How well it knows damping and inertia, as a share of those of a joint, and damping, of that of its servo."""
+SERVO_LAG = 0.001
+"""How well it knows the lag of a servo [s]: times its damping it acts as inertia of the joint."""
+NUISANCE_DRIFT = 0.02
+"""How far damping and inertia drift in a second, as a share of that."""
 _HINGE_OR_SLIDE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 
@@ -61,7 +63,7 @@ def automatic_addresses(scene: Scene) -> list[str]:
 
 def nuisances(world: SceneSimulator, params: Sequence[Param]) -> list[Nuisance]:
     """What an identification leaves uncertain and what looks like a drift of the parameters: the delay of commands, and
-    the damping of driven joints with that of their servos."""
+    damping and inertia of driven joints with those of their servos."""
     model, asked = world.model, {p.address for p in params}
     if not model.nu:
         return []
@@ -74,12 +76,21 @@ def nuisances(world: SceneSimulator, params: Sequence[Param]) -> list[Nuisance]:
         damping, own = address.read(model, [name])[name], 0.0
         for a in servos:
             own += max(-float(model.actuator_biasprm[a, 2]), 0.0) * float(model.actuator_gear[a, 0]) ** 2
-        spread = DAMPING_SPREAD * damping + SERVO_SPREAD * own
-        if spread > 0:
-            [listed] = address.params(model, [name])
-            param = Param(name, 0.0, 2 * damping + 10 * spread, False, listed.unit)
-            found.append(Nuisance(param, damping, spread, DAMPING_DRIFT * spread))
+        found += _uncertain(model, name, DAMPING_SPREAD * damping + SERVO_SPREAD * own)
+        inertia = f"joint.{model.joint(joint).name}.armature"
+        if inertia not in asked:
+            armature = address.read(model, [inertia])[inertia]
+            found += _uncertain(model, inertia, DAMPING_SPREAD * armature + SERVO_LAG * own)
     return found
+
+
+def _uncertain(model: mujoco.MjModel, name: str, spread: float) -> list[Nuisance]:
+    """A parameter that is not below 0 and known to a spread; none where that is 0."""
+    if spread <= 0:
+        return []
+    value, [listed] = address.read(model, [name])[name], address.params(model, [name])
+    param = Param(name, 0.0, 2 * value + 10 * spread, False, listed.unit)
+    return [Nuisance(param, value, spread, NUISANCE_DRIFT * spread)]
 
 
 def _delay(model: mujoco.MjModel) -> Nuisance:

@@ -42,6 +42,11 @@ RATE_S = 15.0
 """Time in which a rate of drift is forgotten [s]."""
 WALK_SHARE = 0.5
 """Standard deviation of the drift without a rate, in a second, as a share of that of rates."""
+MODEL_WINDOWS = 4.0
+"""Windows after which more of them say nothing new, as far as their errors are the model's and not of readings: what a
+model lacks biases the parameters in the same way in all windows."""
+READING_FACTOR = 2.0
+"""Variance of errors that readings leave, over that of their mean in a bin: the start state has as much again."""
 MAX_WIDENING = 50.0
 """Largest factor by which correlated scores widen the covariance."""
 
@@ -269,6 +274,9 @@ class ParameterFilter:
         self._noise: NoiseModel | None = None
         self._scores: deque[Array] = deque(maxlen=SCORE_WINDOWS)
         self._shares = np.zeros((len(x), 1))
+        self._prior = np.diag(self.now.covariance)[: len(x)].copy()
+        self._information: Array | None = None
+        self._readings: Array | None = None
 
     @property
     def begun(self) -> bool:
@@ -323,6 +331,26 @@ class ParameterFilter:
         self.now, found = updated(self.drift.after(self.now, seconds), evidence, self.noise)
         return found
 
+    def learn_readings(self, variance: Array) -> None:
+        """Take in the variance of the mean of readings in a bin of a window [channels]."""
+        before = variance if self._readings is None else self._readings
+        self._readings = before + (variance - before) / MEMORY_WINDOWS
+
+    @property
+    def interval_variance(self) -> Array:
+        """Variance of each element of x with what the model lacks [x], which does not fall with the number of windows.
+
+        The share of the errors that readings do not explain counts with the information of a few windows alone.
+        """
+        found = self.now.variance
+        if self._information is None or self._readings is None:
+            return found
+        usual = np.einsum("cbb->c", self.noise.covariance) / self.noise.covariance.shape[1]
+        model = np.clip(1 - READING_FACTOR * self._readings / np.maximum(usual, 1e-300), 0.0, 1.0)
+        share = self._shares @ model / np.maximum(self._shares.sum(axis=1), 1e-12)
+        few = np.diag(np.linalg.inv(MODEL_WINDOWS * self._information + np.diag(1 / self._prior)))
+        return found + share * np.maximum(few - found, 0.0)
+
     def learn_noise(self, evidence: WindowEvidence, found: Innovation) -> None:
         """Take the errors that are left into the measured noise; not for windows in which a change is suspected."""
         left = evidence.at(self.now.x)
@@ -336,8 +364,11 @@ class ParameterFilter:
         self._noise = NoiseModel.of(covariance, self._widening())
 
     def _share(self, evidence: WindowEvidence) -> None:
-        """Which channels inform about which parameter, on average [params, channels]."""
+        """What a window says about x, and which channels inform about which element, on average [x, channels]."""
         inverse = self.noise.inverse
+        informed = np.einsum("pcb,cbd,qcd->pq", evidence.jacobian, inverse, evidence.jacobian, optimize=True)
+        before = informed if self._information is None else self._information
+        self._information = before + (informed - before) / MEMORY_WINDOWS
         own = np.einsum("pcb,cbd,pcd->pc", evidence.jacobian, inverse, evidence.jacobian)
         own = own / np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
         self._shares = 0.9 * self._shares + 0.1 * own if self._shares.shape == own.shape else own

@@ -27,7 +27,7 @@ from .online_selection import AUTO, nuisances, online_params, online_world
 from .param_selection import Bounds
 from .parameter_filter import DriftOptions, Estimated, ParameterFilter, WindowEvidence
 from .sample_windows import SampleBuffer
-from .scene_check import SceneMismatch, scene_mismatch
+from .scene_check import SceneMismatch, reading_variance, scene_mismatch
 from .update_gate import Trial, UpdateOptions
 from .window_prediction import WindowPredictor
 from .windows import Windows
@@ -61,7 +61,7 @@ class ReidentifyOptions:
     min_shift: float = 3.0
     """How far the estimate must be from the values in use to be proposed, in its own standard deviations."""
     nuisances: bool = True
-    """Whether the delay of commands and the damping of driven joints are estimated besides."""
+    """Whether the delay of commands and damping and inertia of driven joints are estimated besides."""
 
 
 @frozen_dataclass
@@ -236,7 +236,7 @@ class Reidentifier:
             self._judge(trials, sizes[1], sizes[3:], t)
             self._estimate(evidence, window, t)
             self._propose(t)
-        half = Z95 * np.sqrt(self._filter.now.variance)
+        half = Z95 * np.sqrt(self._filter.interval_variance)
         x = self._filter.now.x
         low, high = (self._values(np.clip(x + sign * half, 0.0, 1.0)) for sign in (-1, 1))
         besides = [float(p.from_unit(one)) for p, one in zip(self._nuisances, x[len(self.params) :], strict=True)]
@@ -271,6 +271,7 @@ class Reidentifier:
             self._changed(change, t)
         elif not self._detector.suspected:
             self._filter.learn_noise(evidence, found)
+            self._filter.learn_readings(reading_variance(window, self._dt))
 
     def _change(self) -> Change | None:
         # Noise that was measured from few windows makes unusual motion look like a change.

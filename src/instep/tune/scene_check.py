@@ -16,7 +16,7 @@ from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 
 from .parameter_filter import WindowEvidence
-from .window_prediction import binned
+from .window_prediction import BINS, binned
 from .windows import Windows
 
 MAX_SHARE = 0.7
@@ -70,6 +70,12 @@ def scene_mismatch(
         return None
     joint = windows[0].tangent.measured_labels[worst]
     return SceneMismatch(median, joint, float(left[worst]), float(noise[worst]))
+
+
+def reading_variance(window: Windows, dt: float) -> Array:
+    """Variance of the mean of the readings in a bin of a window [channels], from their differences."""
+    path = _displaced(window, dt)
+    return _noise(path) ** 2 * min(BINS, len(path)) / len(path)
 
 
 def _displaced(window: Windows, dt: float) -> Array:
