@@ -9,11 +9,12 @@ from scipy.ndimage import gaussian_filter
 from build_scenes import box, ring, tee
 from instep.build.convex_decomposition import convex_parts, hull_mesh
 from instep.build.isosurface import grid_around, isosurface
+from instep.build.loose_pieces import without_ghosts
 from instep.build.mesh_raster import coverage
 from instep.build.prism import outline_rings, raised
 from instep.build.prism_outline import PrismOutline
 from instep.build.right_angles import right_angled
-from instep.build.shape import object_shape, silhouette_overlap, without_ghosts
+from instep.build.shape import object_shape, silhouette_overlap
 from instep.build.silhouettes import ObjectMask
 from instep.build.triangle_mesh import TriangleMesh, joined, separated, simplified, surface_distances
 from instep.core.errors import BadInput

@@ -11,11 +11,11 @@ from instep.core.world import Array
 
 from .triangle_mesh import TriangleMesh, simplified
 
-THRESHOLDS = (0.08, 0.04, 0.02)
+THRESHOLDS = (0.08, 0.05, 0.03)
 """Concavities of CoACD that are tried one after another, coarse first."""
 MAX_VOLUME_RATIO = 1.2
 """Volume of the parts over that of the mesh at which no finer parts are tried."""
-MAX_PARTS = 32
+MAX_PARTS = 64
 _FACES = 1500
 """Faces of the mesh that is decomposed: CoACD takes a minute on 45 000."""
 _PART_VERTICES = 64
@@ -42,7 +42,7 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
     found: ConvexDecomposition | None = None
     for threshold in THRESHOLDS:
         parts = coacd.run_coacd(
-            source, threshold=threshold, max_convex_hull=MAX_PARTS, preprocess_mode="auto", mcts_iterations=60,
+            source, threshold=threshold, max_convex_hull=MAX_PARTS, preprocess_mode="auto", mcts_iterations=30,
             mcts_nodes=15, resolution=1000, decimate=True, max_ch_vertex=_PART_VERTICES, seed=seed,
         )  # fmt: skip
         meshes = tuple(hull_mesh(np.asarray(points, float)) for points, _ in parts)

@@ -19,16 +19,21 @@ from .mesh_files import mesh_form, read_mesh
 from .mesh_registration import register_mesh
 from .mesh_repair import closed_mesh
 from .posed_views import PosedView
-from .shape import MAX_SIZE_M, MIN_SIZE_M, ObjectShape, hidden_by, silhouette_overlap, viewed_span
+from .shape import (
+    MAX_SIZE_M,
+    MEAN_MARGIN,
+    MIN_SIZE_M,
+    WORST_MARGIN,
+    ObjectShape,
+    hidden_by,
+    silhouette_overlap,
+    viewed_span,
+)
 from .shape_generator import ShapeGenerator, generated_mesh, generator_request
 from .silhouettes import ObjectMask
 from .stage_store import PartReport
 from .triangle_mesh import TriangleMesh, checked_mesh, simplified
 
-MEAN_MARGIN = 0.02
-"""Mean overlap by which a generated shape may be worse than what silhouettes alone give, which were fitted to them."""
-WORST_MARGIN = 0.05
-"""The same of the view with the least overlap."""
 MIN_ALONE = 0.85
 """Least mean overlap of a generated shape where silhouettes alone give none."""
 _FACES = 3000

@@ -46,7 +46,7 @@ from .prompts import ObjectPrompt, check_cameras, prompt_words
 from .robot_views import has_robot, robot_views, scene_cameras
 from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
 from .segment_stage import segment_objects
-from .shape import ShapeKind, carved, check_single, object_shape
+from .shape import ShapeKind, check_single, is_hull, object_shape
 from .shape_generator import ShapeGenerator
 from .silhouettes import ObjectMask
 from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
@@ -305,7 +305,7 @@ def _refined(
         masks = [mask for _, mask in _masks(placed, segmented, name)]
         if len(masks) < 2:
             return _unrefined(cameras, f"one view of {name} agrees with any camera")
-        if carved(masks, options.shape, options.height):
+        if is_hull(masks, options.shape, options.height):
             return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} is a visual hull")
         try:
             outline = outline_of(coarse_extrusion(masks, plane, height=options.height))
@@ -340,12 +340,13 @@ def _shapes(
     for i, (name, pairs) in enumerate(seen.items()):
         report(i / len(seen), name)
         masks = [mask for _, mask in pairs]
-        by_silhouettes = partial(object_shape, name, masks, plane, options.shape, options.height)
+        part: PartReport = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
+        images = [view for view, _ in pairs]
+        by_silhouettes = partial(object_shape, name, masks, plane, options.shape, options.height, images, part)
         if options.generator is None:
             found = by_silhouettes()
         else:
             how = GeneratedOptions(options.generator, by_silhouettes, work / FOLDER / "generated", options.seed)
-            part: PartReport = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
             found = generated_shape(name, pairs, plane, how, part)
         arrays |= {f"vertices:{name}": found.mesh.vertices, f"faces:{name}": found.mesh.faces}
         box = np.ptp(found.mesh.vertices, axis=0).tolist()

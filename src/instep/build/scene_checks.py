@@ -18,8 +18,9 @@ from instep.core.records import frozen_dataclass
 from instep.physics.engines import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
+from .cavities import cavity_volume, is_container
 from .convex_decomposition import hull_mesh
-from .triangle_mesh import TriangleMesh, without_unused
+from .triangle_mesh import TriangleMesh, joined, without_unused
 
 CheckState = Literal["green", "amber", "red", "unknown"]
 ORDER: tuple[CheckState, ...] = ("unknown", "green", "amber", "red")
@@ -29,6 +30,7 @@ SECONDS = 2.0
 _WELD_M = 1e-7
 _SURROUNDED_DEG = 300.0
 """Range of directions from which on views surround an object [deg]."""
+_CONTAINER = "A container: what views did not show of its inside is filled, so weigh it, and look at its depth."
 _ONE_VIEW = "What one view does not show is not known: its far side, and what is not upright about it."
 
 
@@ -53,6 +55,7 @@ def check_scene(scene: Scene, engines: Sequence[Engine] = ("mujoco", "rapier")) 
     findings: list[Finding] = []
     for name in scene.objects:
         findings += _object_findings(scene.model, name)
+    findings += _cavities(scene)
     findings += _penetrations(scene)
     for engine in engines:
         findings += _settling(scene, engine)
@@ -92,6 +95,34 @@ def _object_findings(model: Any, name: str) -> list[Finding]:
     if surfaces and all(closed):
         found.append(_parts_volume(model, touching, meshes, name))
     return found
+
+
+def _cavities(scene: Scene) -> list[Finding]:
+    """Whether objects would hold water as they stand at the start; of those whose surface is a closed mesh."""
+    model, data = scene.model, mujoco.MjData(scene.model)
+    data.qpos[:] = scene.start(0)[0]
+    mujoco.mj_forward(model, data)
+    found: list[Finding] = []
+    for name in scene.objects:
+        body = int(model.body(name).id)
+        geoms = [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_dataid[g] >= 0]
+        drawn = [g for g in geoms if not (model.geom_contype[g] or model.geom_conaffinity[g])]
+        meshes = [_placed_mesh(model, data, g) for g in drawn]
+        if not meshes or not all(mesh.watertight and mesh.volume > 0 for mesh in meshes):
+            continue
+        whole = joined(meshes)
+        cavity = cavity_volume(whole, np.array([0.0, 0.0, 1.0, 0.0]))
+        holds = is_container(whole, cavity)
+        words = _CONTAINER if holds else "It would hold no water."
+        found.append(Finding("container", name, "amber" if holds else "green", f"holds {1e6 * cavity:.0f} cm³", words))
+    return found
+
+
+def _placed_mesh(model: Any, data: Any, geom: int) -> TriangleMesh:
+    """The mesh of a geom in the frame of the world."""
+    place = np.eye(4)
+    place[:3, :3], place[:3, 3] = data.geom_xmat[geom].reshape(3, 3), data.geom_xpos[geom]
+    return _mesh_of(model, geom).moved(place)
 
 
 def _inertia(model: Any, body: int, name: str) -> Finding:

@@ -1,4 +1,4 @@
-"""The shape of an object from its masks: a visual hull where views surround it, else an extruded outline."""
+"""The shape of an object: a visual hull, carved by stereo, where views surround it, else an extruded outline."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
 from .camera_adjustment import fit_regular, seen_object
+from .cavities import cavity_volume, is_container
 from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
-from .mesh_raster import coverage, depth_image
+from .loose_pieces import without_ghosts, without_specks
+from .mesh_raster import coverage
+from .photo_carving import Hull, carve_hull
+from .posed_views import PosedView
 from .prism_outline import outline_of
 from .right_angles import Outline
 from .silhouettes import ObjectMask, overlap
-from .triangle_mesh import TriangleMesh, checked_mesh, joined, separated, simplified
+from .stage_store import PartReport
+from .triangle_mesh import TriangleMesh, checked_mesh, simplified
 from .visual_hull import hull_field
 
-ShapeKind = Literal["auto", "hull", "extrusion"]
+ShapeKind = Literal["auto", "carved", "hull", "extrusion"]
 MIN_HULL_VIEWS = 8
 """Fewest views of a visual hull that is taken as the shape."""
 MIN_HULL_SPAN_DEG = 200.0
@@ -31,6 +36,9 @@ MIN_GIVEN_HULL_VIEWS = 4
 """Fewest views of a visual hull that was asked for."""
 MIN_BASELINE_DEG = 10.0
 """Least angle between two views of an object [deg]."""
+MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
+"""Overlap with the masks by which another shape may be worse than the one of silhouettes alone, in the mean and in the
+worst view."""
 MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
 """Sizes of objects that are built [m]."""
 MIN_MASK_OVERLAP = 0.4
@@ -39,10 +47,6 @@ _FACES = 3000
 """Faces of the mesh that is kept."""
 _OVERLAP_MARGIN = 0.01
 """Overlap by which a fitted outline may be worse than the one it began from: fits weigh gross errors down."""
-_NEEDED_SHARE = 0.01
-"""Share of a mask that a loose piece must explain alone to be a part of the object."""
-_PIECE_SHARE = 0.02
-"""Volume of a loose piece, as a share of the largest, below which it is an artefact."""
 
 
 @array_dataclass
@@ -56,29 +60,37 @@ class ObjectShape:
 
 
 def object_shape(
-    name: str, masks: Sequence[ObjectMask], plane: Array, kind: ShapeKind = "auto", height: float | None = None
+    name: str,
+    masks: Sequence[ObjectMask],
+    plane: Array,
+    kind: ShapeKind = "auto",
+    height: float | None = None,
+    views: Sequence[PosedView] = (),
+    report: PartReport | None = None,
 ) -> ObjectShape:
-    """The shape of an object above a table from its masks in several views."""
+    """The shape of an object above a table from its masks in several views, and from the images where they are given.
+
+    A visual hull is carved by the depth that stereo finds in the images, unless `kind` is "hull".
+    """
     span = viewed_span(masks)
     if len(masks) < 2:
         check_single(repr(name), len(masks), height=height, generated=False)
     else:
         _check_baseline(name, masks)
-    if kind == "hull" and len(masks) < MIN_GIVEN_HULL_VIEWS:
+    if kind in ("hull", "carved") and len(masks) < MIN_GIVEN_HULL_VIEWS:
         raise BadInput(
             f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
             f"{MIN_GIVEN_HULL_VIEWS} or more from all around, or use --shape extrusion."
         )
-    kind = "hull" if carved(masks, kind, height) else "extrusion"
-    info: dict[str, Any] = {"method": kind, "views": len(masks), "span_deg": round(span, 1)}
-    if kind == "hull":
-        field, grid = hull_field(masks, plane)
-        mesh = without_ghosts(_without_specks(isosurface(field, grid)), masks)
+    info: dict[str, Any] = {"method": "extrusion", "views": len(masks), "span_deg": round(span, 1)}
+    if is_hull(masks, kind, height):
+        mesh, how = _hull(masks, plane, views if kind != "hull" else (), report)
+        info |= how
         info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
     else:
         start = coarse_extrusion(masks, plane, height=height)
         found, compared = _fitted(masks, plane, start, fixed_height=height is not None)
-        mesh = _without_specks(found.mesh())
+        mesh = without_specks(found.mesh())
         size = _pixel_size(mesh, masks) * 0.5
         info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
         info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
@@ -86,6 +98,8 @@ def object_shape(
         if len(masks) == 1:
             info |= hidden_by(mesh, masks[0], plane, size)
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
+    info["cavity_m3"] = cavity_volume(mesh, plane)
+    info["container"] = is_container(mesh, info["cavity_m3"])
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
     return ObjectShape(mesh, info)
@@ -111,10 +125,28 @@ def hidden_by(mesh: TriangleMesh, mask: ObjectMask, plane: Array, pixel: float) 
     return {"uncertainty_m": max(pixel, hidden), "uncertainty_from": words}
 
 
-def carved(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
+def _hull(
+    masks: Sequence[ObjectMask], plane: Array, views: Sequence[PosedView], report: PartReport | None
+) -> tuple[TriangleMesh, dict[str, Any]]:
+    """The visual hull of masks, carved where images are given."""
+    field, grid = hull_field(masks, plane)
+    hull = without_ghosts(without_specks(isosurface(field, grid)), masks)
+    if not views:
+        return hull, {"method": "hull"}
+    found = carve_hull(Hull(field, grid, hull), views, masks, plane, report)
+    if "refused" in found.info:
+        return hull, {"method": "hull", "carving": found.info}
+    before, after = ([silhouette_overlap(mesh, mask) for mask in masks] for mesh in (hull, found.mesh))
+    if np.mean(after) < np.mean(before) - MEAN_MARGIN or min(after) < min(before) - WORST_MARGIN:
+        because = f"silhouettes would fall from {np.mean(before):.3f} to {np.mean(after):.3f}"
+        return hull, {"method": "hull", "carving": {**found.info, "refused": because}}
+    return found.mesh, {"method": "carved", "carving": found.info}
+
+
+def is_hull(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
     """Whether the shape of an object is a visual hull, not an upright outline."""
     if kind != "auto":
-        return kind == "hull"
+        return kind in ("hull", "carved")
     return len(masks) >= MIN_HULL_VIEWS and viewed_span(masks) >= MIN_HULL_SPAN_DEG and height is None
 
 
@@ -180,33 +212,6 @@ def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) 
             f"The masks of {name!r} do not show one object: what the others agree on overlaps the mask of "
             f"{apart[0]!r} by {overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
         )
-
-
-def _without_specks(mesh: TriangleMesh) -> TriangleMesh:
-    """The mesh without loose pieces too small to be a part of the object, and without inner voids."""
-    pieces = [piece for piece in separated(mesh) if piece.volume > 0] if len(mesh.faces) else []
-    if not pieces:
-        raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
-    return joined([piece for piece in pieces if piece.volume >= _PIECE_SHARE * pieces[0].volume])
-
-
-def without_ghosts(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> TriangleMesh:
-    """The mesh without loose pieces that no mask needs: where few views cross, parts of a hull float beside the object.
-
-    A piece stays where some mask has pixels that no other piece explains.
-    """
-    pieces = separated(mesh)
-    shown = [[depth_image(piece, mask.camera).mask for mask in masks] for piece in pieces]
-    kept = list(range(len(pieces)))
-    for k in reversed(range(1, len(pieces))):  # the smallest first
-        others = [np.any([shown[i][m] for i in kept if i != k], axis=0) for m in range(len(masks))]
-        alone = [
-            float((mask.inside & own & ~rest).sum()) for mask, own, rest in zip(masks, shown[k], others, strict=True)
-        ]
-        needed = max(a / max(int(mask.inside.sum()), 1) for a, mask in zip(alone, masks, strict=True))
-        if needed < _NEEDED_SHARE:
-            kept.remove(k)
-    return joined([pieces[k] for k in kept])
 
 
 def _pixel_size(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> float:

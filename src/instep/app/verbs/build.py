@@ -40,8 +40,9 @@ class BuildArgs:
     """height of a level table in the frame of the cameras [m]; ground_plane.json says it otherwise."""
     align: bool = True
     """first move cameras that disagree about the table or about silhouettes; --no-align takes them as they are."""
-    shape: Literal["auto", "hull", "extrusion"] = "auto"
-    """a visual hull, or an outline that rises upright from the table; auto decides by the views."""
+    shape: Literal["auto", "carved", "hull", "extrusion"] = "auto"
+    """a visual hull, carved by stereo or as it is, or an outline that rises upright from the table; auto decides by the
+    views."""
     height: float | None = None
     """height of the objects [m] where it is known; for an extruded outline. One image alone needs it."""
     generator: str | None = None

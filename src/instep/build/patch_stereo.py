@@ -1,0 +1,249 @@
+"""Depth of an object's surface in each view, by comparing small patches of it between neighbouring views.
+
+The search stays inside the visual hull, since nothing of the object is in front of it. Images of half the size come
+first: their patches are wider, and see the shading of surfaces without texture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.cores import usable_cores
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+
+from .mesh_raster import depth_image, in_camera
+from .patch_kernels import fill_far, search_planes
+from .posed_views import PosedView
+from .silhouettes import ObjectMask
+from .stage_store import PartReport
+from .triangle_mesh import TriangleMesh, simplified
+
+NEIGHBOURS = 6
+"""Views that each one is compared with."""
+MIN_ANGLE_DEG, MAX_ANGLE_DEG = 15.0, 80.0
+"""Angles between the directions of two views that are compared [deg]."""
+OBJECT_PX = 130
+"""Size of an object in images that are compared, about: larger ones are made smaller [pixels]."""
+COARSE_ROUNDS, FINE_ROUNDS = 4, 3
+"""Passes over images of half that size, then over these."""
+MIN_CONTRAST = 0.012
+"""Standard deviation of the brightness of a patch below which it shows nothing to compare [0 to 1]; smaller images have
+less noise."""
+MIN_CORRELATION = 0.6
+"""Correlation of a patch with its image in other views from which its depth counts."""
+AGREEMENT_SHARE = 0.01
+"""Difference of depths of two views that agree, as a share of the object's diagonal."""
+MIN_AGREEING = 1
+"""Other views that must agree with a depth."""
+_HULL_FACES = 6000
+
+
+@array_dataclass
+class SurfaceDepth:
+    """What stereo found in one view."""
+
+    camera: Camera
+    """The camera of the view, with the pixels of the depth."""
+    depth: Array
+    """Depth of the surface [height, width] [m]; NaN where it was not found."""
+    pixels: int
+    """Pixels that show the object."""
+
+
+@array_dataclass
+class _Planes:
+    """Planes of the pixels of one view at some size."""
+
+    camera: Camera
+    depth: Array
+    normal: Array
+    score: Array
+    inside: Array
+
+
+def surface_depths(
+    views: Sequence[PosedView], masks: Sequence[ObjectMask], hull: TriangleMesh, report: PartReport | None = None
+) -> list[SurfaceDepth]:
+    """The depth of an object's surface in every view that has neighbours, where other views agree."""
+    seen = [_pinhole(view, mask) for view, mask in zip(views, masks, strict=True)]
+    coarse = simplified(hull, _HULL_FACES)
+    near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
+    jobs = [i for i, others in enumerate(near) if len(others) >= 2]
+    found: dict[int, _Planes] = {}
+
+    def searched(i: int) -> _Planes:
+        return _searched(seen, i, near[i], coarse)
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for i, planes in zip(jobs, pool.map(searched, jobs), strict=True):
+            found[i] = planes
+            if report is not None:
+                report(len(found) / len(jobs), f"stereo, view {len(found)} of {len(jobs)}")
+    out: list[SurfaceDepth] = []
+    for i in jobs:
+        points, agreeing = _points(found[i]), np.zeros(found[i].depth.shape, int)
+        for j in jobs:
+            if j != i:
+                agreeing += _agrees(points, found[j], AGREEMENT_SHARE * hull.diagonal)
+        sure = (agreeing >= MIN_AGREEING) & (found[i].score >= MIN_CORRELATION)
+        out.append(SurfaceDepth(found[i].camera, np.where(sure, found[i].depth, np.nan), int(found[i].inside.sum())))
+    return out
+
+
+def neighbours(masks: Sequence[ObjectMask], i: int, centre: Array) -> list[int]:
+    """The views nearest in direction to one view of an object."""
+    to = np.array([mask.camera.body_from_camera[:3, 3] - centre for mask in masks])
+    to /= np.linalg.norm(to, axis=1, keepdims=True)
+    angles = np.degrees(np.arccos(np.clip(to @ to[i], -1, 1)))
+    order = [int(j) for j in np.argsort(angles, kind="stable") if MIN_ANGLE_DEG < angles[j] < MAX_ANGLE_DEG]
+    return order[:NEIGHBOURS]
+
+
+@array_dataclass
+class _Search:
+    """How planes are searched."""
+
+    contrast: float
+    rounds: int
+    rng: np.random.Generator
+
+
+@array_dataclass
+class _Seen:
+    """One view as a camera without distortion takes it."""
+
+    camera: Camera
+    image: Array
+    """Brightness [height, width], 0 to 1."""
+    inside: Array
+    """Share of each pixel that is known to show the object [height, width]."""
+
+
+def _pinhole(view: PosedView, mask: ObjectMask) -> _Seen:
+    brightness = np.ascontiguousarray(view.image @ np.array([0.3, 0.5, 0.2], np.float32), np.float32)
+    camera, inside = mask.camera, mask.inside.astype(np.float32)
+    if not any(camera.distortion):
+        return _Seen(camera, brightness, inside)
+    plain = replace(camera, distortion=())
+    pixels = camera.project(in_camera(plain, camera.body_from_camera[:3, 3] + _rays(plain)))
+    return _Seen(plain, _bilinear(brightness, pixels), _bilinear(inside, pixels))
+
+
+def _rays(camera: Camera) -> Array:
+    """Rays of the pixels of a camera without distortion in the frame of the world [height, width, 3], 1 deep."""
+    y, x = np.indices((camera.height, camera.width)) + 0.5
+    local = [(x - camera.centre[0]) / camera.focal[0], (y - camera.centre[1]) / camera.focal[1], np.ones(x.shape)]
+    return np.stack(local, axis=-1) @ camera.body_from_camera[:3, :3].T
+
+
+def _bilinear(image: Array, pixels: Array) -> Array:
+    from scipy.ndimage import map_coordinates
+
+    at = [pixels[..., 1] - 0.5, pixels[..., 0] - 0.5]
+    return np.ascontiguousarray(map_coordinates(image, at, order=1, mode="constant"), np.float32)
+
+
+def _searched(seen: Sequence[_Seen], i: int, others: Sequence[int], hull: TriangleMesh) -> _Planes:
+    rows, columns = np.nonzero(seen[i].inside > 0.5)
+    size = max(1, int(np.hypot(np.ptp(rows), np.ptp(columns)) / OBJECT_PX)) if len(rows) else 1
+    used = [seen[j] for j in (i, *others)]
+
+    def found(factor: int, rounds: int, before: _Planes | None) -> _Planes:
+        cameras, images = [_smaller(one.camera, factor) for one in used], [_shrunk(one.image, factor) for one in used]
+        search = _Search(MIN_CONTRAST / factor, rounds, np.random.default_rng((i, factor)))
+        return _planes(cameras, images, _shrunk(seen[i].inside, factor) > 0.5, hull, search, before)
+
+    return found(size, FINE_ROUNDS, found(2 * size, COARSE_ROUNDS, None))
+
+
+def _smaller(camera: Camera, factor: int) -> Camera:
+    width, height = camera.width // factor, camera.height // factor
+    (fx, fy), (cx, cy) = camera.focal, camera.centre
+    return replace(
+        camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
+    )
+
+
+def _shrunk(image: Array, factor: int) -> Array:
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    blocks = image[: height * factor, : width * factor].reshape(height, factor, width, factor)
+    return np.ascontiguousarray(blocks.mean(axis=(1, 3)), np.float32)
+
+
+def _planes(
+    cameras: Sequence[Camera],
+    images: Sequence[Array],
+    inside: Array,
+    hull: TriangleMesh,
+    search: _Search,
+    before: _Planes | None,
+) -> _Planes:
+    """Planes of the pixels of the first camera, confirmed by the others."""
+    camera, shape = cameras[0], inside.shape
+    front = depth_image(hull, camera)
+    near, far = np.where(front.mask, front.depth, 0.0), _far_depth(hull, camera)
+    inside = inside & front.mask & (far > near)
+    guess = np.zeros((*shape, 3))
+    guess[front.mask] = (hull.normals @ camera.body_from_camera[:3, :3])[front.face[front.mask]]
+    depth, normal, score, textured = np.full(shape, np.nan), guess.copy(), np.full(shape, -1.0), np.zeros(shape, bool)
+    if before is not None:
+        depth, normal = _grown(before.depth, shape), _grown(before.normal, shape)
+    begun = depth.copy()
+    relative = [np.linalg.inv(other.body_from_camera) @ camera.body_from_camera for other in cameras[1:]]
+    poses = np.array([[*pose[:3, :3].ravel(), *pose[:3, 3]] for pose in relative])
+    lenses = np.array([[*one.focal, *one.centre] for one in cameras])
+    search_planes(
+        images[0], inside, near, far, guess, lenses[0], np.stack(images[1:]), poses, lenses[1:], search.contrast,
+        search.rounds, search.rng,
+        depth, normal, score, textured,
+    )  # fmt: skip
+    if before is not None:  # where wide patches saw more than narrow ones
+        wide = _grown(before.score, shape)
+        kept = inside & ~textured & np.isfinite(begun)
+        depth, score = np.where(kept, begun, depth), np.where(kept, wide, score)
+    return _Planes(camera, depth, normal, score, inside)
+
+
+def _grown(values: Array, shape: tuple[int, ...]) -> Array:
+    """Values of an image of half the size at each pixel of the larger one."""
+    rows = np.minimum(np.arange(shape[0]) // 2, values.shape[0] - 1)
+    columns = np.minimum(np.arange(shape[1]) // 2, values.shape[1] - 1)
+    return np.ascontiguousarray(values[rows][:, columns])
+
+
+def _far_depth(hull: TriangleMesh, camera: Camera) -> Array:
+    """The largest depth of a mesh in each pixel [height, width] [m]; 0 where it is not."""
+    local = in_camera(camera, hull.vertices)
+    out = np.zeros((camera.height, camera.width))
+    corners = np.concatenate([camera.project(local), local[:, 2:]], axis=1)[hull.faces]
+    fill_far(np.ascontiguousarray(corners), out)
+    return out
+
+
+def _points(planes: _Planes) -> Array:
+    """Points of the world that pixels show [height, width, 3]."""
+    camera, depth = planes.camera, planes.depth
+    return _rays(camera) * depth[..., None] + camera.body_from_camera[:3, 3]
+
+
+def _agrees(points: Array, planes: _Planes, tolerance: float) -> Array:
+    """Whether another view has its surface at points [height, width]."""
+    local = in_camera(planes.camera, points)
+    there = sampled_at(planes.depth, planes.camera, local)
+    score = sampled_at(planes.score, planes.camera, local)
+    return (np.abs(there - local[..., 2]) < tolerance) & (score > MIN_CORRELATION)
+
+
+def sampled_at(values: Array, camera: Camera, local: Array) -> Array:
+    """Values of an image at the pixels where points in the frame of a camera [..., 3] are seen; NaN outside."""
+    valid = local[..., 2] > 0
+    pixels = camera.project(np.where(valid[..., None], local, [0.0, 0.0, 1.0]))
+    column, row = np.floor(pixels[..., 0]).astype(int), np.floor(pixels[..., 1]).astype(int)
+    valid &= (column >= 0) & (row >= 0) & (column < camera.width) & (row < camera.height)
+    return np.where(valid, values[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
