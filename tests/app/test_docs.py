@@ -26,6 +26,8 @@ NOT_RUN = {
     "the address is of a Ray cluster",
     "the checkpoint is one that LeRobot trained",
     "needs a CUDA device",
+    "needs TRELLIS and a CUDA device",
+    "the program is a network that is not installed",
 }
 """Reasons for which a block is parsed and never run."""
 
