@@ -13,6 +13,7 @@ from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
 from instep.app.closing.robot_trial import (
     DELTA,
+    FIRST,
     NOMINAL,
     POSTERIOR,
     RANGES,
@@ -117,6 +118,29 @@ def test_a_planted_delay_lies_in_the_ensemble_posterior():
     found = estimates(belief)["action.delay"]
     assert abs(found.value - 0.06) < 0.015
     assert found.high - found.low < 0.05
+
+
+def test_an_error_that_the_parameters_cannot_explain_does_not_get_smaller_with_more_windows():
+    setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
+    wrong = {"action.delay": 0.06, "joint.*.damping": 0.96, "joint.*.armature": 0.036}
+    true = replace(setup.world, world=setup.world.world.tuned(wrong))
+    episodes = recorded(true, setup.base, 2, 100)
+    widths: list[float] = []
+    for windows in (2, 8):
+        options = EnsembleOptions(members=32, windows=windows, window_s=0.4)
+        belief = ensemble_posterior(setup.world.world, episodes, [Param("action.delay", 0.0, 0.1)], options)
+        found = estimates(belief)["action.delay"]
+        widths.append(found.high - found.low)
+    assert found.low <= 0.06 <= found.high
+    assert widths[1] > 0.6 * widths[0], "noise would leave half"
+
+
+def test_trainings_that_meet_the_robot_go_on_from_the_first_half_of_hand_ranges(tmp_path):
+    plan = replace(PLAN, techniques=(UNTOUCHED, POSTERIOR))
+    seen: list[str] = []
+    study = run_closing(plan, tmp_path, watch=seen.append)
+    assert seen == [f"training: {FIRST}", "robot 1", "robot 2"]
+    assert 60 * study.computer_minutes(POSTERIOR) > study.shared[FIRST].seconds > 0
 
 
 def test_hand_ranges_hold_the_scenes_own_values():

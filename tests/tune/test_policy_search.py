@@ -58,7 +58,7 @@ def test_training_with_a_delay_recovers_some_of_the_return_it_costs(setup):
     late = Box((Param("action.delay", 0.05, 0.08),))
     found = search_residual(setup.world, setup.base, setup.start, late, replace(TINY, generations=4, population=6))
     assert found.after.value > found.before.value + 0.02
-    assert found.episodes == 3 * (1 + 4 * 6)
+    assert found.episodes == 3 * (3 * 3 + 4 * 6), "three residuals in three times the worlds, and the candidates"
 
 
 def test_a_training_repeats_bit_by_bit(setup):

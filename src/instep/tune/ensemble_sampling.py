@@ -1,8 +1,10 @@
 """Posterior from ranges and a short recording by ensemble Kalman inversion: no fit first, no gradients.
 
 Members are sampled from the ranges, run through all windows in one batch, and moved by a Kalman step several times. The
-noise is what the best member leaves, times the correlation time of it, so that another engine's errors widen the
-posterior instead of biasing a narrow one. `infer` is the careful way for a robot of yours; this one takes seconds.
+noise is what the best member leaves, times its correlation time. The share of it that is correlated in time is no
+noise of sensors but an error of the model, which is the same in every window: it counts once, not once per window, so
+that the errors of another engine widen the posterior instead of biasing a narrow one. `infer` is the careful way for a
+robot of yours; this one takes seconds.
 """
 
 from __future__ import annotations
@@ -62,5 +64,8 @@ def _whitened(residual: Array, windows: Windows) -> Array:
     scaled = measured / size  # [members, windows, span, directions]
     power = np.where(np.isfinite(scaled).all(axis=(1, 2, 3)), (scaled**2).mean(axis=(1, 2, 3)), np.inf)
     best = scaled[int(np.argmin(power))]
-    noise = max(float(power.min()), 1e-9) * correlation_time(best)
+    steps = correlation_time(best)
+    # Errors of the model repeat: windows do not average out the share 1 - 1 / steps that is correlated in time.
+    repeated = 1 + (len(windows) - 1) * (1 - 1 / steps)
+    noise = max(float(power.min()), 1e-9) * steps * repeated
     return scaled.reshape(len(scaled), -1) / np.sqrt(noise)

@@ -1,7 +1,9 @@
 """Training of a residual policy in simulation, over sampled worlds, by CMA-ES without gradients.
 
 Every candidate of a generation runs in every sampled world from the same start, all in one batch. What is maximised is
-the mean of return and success over these worlds; with a posterior these are the worlds that recordings allow.
+the mean of return and success over these worlds; with a posterior these are the worlds that recordings allow. Each
+generation samples other worlds and starts, and what is kept is the mean of the search, not its luckiest candidate: the
+best of a hundred in the same few episodes lies at the edge of what just works there, and fails on a robot.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from .randomize import with_imperfections
 
 FIRST_START = 700_000
 """Seed of the first start of a training in simulation; far from those on which policies are evaluated."""
+CHECKED = 3
+"""Worlds in which the residual of before and those of the search are compared, as a multiple of the sampled ones."""
 SHRINK = 0.02
 """Penalty of the squared weights in units of return: of two corrections that do the same the smaller is better."""
 
@@ -63,11 +67,11 @@ class SearchResult:
 
     residual: Residual
     before: Estimate
-    """Mean return over the sampled worlds before the search."""
+    """Mean return before the search, in worlds and from starts that it does not use."""
     after: Estimate
     """The same after it."""
     history: tuple[float, ...]
-    """Best mean return of each generation."""
+    """Mean return of the best candidate of each generation, in the worlds of that generation."""
     episodes: int
     """Episodes that were simulated."""
     seconds: float
@@ -85,13 +89,15 @@ class TrainingWorlds:
     steps: int
 
     @classmethod
-    def sample(cls, world: Tasked[Simulator], belief: Belief | None, options: SearchOptions) -> TrainingWorlds:
-        """Worlds sampled from a belief; all alike where there is none."""
+    def sample(
+        cls, world: Tasked[Simulator], belief: Belief | None, options: SearchOptions, *, turn: int = 0
+    ) -> TrainingWorlds:
+        """Worlds sampled from a belief, others in every turn; all alike where there is none."""
         settings: dict[str, Array] = {}
         if belief is not None:
-            settings = belief.sample(options.samples, np.random.default_rng((options.seed, 0x7EA1)))
+            settings = belief.sample(options.samples, np.random.default_rng((options.seed, 0x7EA1, turn)))
             world = replace(world, world=with_imperfections(world.world, belief_addresses(belief)))
-        first = FIRST_START + 1000 * options.seed
+        first = FIRST_START + 1000 * options.seed + turn * options.samples
         steps = round(options.seconds / world.spec.dt) if options.seconds else world.steps
         # The states of a world with a delay hold its commands, so starts are those of a tuned world.
         tuned = world.tuned(settings) if settings else world
@@ -122,14 +128,14 @@ def search_residual(
 ) -> SearchResult:
     """Train the residual on top of a policy in worlds sampled from a belief, from a first residual on.
 
-    Starting from the residual of an earlier training is fine-tuning. The one with the best mean return is kept, the
-    first one included. Ctrl-C keeps the best so far.
+    Starting from the residual of an earlier training is fine-tuning. The mean of the search over its last generations
+    is compared with the first residual in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
     """
     from cmaes import CMA
 
     options = options or SearchOptions()
     _check(options)
-    began, worlds = time.process_time(), TrainingWorlds.sample(world, belief, options)
+    began = time.process_time()
     centre = start.weights if options.per_joint else start.weights.mean(axis=0, keepdims=True)
     search = CMA(
         mean=centre.reshape(-1),
@@ -137,28 +143,34 @@ def search_residual(
         seed=options.seed,
         population_size=options.population,
     )
-    first = worlds.returns(base, start)
-    best, top, kept = start.weights, _value(first, start.weights[None])[0], first.score[0]
-    history: list[float] = []
+    history, means = list[float](), list[Array]()
+
+    def every_joint(points: Array) -> Array:
+        return np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *start.weights.shape))
+
     try:
         for generation in range(options.generations):
+            worlds = TrainingWorlds.sample(world, belief, options, turn=generation + CHECKED)
             points = np.array([search.ask() for _ in range(options.population)])
-            weights = np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *start.weights.shape))
+            weights = every_joint(points)
             found = worlds.returns(base, replace(start, weights=weights))
             values = _value(found, weights)
             search.tell([(point, -float(value)) for point, value in zip(points, values, strict=True)])
-            at = int(np.argmax(values))
-            if values[at] > top:
-                best, top, kept = np.array(weights[at]), values[at], found.score[at]
-            history.append(float(kept.mean()))
+            means.append(np.array(search.mean))
+            history.append(float(found.score[int(np.argmax(values))].mean()))
             if watch is not None:
                 watch(generation, history[-1])
     except KeyboardInterrupt:
-        history = history or [float(kept.mean())]
-    episodes = options.samples * (1 + options.population * len(history))
+        means = means or [centre.reshape(-1)]
+    kept = every_joint(np.array([np.mean(means[len(means) // 2 :], axis=0), means[-1]]))
+    weights = np.concatenate([start.weights[None], kept])
+    checked = replace(options, samples=CHECKED * options.samples)
+    found = TrainingWorlds.sample(world, belief, checked).returns(base, replace(start, weights=weights))
+    best = int(np.argmax(_value(found, weights)))
+    episodes = options.samples * (CHECKED * len(weights) + options.population * len(history))
     return SearchResult(
-        replace(start, weights=best), bootstrap(first.score[0]), bootstrap(kept), tuple(history), episodes,
-        time.process_time() - began,
+        replace(start, weights=np.array(weights[best])), bootstrap(found.score[0]), bootstrap(found.score[best]),
+        tuple(history), episodes, time.process_time() - began,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from instep.tune.policy_search import search_residual
 
 from .robot_trial import (
     ADR,
+    FIRST,
     NOMINAL,
     ON_ROBOT,
     RANGES,
@@ -108,7 +109,7 @@ class ClosingStudy:
 
     def computer_minutes(self, name: str) -> float:
         """Processor time per robot [min]; trainings that serve every robot are counted whole."""
-        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else []
+        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else [] if name == UNTOUCHED else [FIRST]
         once = sum(self.shared[part].seconds for part in parts if part in self.shared)
         return (float(np.mean([found[name].computer_s for found in self.robots.values()])) + once) / 60
 
@@ -162,7 +163,7 @@ def run_closing(
     _check(plan)
     _same_plan(plan, folder)
     shared: dict[str, SharedTraining] = {}
-    wanted = [name for name in SHARED if name in (*plan.techniques, NOMINAL, *_needs(plan))]
+    wanted = [name for name in (*SHARED, FIRST) if name in (*plan.techniques, *_needs(plan))]
     jobs = [SharedJob(plan, name) for name in wanted]
     files = [folder / f"{name.replace(' ', '_')}.json" for name in wanted]
     for name, found in zip(wanted, _kept(jobs, files, _read_shared, train_shared, map), strict=True):
@@ -184,7 +185,9 @@ def run_closing(
 
 
 def _needs(plan: ClosingPlan) -> tuple[str, ...]:
-    return (RANGES,) if ON_ROBOT in plan.techniques else ()
+    """The trainings that techniques go on from."""
+    tailored = [name for name in plan.techniques if name not in (UNTOUCHED, ON_ROBOT, *SHARED)]
+    return (*([RANGES] if ON_ROBOT in plan.techniques else []), *([FIRST] if tailored else []))
 
 
 def train_shared(job: SharedJob) -> SharedTraining:
@@ -194,12 +197,14 @@ def train_shared(job: SharedJob) -> SharedTraining:
     began = time.process_time()
     if job.name == ADR:
         # As many episodes in all as the other trainings, spread over the rounds.
-        share = replace(options, generations=max(1, options.generations // 6))
+        share = replace(options, generations=max(1, 2 * options.generations // 7))
         words = [f"{p.address}={p.low!r}..{p.high!r}" for p in hand_ranges(scene)]
         found = grow_and_train(setup, scene, words, share)[0]
     else:
-        belief = Box(tuple(hand_ranges(scene))) if job.name == RANGES else None
+        belief = None if job.name == NOMINAL else Box(tuple(hand_ranges(scene)))
         found = search_residual(setup.world, setup.base, setup.start, belief, options)
+        if job.name != FIRST:
+            found = search_residual(setup.world, setup.base, found.residual, belief, job.plan.budget.second)
     return SharedTraining(found.residual.weights, time.process_time() - began)
 
 

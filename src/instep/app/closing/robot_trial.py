@@ -35,6 +35,8 @@ IDENTIFIED, POSTERIOR, DELTA = "identified", "posterior", "delta action"
 IDENTIFIED_DELTA, ON_ROBOT, POSTERIOR_ON_ROBOT = "identified + delta action", "on the robot", "posterior + on the robot"
 SHARED = (NOMINAL, RANGES, ADR)
 """Techniques that never meet the robot: one training serves every robot."""
+FIRST = "first half of hand ranges"
+"""The training over hand ranges after half of its generations, from which those that meet the robot go on."""
 TECHNIQUES = {
     UNTOUCHED: "the policy as it is",
     NOMINAL: "trained in the scene as it is",
@@ -71,7 +73,7 @@ class ClosingBudget:
     rehearsals: int = 24
     """episodes of fine-tuning on the robot."""
     generations: int = 14
-    """generations of a training in simulation."""
+    """generations of each half of a training in simulation."""
     population: int = 10
     """candidates per generation."""
     samples: int = 8
@@ -83,6 +85,11 @@ class ClosingBudget:
         return SearchOptions(
             generations=self.generations, population=self.population, samples=self.samples, seconds=self.seconds
         )
+
+    @property
+    def second(self) -> SearchOptions:
+        """Those of the second half: other starts and samples."""
+        return replace(self.search, seed=1)
 
 
 @frozen_dataclass
@@ -109,7 +116,7 @@ class RobotJob:
     """Seed of the hidden parameters."""
     techniques: tuple[str, ...]
     shared: dict[str, Array]
-    """Weights of the trainings that serve every robot, by technique."""
+    """Weights of the trainings that serve every robot, by technique, and of FIRST."""
     budget: ClosingBudget
 
 
@@ -221,8 +228,7 @@ class _Robot:
         return replace(world, world=cast(Simulator, DeltaCorrected(cast(Any, world.world), delta)))
 
     def _trained(self, world: Tasked[Simulator], belief: SampleBelief | None) -> tuple[Residual, float]:
-        start = self._weights(NOMINAL) if NOMINAL in self._job.shared else self._setup.start
-        found = search_residual(world, self._setup.base, start, belief, self._budget.search)
+        found = search_residual(world, self._setup.base, self._weights(FIRST), belief, self._budget.second)
         return found.residual, self._recorded_s()
 
     def _rehearsed(self, start: Residual, before_s: float = 0.0) -> tuple[Residual, float]:
