@@ -118,7 +118,9 @@ def closing_rows(
     rows += [row(f"{name}: success, {one}", study.success(one)) for one in study.techniques]
     pairs = [("posterior", "hand ranges"), ("posterior", "nominal training"), ("posterior", "untouched")]
     pairs += (
-        [("delta action", "untouched"), ("delta action", "posterior")] if "delta action" in study.techniques else []
+        [("delta action", other) for other in ("untouched", "nominal training", "posterior")]
+        if "delta action" in study.techniques
+        else []
     )
     gains = {pair: study.gain(*pair) for pair in pairs}
     rows += [row(f"{name}: {a} less {b}, robot by robot", gain) for (a, b), gain in gains.items()]

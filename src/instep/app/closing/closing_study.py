@@ -29,6 +29,7 @@ from instep.tune.policy_search import search_residual
 from .robot_trial import (
     ADR,
     FIRST,
+    FROM_FIRST,
     NOMINAL,
     ON_ROBOT,
     RANGES,
@@ -109,7 +110,7 @@ class ClosingStudy:
 
     def computer_minutes(self, name: str) -> float:
         """Processor time per robot [min]; trainings that serve every robot are counted whole."""
-        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else [] if name == UNTOUCHED else [FIRST]
+        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else [FIRST] if name in FROM_FIRST else []
         once = sum(self.shared[part].seconds for part in parts if part in self.shared)
         return (float(np.mean([found[name].computer_s for found in self.robots.values()])) + once) / 60
 
@@ -186,7 +187,7 @@ def run_closing(
 
 def _needs(plan: ClosingPlan) -> tuple[str, ...]:
     """The trainings that techniques go on from."""
-    tailored = [name for name in plan.techniques if name not in (UNTOUCHED, ON_ROBOT, *SHARED)]
+    tailored = [name for name in plan.techniques if name in FROM_FIRST]
     return (*([RANGES] if ON_ROBOT in plan.techniques else []), *([FIRST] if tailored else []))
 
 

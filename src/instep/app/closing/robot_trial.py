@@ -36,7 +36,9 @@ IDENTIFIED_DELTA, ON_ROBOT, POSTERIOR_ON_ROBOT = "identified + delta action", "o
 SHARED = (NOMINAL, RANGES, ADR)
 """Techniques that never meet the robot: one training serves every robot."""
 FIRST = "first half of hand ranges"
-"""The training over hand ranges after half of its generations, from which those that meet the robot go on."""
+"""The training over hand ranges after half of its generations."""
+FROM_FIRST = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT)
+"""Techniques that go on from it; fine-tuning with a delta action begins at the untouched policy."""
 TECHNIQUES = {
     UNTOUCHED: "the policy as it is",
     NOMINAL: "trained in the scene as it is",
@@ -163,8 +165,8 @@ class _Robot:
             **{name: self._shared(name) for name in SHARED},
             IDENTIFIED: lambda: self._trained(self._identified(), None),
             POSTERIOR: lambda: self._trained(self._setup.world, self._posterior()),
-            DELTA: lambda: self._trained(self._with_delta(self._setup.world), None),
-            IDENTIFIED_DELTA: lambda: self._trained(self._with_delta(self._identified()), None),
+            DELTA: lambda: self._fine_tuned(self._with_delta(self._setup.world)),
+            IDENTIFIED_DELTA: lambda: self._fine_tuned(self._with_delta(self._identified())),
             ON_ROBOT: lambda: self._rehearsed(self._weights(RANGES)),
             POSTERIOR_ON_ROBOT: lambda: self._rehearsed(
                 self._trained(self._setup.world, self._posterior())[0], self._recorded_s()
@@ -229,6 +231,12 @@ class _Robot:
 
     def _trained(self, world: Tasked[Simulator], belief: SampleBelief | None) -> tuple[Residual, float]:
         found = search_residual(world, self._setup.base, self._weights(FIRST), belief, self._budget.second)
+        return found.residual, self._recorded_s()
+
+    def _fine_tuned(self, world: Tasked[Simulator]) -> tuple[Residual, float]:
+        """Both halves of a training in a corrected simulator, from the untouched policy on: no other training helps."""
+        half = search_residual(world, self._setup.base, self._setup.start, None, self._budget.search).residual
+        found = search_residual(world, self._setup.base, half, None, self._budget.second)
         return found.residual, self._recorded_s()
 
     def _rehearsed(self, start: Residual, before_s: float = 0.0) -> tuple[Residual, float]:
