@@ -54,8 +54,8 @@ def seen(mesh: TriangleMesh, camera: Camera, contrast: float = 0.12) -> tuple[Po
 
 
 def around(count: int = 6) -> list[Camera]:
-    """Two rings of cameras, one low and one high."""
-    low, high = ring(count, height=0.25, size=SIZE), ring(count, distance=0.3, height=0.5, size=SIZE)
+    """Two rings of cameras, one low and one high with smaller images."""
+    low, high = ring(count, height=0.25, size=SIZE), ring(count, distance=0.3, height=0.5, size=(200, 160))
     return [*low, *(replace(camera, name=f"h{camera.name}") for camera in high)]
 
 

@@ -29,7 +29,8 @@ def search_planes(
 ) -> None:  # fmt: skip
     """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
 
-    `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12].
+    `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
+    `lenses` their focal lengths, centre, width and height [views, 6].
     """
     height, width = image.shape
     patch, scores, trial, count = np.empty(SIDE * SIDE), np.empty(images.shape[0]), np.zeros(3), np.zeros(3)
@@ -118,7 +119,6 @@ def _correlation(
     """Mean correlation of a patch with its image in the better half of the other views, at least two."""
     level = depth * (normal[0] * ax + normal[1] * ay + normal[2])  # of the plane: n . p = level
     n, mean, spread = count[0], count[1], count[2]
-    height, width = images.shape[1], images.shape[2]
     for v in range(images.shape[0]):
         w, l = poses[v], lenses[v]
         s, ss, sp, k = 0.0, 0.0, 0.0, 0
@@ -135,7 +135,7 @@ def _correlation(
                 oz = (w[6] * qx + w[7] * qy + w[8]) * z + w[11]
                 u = ((w[0] * qx + w[1] * qy + w[2]) * z + w[9]) / oz * l[0] + l[2] - 0.5
                 t = ((w[3] * qx + w[4] * qy + w[5]) * z + w[10]) / oz * l[1] + l[3] - 0.5
-                if slope > _STEEPEST or oz <= 1e-6 or not (0.0 <= u < width - 1 and 0.0 <= t < height - 1):
+                if slope > _STEEPEST or oz <= 1e-6 or not (0.0 <= u < l[4] - 1 and 0.0 <= t < l[5] - 1):
                     good = False
                     continue
                 a, b = int(u), int(t)

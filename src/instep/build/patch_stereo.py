@@ -197,17 +197,25 @@ def _planes(
     begun = depth.copy()
     relative = [np.linalg.inv(other.body_from_camera) @ camera.body_from_camera for other in cameras[1:]]
     poses = np.array([[*pose[:3, :3].ravel(), *pose[:3, 3]] for pose in relative])
-    lenses = np.array([[*one.focal, *one.centre] for one in cameras])
+    lenses = np.array([[*one.focal, *one.centre, one.width, one.height] for one in cameras])
     search_planes(
-        images[0], inside, near, far, guess, lenses[0], np.stack(images[1:]), poses, lenses[1:], search.contrast,
-        search.rounds, search.rng,
-        depth, normal, score, textured,
+        images[0], inside, near, far, guess, lenses[0], _stacked(images[1:]), poses, lenses[1:], search.contrast,
+        search.rounds, search.rng, depth, normal, score, textured,
     )  # fmt: skip
     if before is not None:  # where wide patches saw more than narrow ones
         wide = _grown(before.score, shape)
         kept = inside & ~textured & np.isfinite(begun)
         depth, score = np.where(kept, begun, depth), np.where(kept, wide, score)
     return _Planes(camera, depth, normal, score, inside)
+
+
+def _stacked(images: Sequence[Array]) -> Array:
+    """Images as one array, padded to the largest."""
+    height, width = (max(sizes) for sizes in zip(*(image.shape for image in images), strict=True))
+    out = np.zeros((len(images), height, width), np.float32)
+    for i, image in enumerate(images):
+        out[i, : image.shape[0], : image.shape[1]] = image
+    return out
 
 
 def _grown(values: Array, shape: tuple[int, ...]) -> Array:
