@@ -185,3 +185,10 @@ def test_a_loose_piece_that_no_mask_needs_is_a_ghost():
     )
     kept = without_ghosts(joined([block, beside, within]), exact_masks(joined([block, beside]), ring(4)))
     assert kept.volume == pytest.approx(block.volume + beside.volume)
+
+
+def test_no_convex_part_reaches_beyond_the_mesh(ball):
+    bumpy = TriangleMesh(ball.vertices + np.random.default_rng(0).normal(0.0, 5e-4, ball.vertices.shape), ball.faces)
+    low, high = bumpy.bounds
+    for part in convex_parts(bumpy).meshes:
+        assert (part.bounds[0] >= low - 1e-12).all() and (part.bounds[1] <= high + 1e-12).all()

@@ -45,7 +45,8 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
             source, threshold=threshold, max_convex_hull=MAX_PARTS, preprocess_mode="auto", mcts_iterations=30,
             mcts_nodes=15, resolution=1000, decimate=True, max_ch_vertex=_PART_VERTICES, seed=seed,
         )  # fmt: skip
-        meshes = tuple(hull_mesh(np.asarray(points, float)) for points, _ in parts)
+        # Parts reach a little beyond the mesh, and below it that would be into the table.
+        meshes = tuple(hull_mesh(np.clip(np.asarray(points, float), *mesh.bounds)) for points, _ in parts)
         ratio = sum(part.volume for part in meshes) / mesh.volume
         if found is None or ratio < found.volume_ratio:
             found = ConvexDecomposition(meshes, ratio, threshold)
