@@ -44,7 +44,7 @@ TRACKED_OVERLAPS = (0.92, 0.92, 0.88)
 """Median overlaps of silhouettes that the twin of the built T must reach, camera by camera."""
 SLICES = 800
 """Slices of a T, in each of which its extent is measured."""
-QUICK = {"Dino_4": (24,), "Cole_Hardware_Deep_Bowl_Good_Earth_1075": (8,)}
+QUICK = {"Dino_4": (8,), "Cole_Hardware_Deep_Bowl_Good_Earth_1075": (8,)}
 """Scans of a quick run, and numbers of views."""
 TABLES = (1000, 1001, 1002)
 """Seeds of the tables with a robot, held out; a quick run has the first."""
