@@ -34,6 +34,12 @@ def is_container(mesh: TriangleMesh, cavity: float) -> bool:
     return cavity > CONTAINER_SHARE * mesh.volume
 
 
+def cavity_words(mesh: TriangleMesh, plane: Array) -> dict[str, float | bool]:
+    """What build.json says of the cavity of a mesh."""
+    cavity = cavity_volume(mesh, plane)
+    return {"cavity_m3": cavity, "container": is_container(mesh, cavity)}
+
+
 def _heights(mesh: TriangleMesh, plane: Array) -> tuple[Array, float]:
     """Heights of a mesh above its lowest point, on a grid, 0 beside it [m]; the area of a cell [m^2]."""
     up = plane[:3] / np.linalg.norm(plane[:3]) * (1.0 if plane[2] > 0 else -1.0)

@@ -14,6 +14,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
+from .cavities import cavity_words
 from .contour_points import contour_points, mask_field, residuals
 from .mesh_files import mesh_form, read_mesh
 from .mesh_registration import register_mesh
@@ -94,7 +95,8 @@ def generated_shape(
             f"({missing}) Check the masks and what was generated, or add views."
         )
     plain = {"method": "generated", "views": len(masks), "span_deg": round(viewed_span(masks), 1)}
-    return ObjectShape(mesh, {**plain, **_uncertainty(mesh, masks, plane), "overlap": overlaps, "generator": info})
+    found = {**plain, **_uncertainty(mesh, masks, plane), **cavity_words(mesh, plane)}
+    return ObjectShape(mesh, {**found, "overlap": overlaps, "generator": info})
 
 
 def _alone(silhouettes: Callable[[], ObjectShape]) -> tuple[ObjectShape | None, str]:

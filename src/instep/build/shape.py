@@ -13,7 +13,7 @@ from instep.core.world import Array
 from instep.splat.fitting import pixel_rays
 
 from .camera_adjustment import fit_regular, seen_object
-from .cavities import cavity_volume, is_container
+from .cavities import cavity_words
 from .extrusion import Extrusion, coarse_extrusion
 from .isosurface import isosurface
 from .loose_pieces import without_ghosts, without_specks
@@ -98,8 +98,7 @@ def object_shape(
         if len(masks) == 1:
             info |= hidden_by(mesh, masks[0], plane, size)
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
-    info["cavity_m3"] = cavity_volume(mesh, plane)
-    info["container"] = is_container(mesh, info["cavity_m3"])
+    info |= cavity_words(mesh, plane)
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
     return ObjectShape(mesh, info)
