@@ -51,7 +51,7 @@ def _object_rows(built: BuiltScene) -> list[tuple[str, ...]]:
     for one in built.objects:
         shape = shapes[one.name]
         rows.append((
-            one.name, f"{shape['method']}{', a container' if shape['container'] else ''}",
+            one.name, f"{shape['method']}{', a container' if shape.get('container') else ''}",
             " x ".join(f"{1e3 * side:.0f}" for side in shape["box_m"]),
             f"{1e6 * one.mesh.volume:.1f}", f"{one.mass.value:.3g} [{one.mass.low:.3g}, {one.mass.high:.3g}]",
             one.mass.source, f"{one.friction.value:.2g} [{one.friction.low:.2g}, {one.friction.high:.2g}]",

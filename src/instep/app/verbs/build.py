@@ -153,7 +153,7 @@ def _show(built: BuiltScene) -> None:
             console.print(_on_table(name, how["objects"]), soft_wrap=True)
     console.print(table)
     for name, found in shapes.items():
-        if found["container"]:
+        if found.get("container"):
             console.print(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; its mass is best weighed.")
         if asked := found.get("generator"):
             which = "the generated shape" if asked["taken"] else f"the {found['method']}, not the generated shape"
