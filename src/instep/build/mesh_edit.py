@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,35 +19,23 @@ from instep.splat.gaussians_from_geoms import orientations
 
 from .convex_decomposition import convex_parts
 from .exported_shapes import ExportedShape, exported_shapes, mesh_triangles
+from .mesh_files import read_mesh
 from .mesh_texture import texture_from_points
 from .scene_files import SceneFiles, element_place, placed, set_inertia, set_place, words
 from .shape import MAX_SIZE_M, MIN_SIZE_M
 from .triangle_mesh import TriangleMesh, simplified, without_unused
 
-MESH_FILES = (".obj", ".stl")
-"""Endings of meshes that are read."""
 _SAMPLES = 12_000
 """Points on the former surface whose colours the new one takes."""
 _WELD_M = 1e-7
 _TOUCHING = {"contype": "1", "conaffinity": "1", "condim": "4"}
 
 
-def read_mesh(path: Path) -> TriangleMesh:
-    """A closed mesh from an OBJ or binary STL file, in metres."""
-    if path.suffix.lower() not in MESH_FILES or not path.is_file():
-        raise BadInput(f"{str(path)!r} is no mesh that is read; an .obj or a binary .stl file was expected.")
-    with tempfile.TemporaryDirectory() as place:
-        shutil.copyfile(path, Path(place) / f"mesh{path.suffix.lower()}")
-        (Path(place) / "mesh.xml").write_text(
-            f'<mujoco><asset><mesh name="m" file="mesh{path.suffix.lower()}" inertia="shell"/></asset><worldbody>'
-            '<body><freejoint/><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/><geom type="mesh" mesh="m"/></body>'
-            "</worldbody></mujoco>",
-            encoding="utf-8",
-        )
-        try:
-            mesh = file_mesh(Scene.load(Path(place) / "mesh.xml").model, 0)
-        except BadInput as error:
-            raise BadInput(f"{path.name!r} cannot be read as a mesh: {error}") from error
+def read_mesh_file(path: Path) -> TriangleMesh:
+    """A closed mesh from an OBJ, STL, PLY or GLB file, in metres."""
+    if not path.is_file():
+        raise BadInput(f"{str(path)!r} is no mesh that is read; an .obj, .stl, .ply or .glb file was expected.")
+    mesh = _welded(read_mesh(path.read_bytes(), repr(path.name)))
     if not mesh.watertight:
         raise BadInput(f"The surface in {path.name!r} is not closed, so it has no volume; close it, and save it again.")
     if mesh.volume < 0:
@@ -62,10 +48,15 @@ def read_mesh(path: Path) -> TriangleMesh:
 def file_mesh(model: Any, mesh: int) -> TriangleMesh:
     """A mesh of a model in the frame of its file, with equal vertices made one."""
     found = mesh_triangles(model, mesh).moved(placed(model.mesh_pos[mesh], model.mesh_quat[mesh]))
-    _, index, same = np.unique(np.round(found.vertices / _WELD_M), axis=0, return_index=True, return_inverse=True)
-    faces = same.reshape(-1)[found.faces]
+    return _welded(found)
+
+
+def _welded(mesh: TriangleMesh) -> TriangleMesh:
+    """The mesh with equal vertices made one, without faces that have no area then."""
+    _, index, same = np.unique(np.round(mesh.vertices / _WELD_M), axis=0, return_index=True, return_inverse=True)
+    faces = same.reshape(-1)[mesh.faces]
     kept = (faces != np.roll(faces, 1, axis=1)).all(axis=1)
-    return without_unused(TriangleMesh(found.vertices[index], faces[kept].astype(np.int32)))
+    return without_unused(TriangleMesh(mesh.vertices[index], faces[kept].astype(np.int32)))
 
 
 def replace_shape(files: SceneFiles, name: str, mesh: TriangleMesh, mass: float, seed: int = 0) -> Gaussians | None:

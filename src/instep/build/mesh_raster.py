@@ -33,14 +33,15 @@ class DepthImage:
         return self.face >= 0
 
 
-def depth_image(mesh: TriangleMesh, camera: Camera, oversample: int = 1) -> DepthImage:
-    """Render the depth of a mesh; with `oversample`, that many times as many pixels along each side."""
+def depth_image(mesh: TriangleMesh, camera: Camera, oversample: int = 1, *, farthest: bool = False) -> DepthImage:
+    """Render the depth of a mesh, of its nearest or its farthest faces; with `oversample`, that many times as many
+    pixels along each side."""
     local = in_camera(camera, mesh.vertices)
     pixels = camera.project(np.where(local[:, 2:] > _NEAREST_M, local, [0.0, 0.0, 1.0])) * oversample
     shape = (camera.height * oversample, camera.width * oversample)
     inverse, face = np.zeros(shape), np.full(shape, -1, np.int32)
     corners = np.concatenate([pixels, local[:, 2:]], axis=1)[mesh.faces]
-    _fill(np.ascontiguousarray(corners), inverse, face)
+    _fill(np.ascontiguousarray(corners), farthest, inverse, face)
     with np.errstate(divide="ignore"):
         return DepthImage(1.0 / inverse, face)
 
@@ -58,8 +59,8 @@ def in_camera(camera: Camera, points: Array) -> Array:
 
 
 @njit(**KERNEL)
-def _fill(corners: Any, inverse: Any, face: Any) -> None:
-    """Draw triangles (x, y, depth) into an image of inverse depths, the nearest on top."""
+def _fill(corners: Any, farthest: Any, inverse: Any, face: Any) -> None:
+    """Draw triangles (x, y, depth) into an image of inverse depths, the nearest or the farthest on top."""
     height, width = inverse.shape
     for f in range(corners.shape[0]):
         t = corners[f]
@@ -79,6 +80,6 @@ def _fill(corners: Any, inverse: Any, face: Any) -> None:
                 if a < 0.0 or b < 0.0 or c < 0.0:
                     continue
                 w = a / t[0, 2] + b / t[1, 2] + c / t[2, 2]
-                if w > inverse[y, x]:
+                if (w < inverse[y, x] or face[y, x] < 0) if farthest else w > inverse[y, x]:
                     inverse[y, x] = w
                     face[y, x] = f

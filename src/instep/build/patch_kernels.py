@@ -154,23 +154,3 @@ def _correlation(
         total += scores[best]
         scores[best] = -_SURE
     return total / kept
-
-
-@njit(**KERNEL)
-def fill_far(corners: Any, out: Any) -> None:
-    """Draw the largest depth of triangles (x, y, depth) into an image of zeros."""
-    height, width = out.shape
-    for f in range(corners.shape[0]):
-        t = corners[f]
-        area = (t[1, 0] - t[0, 0]) * (t[2, 1] - t[0, 1]) - (t[1, 1] - t[0, 1]) * (t[2, 0] - t[0, 0])
-        if area == 0.0 or min(t[0, 2], t[1, 2], t[2, 2]) <= 0.0:
-            continue
-        left, right = min(t[0, 0], t[1, 0], t[2, 0]), max(t[0, 0], t[1, 0], t[2, 0])
-        top, bottom = min(t[0, 1], t[1, 1], t[2, 1]), max(t[0, 1], t[1, 1], t[2, 1])
-        for y in range(max(0, int(np.floor(top - 0.5))), min(height, int(np.ceil(bottom + 0.5)))):
-            for x in range(max(0, int(np.floor(left - 0.5))), min(width, int(np.ceil(right + 0.5)))):
-                px, py = x + 0.5, y + 0.5
-                a = ((t[1, 0] - px) * (t[2, 1] - py) - (t[1, 1] - py) * (t[2, 0] - px)) / area
-                b = ((t[2, 0] - px) * (t[0, 1] - py) - (t[2, 1] - py) * (t[0, 0] - px)) / area
-                if a >= 0.0 and b >= 0.0 and a + b <= 1.0:
-                    out[y, x] = max(out[y, x], 1.0 / (a / t[0, 2] + b / t[1, 2] + (1.0 - a - b) / t[2, 2]))

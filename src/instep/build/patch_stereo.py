@@ -18,7 +18,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .mesh_raster import depth_image, in_camera
-from .patch_kernels import fill_far, search_planes
+from .patch_kernels import search_planes
 from .posed_views import PosedView
 from .silhouettes import ObjectMask
 from .stage_store import PartReport
@@ -186,8 +186,8 @@ def _planes(
 ) -> _Planes:
     """Planes of the pixels of the first camera, confirmed by the others."""
     camera, shape = cameras[0], inside.shape
-    front = depth_image(hull, camera)
-    near, far = np.where(front.mask, front.depth, 0.0), _far_depth(hull, camera)
+    front, back = depth_image(hull, camera), depth_image(hull, camera, farthest=True)
+    near, far = (np.where(one.mask, one.depth, 0.0) for one in (front, back))
     inside = inside & front.mask & (far > near)
     guess = np.zeros((*shape, 3))
     guess[front.mask] = (hull.normals @ camera.body_from_camera[:3, :3])[front.face[front.mask]]
@@ -223,15 +223,6 @@ def _grown(values: Array, shape: tuple[int, ...]) -> Array:
     rows = np.minimum(np.arange(shape[0]) // 2, values.shape[0] - 1)
     columns = np.minimum(np.arange(shape[1]) // 2, values.shape[1] - 1)
     return np.ascontiguousarray(values[rows][:, columns])
-
-
-def _far_depth(hull: TriangleMesh, camera: Camera) -> Array:
-    """The largest depth of a mesh in each pixel [height, width] [m]; 0 where it is not."""
-    local = in_camera(camera, hull.vertices)
-    out = np.zeros((camera.height, camera.width))
-    corners = np.concatenate([camera.project(local), local[:, 2:]], axis=1)[hull.faces]
-    fill_far(np.ascontiguousarray(corners), out)
-    return out
 
 
 def _points(planes: _Planes) -> Array:

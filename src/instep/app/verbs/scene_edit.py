@@ -16,7 +16,7 @@ from instep.core.records import options_dataclass
 from instep.core.type_guards import is_list
 
 if TYPE_CHECKING:
-    from instep.build.scene_edit import SceneEdit
+    from instep.build.object_edits import SceneEdit
 
 
 @options_dataclass
@@ -24,8 +24,8 @@ class SceneEditArgs:
     """Options of `instep scene edit`."""
 
     replace: tuple[str, ...] = ()
-    """other meshes, NAME=FILE: a closed .obj or binary .stl in metres, in the frame of the body as meshes/NAME.obj
-    is."""
+    """other meshes, NAME=FILE: a closed .obj, .stl, .ply or .glb in metres, in the frame of the body as
+    meshes/NAME.obj is."""
     simplify: tuple[str, ...] = ()
     """fewer faces, NAME=FACES; convex parts, mass and inertia stay."""
     merge: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def edit(
 
     """
     from instep.app.verbs.scene_export import write_folder
-    from instep.build.scene_edit import edit_scene
+    from instep.build.object_edits import edit_scene
     from instep.scene.folder import Scene
 
     edits = _edits(args)
@@ -85,7 +85,7 @@ def _words(value: object) -> str:
 
 
 def _edits(args: SceneEditArgs) -> list[SceneEdit]:
-    from instep.build.scene_edit import MeshReplacement, MeshSimplification, ObjectMerge
+    from instep.build.object_edits import MeshReplacement, MeshSimplification, ObjectMerge
 
     found: list[SceneEdit] = []
     for word in args.replace:
@@ -101,7 +101,7 @@ def _edits(args: SceneEditArgs) -> list[SceneEdit]:
 
 
 def _motion(word: str) -> SceneEdit:
-    from instep.build.scene_edit import ObjectMotion
+    from instep.build.object_edits import ObjectMotion
 
     name, text = _pair(word, "=", "--move", "cup=0.1,0,0,90")
     try:

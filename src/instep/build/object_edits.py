@@ -20,7 +20,7 @@ from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 from instep.splat.gaussians import concatenate
 
-from .mesh_edit import read_mesh, replace_shape, simplify_surfaces
+from .mesh_edit import read_mesh_file, replace_shape, simplify_surfaces
 from .pipeline import BUILD_FILE
 from .scene_files import SceneFiles, element_place, placed, set_inertia, set_place, words
 from .settling import settled_height
@@ -95,7 +95,7 @@ def _applied(files: SceneFiles, edit: SceneEdit, record: dict[str, Any]) -> tupl
 
 
 def _replaced(files: SceneFiles, edit: MeshReplacement, record: dict[str, Any]) -> tuple[SceneFiles, dict[str, Any]]:
-    mesh, name = read_mesh(edit.file), edit.name
+    mesh, name = read_mesh_file(edit.file), edit.name
     files.body(name)
     mass, known = float(files.scene.model.body(name).mass[0]), record.get("objects", {}).get(name)
     if known is not None:
