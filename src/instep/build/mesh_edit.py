@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.reading import read_file
 from instep.core.world import Array
 from instep.data.frames import decode_image, encode_png
 from instep.scene.folder import Scene
@@ -28,6 +29,7 @@ from .triangle_mesh import TriangleMesh, simplified, without_unused
 _SAMPLES = 12_000
 """Points on the former surface whose colours the new one takes."""
 _WELD_M = 1e-7
+_MAX_BYTES = 1 << 29
 _TOUCHING = {"contype": "1", "conaffinity": "1", "condim": "4"}
 
 
@@ -35,7 +37,7 @@ def read_mesh_file(path: Path) -> TriangleMesh:
     """A closed mesh from an OBJ, STL, PLY or GLB file, in metres."""
     if not path.is_file():
         raise BadInput(f"{str(path)!r} is no mesh that is read; an .obj, .stl, .ply or .glb file was expected.")
-    mesh = _welded(read_mesh(path.read_bytes(), repr(path.name)))
+    mesh = _welded(read_mesh(read_file(path, _MAX_BYTES), repr(path.name)))
     if not mesh.watertight:
         raise BadInput(f"The surface in {path.name!r} is not closed, so it has no volume; close it, and save it again.")
     if mesh.volume < 0:
