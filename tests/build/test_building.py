@@ -16,9 +16,10 @@ from instep.build.prompts import load_prompts, parse_prompts
 from instep.build.scene_checks import check_scene, worst_state
 from instep.build.silhouettes import overlap
 from instep.build.table_masks import masks_on_table
+from instep.build.triangle_mesh import joined
 from instep.core.errors import BadInput
 from instep.data.files import read_npz
-from instep.scene.camera import Camera, look_at
+from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.splat.io import load_gaussians
 from instep.splat.rendering import render
@@ -184,6 +185,21 @@ def test_a_plain_block_is_found_from_foot_to_top(size, colour):
     views = [PosedView(camera, rendered(mesh, camera, np.array(colour)).astype(np.float32)) for camera in cameras]
     masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
     assert min(overlap(mask.alpha, coverage(mesh, mask.camera)) for mask in masks) > 0.95
+
+
+def test_the_table_beside_an_object_that_most_views_hide_is_not_taken_for_it():
+    feet = [box((x - 0.02, y - 0.012, 0.0), (x + 0.02, y + 0.012, 0.03)) for x in (-0.04, 0.04) for y in (-0.04, 0.04)]
+    cart, cameras = joined([*feet, box((-0.07, -0.03, 0.02), (0.07, 0.03, 0.12))]), list[Camera]()
+    for k, elevation in enumerate([12.0] * 4 + [25.0] * 4):
+        turn, up = np.pi / 2 * k + 0.3 * elevation, np.radians(elevation)
+        away = 0.34 * np.array([np.cos(up) * np.cos(turn), np.cos(up) * np.sin(turn), np.sin(up)])
+        middle = np.array([0.0, 0.0, 0.06])
+        plain = pinhole(f"v{k}", (160, 120), 45.0)
+        cameras.append(replace(plain, body="world", body_from_camera=look_at(middle + away, middle)))
+    red = np.array([0.75, 0.1, 0.1])
+    views = [PosedView(camera, rendered(cart, camera, red).astype(np.float32)) for camera in cameras]
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    assert min(overlap(mask.alpha, coverage(cart, mask.camera)) for mask in masks) > 0.97
 
 
 def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):

@@ -29,17 +29,22 @@ class ColourMixture:
     def log_likelihood(self, colours: Array) -> Array:
         """Logarithm of the density at colours [..., 3]."""
         flat = np.asarray(colours, float).reshape(-1, 3)
-        best = np.full(len(flat), -np.inf)
-        for mean, precision, offset in zip(self.means, self.precisions, self.offsets, strict=True):
-            apart = flat - mean
-            best = np.logaddexp(best, offset - 0.5 * np.einsum("ni,ij,nj->n", apart, precision, apart))
-        return best.reshape(np.shape(colours)[:-1])
+        parts = np.empty((len(self.means), len(flat)))
+        for k, (mean, precision, offset) in enumerate(zip(self.means, self.precisions, self.offsets, strict=True)):
+            parts[k] = offset - 0.5 * squared_deviation(flat - mean, precision)
+        best = parts.max(axis=0)
+        return (best + np.log(np.exp(parts - best).sum(axis=0))).reshape(np.shape(colours)[:-1])
 
     def shares(self, colours: Array) -> Array:
         """Share of some colours [n, 3] that are likeliest by each part [parts]."""
         apart = colours[:, None] - self.means
         by_part = self.offsets - 0.5 * np.einsum("nki,kij,nkj->nk", apart, self.precisions, apart)
         return np.bincount(by_part.argmax(axis=1), minlength=len(self.means)) / max(len(colours), 1)
+
+
+def squared_deviation(apart: Array, precision: Array) -> Array:
+    """The squared length of deviations [..., 3] in units of the standard deviations of an inverse covariance [3, 3]."""
+    return ((apart @ np.linalg.cholesky(precision)) ** 2).sum(axis=-1)
 
 
 def colour_mixture(colours: Array, parts: int = 5, seed: int = 0) -> ColourMixture:

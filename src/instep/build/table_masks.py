@@ -1,7 +1,8 @@
 """Segment everything that stands on a table, without a prompt: what does not look like the table behind it.
 
 The views are rectified onto the table, where the median over views shows the table itself: what stands on it is seen
-elsewhere by each view. A pixel that differs from the table that its ray meets belongs to something on it. Views then
+elsewhere by each view. Where most views show an object, those that agree about a colour of the table show the table. A
+pixel that differs from the table that its ray meets belongs to something on it. Views then
 vote: a pixel is of the object where the space in front of it is inside the silhouettes of nearly all others.
 """
 
@@ -18,12 +19,12 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.fitting import focus_point, pixel_rays
 
-from .graph_cut import ColourMixture, colour_mixture, min_cut, soften
+from .graph_cut import ColourMixture, colour_mixture, min_cut, soften, squared_deviation
 from .isosurface import grid_around, isosurface
 from .mesh_raster import coverage, in_camera
 from .posed_views import PosedView
 from .silhouettes import ObjectMask
-from .visual_hull import hull_views, table_cut
+from .visual_hull import height_above, hull_views, table_cut
 
 MIN_VIEWS = 6
 """Fewest views from which a table is told from what stands on it."""
@@ -46,6 +47,12 @@ _OTHER_COLOUR = 12.0
 """Squared deviation from all colours of the table from which a part of its map may be the foot of something on it."""
 _FOOT = -0.1
 """What speaks for an object where its foot may be in the map of the table: too little to cut it off."""
+_UNSURE_SPREAD = 0.06
+"""Standard deviation over views from which a part of the map may show different things [0 to 1]."""
+_MIN_OWN = 2
+"""Fewest views that must agree about the table where others show an object in front of it."""
+_CLEAR_CELLS = 2.0
+"""Height above the table, in cells of the grid of the votes, from which something is known to hide the table."""
 _MIN_PIXELS = 40
 _CROP_PX = 24
 TableColours = list[tuple[Array, Array]]
@@ -66,7 +73,9 @@ class TableMap:
     colour: Array
     """[cells along x, cells along y, 3]."""
     spread: Array
-    """Standard deviation over views [cells along x, cells along y]; infinite where fewer than three see it."""
+    """Standard deviation over views [cells along x, cells along y]; infinite where too few see it."""
+    foreign: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
+    """Where the map has a colour that the table has nowhere else [cells along x, cells along y]."""
     gains: Array = field(default_factory=lambda: np.ones((0, 3)))
     """Factors of the colours of each view [views, 3] that make them comparable."""
     colours: TableColours = field(default_factory=list[tuple[Array, Array]])
@@ -85,9 +94,9 @@ def masks_on_table(
     meetings = [table_meetings(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
-    known, colours = list(found), None
+    known, hiding, colours = list(found), list(found), None
     for round_ in range(_ROUNDS):
-        shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, found, strict=True)]
+        shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, hiding, strict=True)]
         table, before = map_table(views, plane, shown), list(found)
         for i, view in enumerate(views):
             if report is not None:
@@ -98,8 +107,9 @@ def masks_on_table(
         if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
             break
         if round_ < _ROUNDS - 1:
-            agreed = _votes(views, found, known, plane)
+            agreed, above = _votes(views, found, known, plane)
             votes, colours = list[Array | None](agreed), _colours(views, found, agreed, table)
+            hiding = [mask & high for mask, high in zip(found, above, strict=True)]
     masks = [
         ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool) if v.hidden is None else ~v.hidden)
         for v, m in zip(views, found, strict=True)
@@ -150,13 +160,31 @@ def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]
     with np.errstate(all="ignore"):
         gains = np.nanmedian(first.colour / np.maximum(samples, 0.02), axis=(1, 2))
     gains = np.clip(np.nan_to_num(gains, nan=1.0), 0.5, 2.0)
-    table = _median_map(samples * gains[:, None, None], plane, origin, pitch)
-    return replace(table, gains=gains, colours=_table_colours(table))
+    samples *= gains[:, None, None].astype(np.float32)
+    table = _median_map(samples, plane, origin, pitch)
+    colours = _table_colours(table)
+    table = _with_table_seen(table, samples, colours)
+    return replace(table, gains=gains, colours=colours, foreign=_foreign(table.colour, colours))
+
+
+def _with_table_seen(table: TableMap, samples: Array, colours: TableColours) -> TableMap:
+    """The map with the table where most views show an object in front of it, and some agree about its own colours."""
+    unsure = table.spread > _UNSURE_SPREAD
+    some = samples[:, unsure]
+    own = ~_foreign(np.nan_to_num(some), colours)
+    seen = _median_map(
+        np.where(own[..., None], some, np.nan)[:, None], table.plane, table.origin, table.pitch, _MIN_OWN
+    )
+    better = seen.spread[0] < np.minimum(table.spread[unsure], _UNSURE_SPREAD)
+    colour, spread = table.colour.copy(), table.spread.copy()
+    colour[unsure] = np.where(better[:, None], seen.colour[0], colour[unsure])
+    spread[unsure] = np.where(better, seen.spread[0], spread[unsure])
+    return replace(table, colour=colour, spread=spread)
 
 
 def _table_colours(table: TableMap) -> TableColours:
     """The colours of a table, without those that only a small part of its map has."""
-    seen = table.colour[np.isfinite(table.spread)]
+    seen = table.colour[table.spread < _UNSURE_SPREAD]
     if len(seen) < _MIN_PIXELS:
         return []
     colours = colour_mixture(seen, _TABLE_COLOURS)
@@ -165,24 +193,23 @@ def _table_colours(table: TableMap) -> TableColours:
 
 
 def _foreign(colours: Array, table: TableColours) -> Array:
-    """Which colours [height, width, 3] a table has nowhere, in any light [height, width]."""
-    least = np.full(colours.shape[:2], np.inf if table else 0.0)
+    """Which colours [..., 3] a table has nowhere, in any light [...]."""
+    least = np.full(colours.shape[:-1], np.inf if table else 0.0)
     for mean, precision in table:
         light = np.clip(colours @ precision @ mean / (mean @ precision @ mean), *_TABLE_SHADING)
-        apart = colours - light[..., None] * mean
-        least = np.minimum(least, np.einsum("abi,ij,abj->ab", apart, precision, apart))
+        least = np.minimum(least, squared_deviation(colours - light[..., None] * mean, precision))
     return least > _OTHER_COLOUR
 
 
-def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> TableMap:
+def _median_map(samples: Array, plane: Array, origin: Array, pitch: float, least: int = 3) -> TableMap:
     count = np.isfinite(samples[..., 0]).sum(axis=0)
     with np.errstate(all="ignore"):
         ordered = np.sort(samples, axis=0)  # NaN goes to the end
         middle = np.maximum((count - 1) // 2, 0)[None, ..., None]
         colour = np.take_along_axis(ordered, middle, axis=0)[0]
         apart = np.sort(np.abs(samples - colour).max(axis=-1), axis=0)
-        spread = 1.48 * np.take_along_axis(apart, middle[..., 0], axis=0)[0]
-    known = count >= 3
+        spread = 1.48 * np.take_along_axis(apart, np.minimum(count // 2, len(samples) - 1)[None], axis=0)[0]
+    known = count >= least
     return TableMap(plane, origin, pitch, np.where(known[..., None], colour, 0.5), np.where(known, spread, np.inf))
 
 
@@ -222,8 +249,9 @@ def _cut(
     likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
     # Where the map has a colour that the table has nowhere else, all views may show the foot of a plain object: that a
     # pixel is like the map says nothing there. Beside the map, only the table's own colours are known to be the table.
-    foot = sure & (likeness < 0) & _foreign(np.nan_to_num(behind), table.colours)
-    known = ~foot & (sure | ~_foreign(view.image, table.colours))
+    foot = sure & (likeness < 0) & map_coordinates(table.foreign, where, order=0, cval=False)
+    known = ~foot
+    known[~sure] &= ~_foreign(view.image[~sure], table.colours)
     unknown = 0.0 if vote is not None else -1.0
     preference = np.where(sure, np.where(foot, _FOOT, np.clip(likeness, -8.0, 14.0)), unknown)
     if view.hidden is not None:
@@ -231,8 +259,6 @@ def _cut(
     if vote is None or colours is None:
         found = _visible(min_cut(preference, view.image), view)
         return found, known | found
-    like = colours[0].log_likelihood(view.image) - colours[1].log_likelihood(view.image)
-    preference = np.clip(preference, -4.0, 8.0) + np.clip(like, -6.0, 6.0) + np.where(vote > 0, 0.5, -1.0) * _VOTE
     rows, columns = np.nonzero(vote > 0)
     out = np.zeros(vote.shape, bool)
     if len(rows):
@@ -240,7 +266,10 @@ def _cut(
             max(0, rows.min() - _CROP_PX) : rows.max() + _CROP_PX,
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
-        out[cut] = min_cut(preference[cut], view.image[cut])
+        near = view.image[cut]
+        like = colours[0].log_likelihood(near) - colours[1].log_likelihood(near)
+        wish = np.clip(preference[cut], -4.0, 8.0) + np.clip(like, -6.0, 6.0)
+        out[cut] = min_cut(wish + np.where(vote[cut] > 0, 0.5, -1.0) * _VOTE, near)
     out = _visible(out, view)
     return out, known | out
 
@@ -249,8 +278,11 @@ def _visible(mask: Array, view: PosedView) -> Array:
     return mask if view.hidden is None else mask & ~view.hidden
 
 
-def _votes(views: Sequence[PosedView], found: Sequence[Array], known: Sequence[Array], plane: Array) -> list[Array]:
-    """The silhouette, in each view, of the hull that nearly all views agree on [height, width], two pixels wider."""
+def _votes(
+    views: Sequence[PosedView], found: Sequence[Array], known: Sequence[Array], plane: Array
+) -> tuple[list[Array], list[Array]]:
+    """The silhouette, in each view, of the hull that nearly all views agree on [height, width], two pixels wider; and
+    of the part of it that is clear of the table, and hides it."""
     from scipy.ndimage import binary_dilation
 
     masks = [ObjectMask(v.camera, m.astype(np.float32), k) for v, m, k in zip(views, found, known, strict=True)]
@@ -268,4 +300,9 @@ def _votes(views: Sequence[PosedView], found: Sequence[Array], known: Sequence[A
     if not (field > 0).any():
         raise BadInput("The views do not agree about anything on the table; are their poses and the table right?")
     mesh = isosurface(field + 0.5 * grid.pitch, grid)
-    return [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=2), float) for view in views]
+    votes = [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=2), float) for view in views]
+    raised = np.minimum(field + 0.5 * grid.pitch, height_above(points, plane) - _CLEAR_CELLS * grid.pitch)
+    if not (raised > 0).any():
+        return votes, [mask.inside for mask in masks]
+    clear = isosurface(raised, grid)
+    return votes, [coverage(clear, view.camera, 1) > 0.5 for view in views]
