@@ -6,7 +6,6 @@ and motions, and errors are compared robot by robot. Laws were developed on seed
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from adaptive_trials import (
     CHANGES,
+    Change,
     IdentifiedArm,
     Trial,
     hidden_robot,
@@ -35,31 +35,38 @@ RATE = 500.0
 
 def run(out: Path, quick: bool = False) -> list[Row]:
     """Measure tracking on every arm, then stability and cost."""
-    kept, rows, started = KeptCases(out), list[Row](), time.process_time()
+    kept, rows = KeptCases(out), list[Row]()
     methods = ("none", "integral", "mrac") if quick else METHODS
     seconds, cases = (4.0, QUICK_CASES) if quick else (8.0, CASES)
-    inside, robot_minutes = list[bool](), 0.0
-    for arm in identified_arms():
+    arms = identified_arms()
+    seeds = range(FIRST_SEED, FIRST_SEED + cases)
+    tasks = {
+        f"{arm.name} {change} {seed}": (_case, (arm, change, seed, methods, seconds))
+        for arm in arms
+        for change in CHANGES
+        for seed in seeds
+    }
+    found = dict(zip(tasks, kept.measured_in_processes("arms with a hidden change", tasks), strict=True))
+    for arm in arms:
         for change in CHANGES:
-            errors: dict[str, list[float]] = {method: [] for method in methods}
-            for seed in range(FIRST_SEED, FIRST_SEED + cases):
-                found = kept.measured(f"{arm.name} {change} {seed}", lambda: _case(arm, change, seed, methods, seconds))  # noqa: B023
-                for method in methods:
-                    errors[method].append(found[method]["error"])
-                    inside.append(found[method]["inside"])
-                robot_minutes += len(methods) * seconds / 60
-            rows += _tracking(f"{arm.name}, {change}", errors)
+            chosen = [found[f"{arm.name} {change} {seed}"] for seed in seeds]
+            rows += _tracking(f"{arm.name}, {change}", {m: [case[m]["error"] for case in chosen] for m in methods})
+    inside = [case[method]["inside"] for case in found.values() for method in methods]
     rows.append(
         row("runs in which every command was inside the limits", wilson(sum(inside), len(inside)), at_least=1.0)
     )
-    rows += _stability(QUICK_RANDOM_CASES if quick else RANDOM_CASES)
-    rows.append(row(f"share of a core at {RATE:g} Hz, mrac on 7 joints", _core_share(), "%", at_most=10.0))
-    rows.append(row("robot time", robot_minutes, "min"))
-    rows.append(row("computer time", (time.process_time() - started) / 60, "min"))
+    many = QUICK_RANDOM_CASES if quick else RANDOM_CASES
+    tasks = {f"random {seed}": (_random, (seed,)) for seed in range(FIRST_SEED, FIRST_SEED + many)}
+    randomly = kept.measured_in_processes("random arms", tasks)
+    stable = sum(case["stable"] for case in randomly)
+    rows.append(row(f"stable runs of {many} random robots", wilson(stable, many), at_least=1.0))
+    rows.append(row(f"share of a core at {RATE:g} Hz, mrac on 7 joints", _core_share(arms[0]), "%", at_most=10.0))
+    rows.append(row("robot time", len(inside) * seconds / 60, "min"))
+    rows.append(row("computer time", kept.cpu_s() / 60, "min"))
     return rows
 
 
-def _case(arm: IdentifiedArm, change: Any, seed: int, methods: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def _case(arm: IdentifiedArm, change: Change, seed: int, methods: tuple[str, ...], seconds: float) -> dict[str, Any]:
     robot = hidden_robot(arm, change, seed)
     found = {method: run_trial(arm, robot, seed, method, seconds) for method in methods}
     return {method: _plain(trial) for method, trial in found.items()}
@@ -84,12 +91,11 @@ def _cut(error: list[float], other: list[float]) -> Estimate:
     return bootstrap(100 * (1 - np.asarray(error) / np.asarray(other)), unit="%")
 
 
-def _stability(cases: int) -> list[Row]:
-    """Random arms, gains, delays and changes, beyond what the model knows: does any run grow?"""
-    stable = [random_case(FIRST_SEED + seed) for seed in range(cases)]
-    return [row(f"stable runs of {cases} random robots", wilson(sum(stable), cases), at_least=1.0)]
+def _random(seed: int) -> dict[str, Any]:
+    """A random arm, its gains, delay and changes beyond what the model knows: does the run stay bounded?"""
+    return {"stable": random_case(seed)}
 
 
-def _core_share() -> Estimate:
+def _core_share(arm: IdentifiedArm) -> Estimate:
     """CPU time of a step of the wrapper without that of the robot, over the period [%]."""
-    return median(100 * RATE * np.asarray(step_costs(identified_arms()[0])), "%")
+    return median(100 * RATE * np.asarray(step_costs(arm)), "%")

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import as_completed
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from instep.app.output import write_json
+from rows import with_progress
+from tuning.jobs import Task, pool
 
 FILE = "cases.json"
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -37,6 +41,28 @@ class KeptCases:
             self._cases[key] = {**measure(), "key": key, "code": code_digest()}
             write_json(self._path, list(self._cases.values()))
         return self._cases[key]
+
+    def measured_in_processes(self, what: str, tasks: Mapping[str, Task]) -> list[Case]:
+        """The cases of these keys, one per core at a time in processes of their own; each is written as it ends.
+
+        A case that is measured now notes the time of the processor that it took as `cpu_s` [s].
+        """
+        missing = {key: task for key, task in tasks.items() if key not in self}
+        if missing:
+            with pool() as submit:
+                begun = {submit((_timed, task)): key for key, task in missing.items()}
+                for done in with_progress(what, len(begun), as_completed(begun)):
+                    self.measured(begun[done], done.result)
+        return [self._cases[key] for key in tasks]
+
+    def cpu_s(self) -> float:
+        """Time of the processor that the cases measured in processes took [s]."""
+        return sum(float(case.get("cpu_s", 0.0)) for case in self._cases.values())
+
+
+def _timed(function: Callable[..., Case], arguments: tuple[Any, ...]) -> Case:
+    began = time.process_time()
+    return {**function(*arguments), "cpu_s": time.process_time() - began}
 
 
 @cache

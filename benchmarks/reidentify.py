@@ -6,18 +6,16 @@ is judged on others; of the recordings nothing was chosen by the error that is r
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import chi2
 
 from adaptive_trials import IdentifiedArm, identified_arms
-from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, wilson
 from instep.tune.held_out import relative_reduction
 from kept_cases import Case, KeptCases
+from machines.common import RECORDINGS
 from reidentify_trials import (
     AFTER_S,
     DRIFT_S,
@@ -29,7 +27,7 @@ from reidentify_trials import (
     quiet_case,
     recorded_case,
 )
-from rows import Row, mean, median, percent, row, with_progress
+from rows import Row, mean, median, percent, row
 
 FIRST_SEED, CASES, QUICK_CASES = 1000, 20, 2
 ARMS = ("arm7", "ur5e")
@@ -37,12 +35,11 @@ ARMS = ("arm7", "ur5e")
 QUIET_S, QUIET_CASES, QUICK_QUIET_CASES = 60.0, 60, 1
 """Length [s] and number of runs in which nothing changes: an hour in a full run."""
 QUICK_RECORDINGS = 6
-NO_RECORDINGS = "There are no recordings"
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
     """Measure simulated robots first, then recordings."""
-    kept, began = KeptCases(out), time.process_time()
+    kept = KeptCases(out)
     arms = [arm for arm in identified_arms() if arm.name in ARMS]
     seeds = range(FIRST_SEED, FIRST_SEED + (QUICK_CASES if quick else CASES))
     payloads = {arm.name: _payloads(kept, arm, seeds) for arm in arms}
@@ -56,13 +53,13 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     rows.append(row("false changes per hour", _rate(false, seconds / 3600), "1/h", at_most=1.0))
     rows += _recording_rows(kept, QUICK_RECORDINGS if quick else 0)
     rows.append(row("robot time without changes", seconds / 60, "min"))
-    rows.append(row("computer time", (time.process_time() - began) / 60, "min"))
+    rows.append(row("computer time", kept.cpu_s() / 60, "min"))
     return rows
 
 
 def _payloads(kept: KeptCases, arm: IdentifiedArm, seeds: range) -> list[Case]:
-    numbered = with_progress(f"{arm.name}, payloads", len(seeds), seeds)
-    return [kept.measured(f"payload {arm.name} {seed}", partial(payload_case, arm, seed)) for seed in numbered]
+    tasks = {f"payload {arm.name} {seed}": (payload_case, (arm, seed)) for seed in seeds}
+    return kept.measured_in_processes(f"{arm.name}, payloads", tasks)
 
 
 def _payload_rows(name: str, cases: list[Case]) -> list[Row]:
@@ -81,11 +78,8 @@ def _payload_rows(name: str, cases: list[Case]) -> list[Row]:
 def _friction_rows(kept: KeptCases, arm: IdentifiedArm, seeds: range) -> list[Row]:
     rows: list[Row] = []
     for engine, words in (("rapier", "robot in rapier"), ("mujoco", "robot in MuJoCo")):
-        numbered = with_progress(f"{arm.name}, friction, {words}", len(seeds), seeds)
-        cases = [
-            kept.measured(f"friction {arm.name} {engine} {seed}", partial(friction_case, arm, seed, engine))
-            for seed in numbered
-        ]
+        tasks = {f"friction {arm.name} {engine} {seed}": (friction_case, (arm, seed, engine)) for seed in seeds}
+        cases = kept.measured_in_processes(f"{arm.name}, friction, {words}", tasks)
         label = f"{arm.name}, friction that doubles in {DRIFT_S:g} s, {words}"
         inside = mean([100 * case["inside"] for case in cases])
         rows.append(row(f"{label}, time inside the 95 % interval", inside, "%", at_least=85.0))
@@ -95,23 +89,20 @@ def _friction_rows(kept: KeptCases, arm: IdentifiedArm, seeds: range) -> list[Ro
 
 
 def _quiet(kept: KeptCases, arms: list[IdentifiedArm], count: int) -> list[Case]:
-    numbered = with_progress("runs without a change", count, range(FIRST_SEED, FIRST_SEED + count))
-    return [
-        kept.measured(f"quiet {seed}", partial(quiet_case, arms[seed % len(arms)], seed, QUIET_S)) for seed in numbered
-    ]
+    seeds = range(FIRST_SEED, FIRST_SEED + count)
+    tasks = {f"quiet {seed}": (quiet_case, (arms[seed % len(arms)], seed, QUIET_S)) for seed in seeds}
+    return kept.measured_in_processes("runs without a change", tasks)
 
 
 def _recording_rows(kept: KeptCases, limit: int) -> list[Row]:
     """Error of the next seconds: by the running estimate, and by the values in use, which passed the gate."""
     rows: list[Row] = []
-    for name, machine in MACHINES.items():
-        try:
-            found = kept.measured(f"{name} {limit}", partial(recorded_case, machine, limit))
-        except BadInput as error:
-            if NO_RECORDINGS not in str(error):
-                raise
-            continue
-        errors = np.array(found["errors"])  # [recordings, (fixed, estimate, in use)]
+    there = {name: m for name, m in MACHINES.items() if any((place / m.folder).is_dir() for place in RECORDINGS)}
+    tasks = {f"{name} {limit}": (recorded_case, (machine, limit)) for name, machine in there.items()}
+    for (name, machine), case in zip(
+        there.items(), kept.measured_in_processes("recorded machines", tasks), strict=True
+    ):
+        errors = np.array(case["errors"])  # [recordings, (fixed, estimate, in use)]
         estimate, used = (relative_reduction(errors[:, [0, k]], np.ones(len(errors)), 0) for k in (1, 2))
         label = f"{name}, error of the next {machine.horizon:g} s below that of the fixed fit"
         rows.append(row(f"{label}, estimate", percent(estimate), "%", at_least=0.0, ok=estimate.low > 0))

@@ -36,7 +36,11 @@ def pool() -> Iterator[Callable[[Task], Future[Any]]]:
     """Something that runs tasks side by side, one per core."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn")) as workers:
-        yield lambda task: workers.submit(task[0], *task[1])
+        try:
+            yield lambda task: workers.submit(task[0], *task[1])
+        except BaseException:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def recovered(name: str, seed: int) -> list[bool]:
