@@ -134,6 +134,11 @@ class LeggedEstimate:
 
     def act(self, observation: Observation) -> Array:
         """Positions of the servos for `observation.imu`, `observation.state` and `observation.velocity`."""
+        self.sense(observation)
+        return self.gait.act({**observation, BASE: self.estimate})
+
+    def sense(self, observation: Observation) -> None:
+        """Take the readings of a control period."""
         imu = np.asarray(observation[IMU], float)
         if self._begun:
             self.filter.predict(imu)
@@ -148,7 +153,6 @@ class LeggedEstimate:
         for leg in range(legs.count):
             self.filter.correct(imu[..., :3], points[..., leg, :], moved[..., leg, :], resting[..., leg])
         self.estimate = self.filter.base(imu[..., :3])
-        return self.gait.act({**observation, BASE: self.estimate})
 
 
 def foot_contacts(legs: Legs, joints: Array, rates: Array, turn: Array) -> tuple[Array, Array]:

@@ -177,6 +177,18 @@ class Gait:
         self._swung: Array | None = None
         self._heading: Array | float = 0.0
 
+    def branched(self, count: int) -> Gait:
+        """So many copies [..., count] that go on from here, each with an `adjust` of its own."""
+        other = Gait(self.body, self.params[..., None, :], self.speed)
+        other._row, other._heading = self._row, np.asarray(self._heading)[..., None]
+        for name in ("_feet", "_lifted"):
+            kept = getattr(self, name)
+            if kept is not None:
+                setattr(other, name, np.repeat(kept[..., None, :, :], count, axis=-3))
+        if self._swung is not None:
+            other._swung = np.repeat(self._swung[..., None, :], count, axis=-2)
+        return other
+
     def stance(self) -> Array:
         """Which feet are to be on the ground now [..., legs]."""
         phase = self._phase()
@@ -316,7 +328,16 @@ def read_gait(path: Path) -> GaitFile:
 
 def shipped_gait(legs: Legs) -> GaitFile:
     """The gait that comes with instep for so many legs."""
+    return read_gait(GAITS / f"{_named(legs)}.json")
+
+
+def ranges_gait(legs: Legs) -> GaitFile:
+    """The gait for so many legs that was trained over ranges of delay, servos, masses and friction."""
+    return read_gait(GAITS / f"{_named(legs)}_ranges.json")
+
+
+def _named(legs: Legs) -> str:
     names = {2: "humanoid", 4: "quadruped"}
     if legs.count not in names:
         raise BadInput(f"A gait comes with instep for 2 and for 4 legs, and this robot has {legs.count}.")
-    return read_gait(GAITS / f"{names[legs.count]}.json")
+    return names[legs.count]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from instep.core.errors import BadInput, Diverged
+from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array, State, put, stack, take
+from instep.core.world import Array, stack
 from instep.policy.gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen
+from instep.policy.predictive import stepped_batch
 from instep.scene.folder import SceneSimulator
 
 Randomized = Callable[[int, np.random.Generator], Mapping[str, Array]]
@@ -126,7 +127,7 @@ def gait_costs(
             force = mass * options.push / dt
             wrench[:, base, 0], wrench[:, base, 1] = force * np.cos(angle[row]), force * np.sin(angle[row])
             state = world.nudge(state, wrench)
-        state, lost = _stepped(world, state, np.nan_to_num(action))
+        state, lost = stepped_batch(world, state, np.nan_to_num(action))
         alive &= ~lost & ~over(state)
         speed = gait.wanted_speed() * np.ones(n)
         miss = np.abs(state.v[:, body.at_v] - speed) + 0.5 * np.abs(state.v[:, body.at_v + 1])
@@ -139,13 +140,3 @@ def gait_costs(
     total = cost / steps + 0.1 * np.where(alive, np.minimum(drift, 1), 1.0)
     return total.reshape(len(points), options.seeds).mean(axis=1), n * (row + 1) * dt
 
-
-def _stepped(world: SceneSimulator, state: State, action: Array) -> tuple[State, Array]:
-    """The batch a step later, and which worlds diverged; these stay where they were."""
-    lost = np.zeros(len(state.q), bool)
-    try:
-        return world.step(state, action), lost
-    except Diverged as error:
-        lost[np.asarray(error.worlds)] = True
-        where = np.flatnonzero(lost)
-        return put(error.state, where, take(state, where)), lost
