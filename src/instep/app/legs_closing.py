@@ -37,15 +37,15 @@ class LegBudget:
     """recordings in which it walks."""
     seconds: float = 4.0
     """length of a recording; it ends where the robot falls [s]."""
-    generations: int = 6
+    generations: int = 4
     """generations of the training over the posterior."""
     population: int = 10
     """candidates per generation."""
-    samples: int = 4
+    samples: int = 3
     """samples of the posterior on which each candidate walks."""
     walk_s: float = 5.0
     """length of these walks [s]."""
-    judged: int = 12
+    judged: int = 8
     """samples on which the given gait, the gait of ranges and the trained one are compared."""
 
 
@@ -164,7 +164,7 @@ def _costs(
     judged: int,
 ) -> dict[str, float]:
     """Cost of each gait over the same samples, pushes and noise, which no training met."""
-    rng, fresh = np.random.default_rng((options.seed, 0xC057)), replace(options, seeds=judged)
+    rng, fresh = np.random.default_rng((options.seed, 0xC057)), replace(options, seeds=judged, seconds=2 * options.seconds)
     costs, _ = gait_costs(world, body, np.array(list(gaits.values())), fresh, rng, belief.sample)
     return dict(zip(gaits, map(float, costs), strict=True))
 

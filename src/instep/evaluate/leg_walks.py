@@ -84,12 +84,22 @@ class LegExperiment:
     """Walks under each condition, and what they cost."""
 
     walks: dict[str, Walks]
-    speed: Estimate
-    """Speed with feedback [m/s]."""
-    velocity_error: Estimate
-    """Root mean square error of the estimated velocity of the base, per trial [m/s]."""
+    speeds: list[float]
+    """Speed with feedback of each recorded walk [m/s]."""
+    errors: list[float]
+    """Root mean square error of the estimated velocity of the base in each recorded walk [m/s]."""
     robot_minutes: float
     computer_minutes: float
+
+    @property
+    def speed(self) -> Estimate:
+        """Speed with feedback [m/s]."""
+        return bootstrap(self.speeds, unit="m/s")
+
+    @property
+    def velocity_error(self) -> Estimate:
+        """Error of the estimated velocity of the base [m/s]."""
+        return bootstrap(self.errors, unit="m/s")
 
     def sooner(self) -> Estimate:
         """How much sooner the robot falls with actions of a simulator than with its own, paired by trial [s]."""
@@ -150,9 +160,8 @@ def leg_experiment(
     ran = sum(len(e) for e in (*recorded, *repeated, *same, *other)) * sim.spec.dt
     speeds = [(e.q[-1, body.at_q] - e.q[0, body.at_q]) / max(len(e) * sim.spec.dt, 1e-9) for e in recorded]
     return LegExperiment(
-        walks, bootstrap(speeds, unit="m/s"), bootstrap(errors.per_trial(recorded), unit="m/s"), ran / 60,
-        (time.perf_counter() - began) / 60,
-    )  # fmt: skip
+        walks, list(map(float, speeds)), errors.per_trial(recorded), ran / 60, (time.perf_counter() - began) / 60
+    )
 
 
 class _VelocityErrors:

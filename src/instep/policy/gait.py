@@ -73,9 +73,11 @@ GAIT_PARAMS: tuple[GaitParam, ...] = (
     GaitParam("yaw", 0.0, 3.0, 1.0, "1/s"),
     GaitParam("ankle_v", -0.4, 0.8, 0.1, "s rad/m"),
     GaitParam("ankle_pitch", -1.0, 1.5, 0.0),
+    GaitParam("slope", 0.0, 1.0, 0.0),
 )
 """Lengths are shares of the length of a leg: lift of a foot, height and offset forward of the base; `width` is a share
-of the distance of the hips. `place_*` are kv and kd, `follow` is how far stance feet follow the measured velocity."""
+of the distance of the hips. `place_*` are kv and kd, `follow` is how far stance feet follow the measured velocity,
+`slope` how far swing feet follow the pitch of the base (0 on level ground, more on stairs)."""
 _INDEX = {param.name: i for i, param in enumerate(GAIT_PARAMS)}
 
 
@@ -208,7 +210,8 @@ class Gait:
         planned, swing = self._plan(level, velocity, base[..., 5])
         pitch_by = self._get("pitch") * (pitch - self._get("lean")) + self._get("pitch_rate") * base[..., 4]
         roll_by = self._get("roll") * roll + self._get("roll_rate") * base[..., 3]
-        stance_turn, swing_turn = _tilt(roll_by, pitch_by), np.swapaxes(tilt, -1, -2)
+        level_by = (1 - self._get("slope")) * pitch
+        stance_turn, swing_turn = _tilt(roll_by, pitch_by), np.swapaxes(_tilt(roll, level_by), -1, -2)
         turn = np.where(swing[..., None, None], swing_turn[..., None, :, :], stance_turn[..., None, :, :])
         feet = np.einsum("...kij,...kj->...ki", turn, planned)
         wanted = self.body.legs.inverse(feet, pitch[..., None])
@@ -334,6 +337,12 @@ def shipped_gait(legs: Legs) -> GaitFile:
 def ranges_gait(legs: Legs) -> GaitFile:
     """The gait for so many legs that was trained over ranges of delay, servos, masses and friction."""
     return read_gait(GAITS / f"{_named(legs)}_ranges.json")
+
+
+def stairs_gait(legs: Legs) -> GaitFile:
+    """The gait for stairs; that for level ground where no other comes with instep for so many legs."""
+    path = GAITS / f"{_named(legs)}_stairs.json"
+    return read_gait(path) if path.is_file() else shipped_gait(legs)
 
 
 def _named(legs: Legs) -> str:

@@ -26,9 +26,9 @@ MEMORY_S = 0.1
 class PredictiveOptions:
     """How many futures a predictive controller compares, and how far it looks."""
 
-    samples: int = 32
+    samples: int = 24
     """rolled out changes of the gait, the gait as it is among them."""
-    horizon_s: float = 0.8
+    horizon_s: float = 0.6
     """time that is predicted [s]."""
     every_s: float = 0.1
     """time between two plans [s]."""

@@ -34,6 +34,8 @@ class GaitSearchOptions:
     """Initial standard deviation, as a share of the ranges."""
     push: float = 0.3
     """Change of velocity by a push every second [m/s]."""
+    pace: float = 0.15
+    """Weight of the error of the speed; more where standing still must not pay, as before stairs."""
     velocity_noise: float = 0.05
     """Standard deviation of the error of the measured velocity [m/s]."""
     seed: int = 0
@@ -132,7 +134,7 @@ def gait_costs(
         speed = gait.wanted_speed() * np.ones(n)
         miss = np.abs(state.v[:, body.at_v] - speed) + 0.5 * np.abs(state.v[:, body.at_v + 1])
         spin = np.abs(state.v[:, body.at_v + 3 : body.at_v + 6]).sum(axis=-1)
-        cost += np.where(alive, 0.15 * np.minimum(miss, 2) + 0.02 * np.minimum(spin, 5), 1.0)
+        cost += np.where(alive, options.pace * np.minimum(miss, 2) + 0.02 * np.minimum(spin, 5), 1.0)
         if not alive.any():
             cost += steps - row - 1
             break

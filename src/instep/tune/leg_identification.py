@@ -27,7 +27,7 @@ from .factor_world import FactorWorld, walk_ranges
 
 WINDOW_S = 0.3
 """Length of a window [s]: a robot on its legs soon depends on small errors of its start."""
-WINDOWS = 20
+WINDOWS = 12
 SMOOTHED_ROWS = 7
 """Rows over which joint positions and velocities are smoothed."""
 
@@ -72,5 +72,5 @@ def identify_walker(
     sim: SceneSimulator, recordings: Sequence[Episode], *, params: Sequence[Param] = (), seed: int = 0
 ) -> SampleBelief:
     """Posterior over delay, servos, masses and friction, as factors, from recordings with estimated motion."""
-    options = EnsembleOptions(members=48, steps=4, window_s=WINDOW_S, windows=WINDOWS, seed=seed)
+    options = EnsembleOptions(members=40, steps=4, window_s=WINDOW_S, windows=WINDOWS, seed=seed)
     return ensemble_posterior(FactorWorld(sim), recordings, list(params) or walk_ranges(sim.scene), options)
