@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import legs_trials as trials
 import numpy as np
 
+import legs_trials as trials
 from instep import Scene, open_world
 from instep.app.cluster import open_map
 from instep.app.legs_closing import LegBudget
@@ -228,7 +228,7 @@ def _corrected(world: Inertial[Any], estimate: BaseFilter, state: State) -> floa
     seen = world.observe(state)
     imu, wheels = seen["observation.imu"], 0.03 * np.asarray(seen["observation.velocity"])
     estimate.predict(imu)
-    estimate.correct(imu[:3], np.zeros(3), wheel_velocity(wheels[0], wheels[1]), True)
+    estimate.correct(imu[:3], np.zeros(3), wheel_velocity(wheels[0], wheels[1]), np.ones((), bool))
     return float((estimate.base(imu[:3])[6] - base_motion(state.q, state.v, 0, 0)[6]) ** 2)
 
 

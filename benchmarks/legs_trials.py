@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from instep import Scene, open_world
-from instep.app.legs_closing import LegBudget, close_on_legs
-from instep.app.simulated_robot import hidden_settings
+from instep.app.legs_closing import LegBudget, close_on_legs, hidden_legs
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollouts
 from instep.core.world import World
@@ -30,8 +29,6 @@ from tuning.planted_arms import MODELS
 
 ROBOTS = {"humanoid": "unitree_h1/h1.xml", "quadruped": "unitree_go2/scene.xml"}
 """Robot -> its file under ../shared/models."""
-MAX_DELAY_S = 0.02
-"""Largest delay of a hidden robot [s]; its seeds have up to 60 ms, for arms at 60 Hz."""
 RATE_HZ = 100.0
 Case = dict[str, Any]
 
@@ -44,13 +41,8 @@ def scene_of(name: str) -> Scene:
 
 def hidden_robot(scene: Scene, seed: int, noise: WalkNoise | None = None) -> World:
     """A robot in another engine, with hidden parameters, a noisy IMU and noisy joints."""
-    robot = open_world(scene, "rapier").tuned(_truth(scene, seed))
+    robot = open_world(scene, "rapier").tuned(hidden_legs(scene, seed))
     return noisy_robot(robot, GaitBody.of(scene), noise or WalkNoise())
-
-
-def _truth(scene: Scene, seed: int) -> dict[str, float]:
-    settings = hidden_settings(scene, seed)
-    return {**settings, "action.delay": min(settings["action.delay"], MAX_DELAY_S)}
 
 
 def nominal_walks(name: str, seed: int, trials: int, seconds: float) -> Case:
@@ -90,7 +82,7 @@ def closed_gap(name: str, seed: int, seconds: float, budget: LegBudget) -> Case:
     closed = close_on_legs(robot, sim, plain, budget, seed=seed)
     tried = {"plain": plain.params, "ranges": ranges_gait(body.legs).params, "closed": closed.gait.params}
     walks = {label: _walked(robot, body, scene, params, plain, seed, seconds) for label, params in tried.items()}
-    truth, delay = _truth(scene, seed), closed.found()["action.delay"]
+    truth, delay = hidden_legs(scene, seed), closed.found()["action.delay"]
     return {
         **{label: _upright(walk, seconds) for label, walk in walks.items()},
         **{f"{label} speed": _speed(walk) for label, walk in walks.items()},

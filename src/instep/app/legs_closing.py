@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from instep.app.simulated_robot import hidden_settings
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
@@ -17,7 +18,8 @@ from instep.core.world import Array, Observation, World
 from instep.policy.base_estimation import LeggedEstimate
 from instep.policy.gait import Gait, GaitBody, GaitFile, fallen, ranges_gait
 from instep.policy.weight_shift import WeightShift
-from instep.scene.folder import SceneSimulator
+from instep.scene.address import DELAY
+from instep.scene.folder import Scene, SceneSimulator
 from instep.tune.beliefs import SampleBelief, estimates
 from instep.tune.factor_world import FactorWorld
 from instep.tune.gait_search import GaitSearchOptions, gait_costs, search_gait
@@ -25,6 +27,16 @@ from instep.tune.leg_identification import SMOOTHED_ROWS, estimated_motion, iden
 
 PLAIN, RANGES, POSTERIOR = "given gait", "gait of ranges", "gait of the posterior"
 """The gaits among which the best is taken, by name."""
+
+
+MAX_DELAY_S = 0.02
+"""Largest delay of commands of a hidden robot with legs [s]; `hidden_settings` has up to 60 ms, for arms at 60 Hz."""
+
+
+def hidden_legs(scene: Scene, seed: int) -> dict[str, float]:
+    """What is off in a simulated robot with legs; nothing where the seed is 0."""
+    settings = hidden_settings(scene, seed)
+    return {**settings, DELAY: min(settings[DELAY], MAX_DELAY_S)} if settings else {}
 
 
 @options_dataclass
@@ -63,6 +75,10 @@ class ClosedLegs:
     """How often the robot fell while it was recorded."""
     robot_minutes: float
     computer_minutes: float
+
+    def middle(self) -> dict[str, float]:
+        """Median of each identified parameter."""
+        return {name: estimate.value for name, estimate in self.found().items()}
 
     def found(self) -> dict[str, Estimate]:
         """Median and 90 % interval of each identified parameter."""
@@ -164,7 +180,10 @@ def _costs(
     judged: int,
 ) -> dict[str, float]:
     """Cost of each gait over the same samples, pushes and noise, which no training met."""
-    rng, fresh = np.random.default_rng((options.seed, 0xC057)), replace(options, seeds=judged, seconds=2 * options.seconds)
+    rng, fresh = (
+        np.random.default_rng((options.seed, 0xC057)),
+        replace(options, seeds=judged, seconds=2 * options.seconds),
+    )
     costs, _ = gait_costs(world, body, np.array(list(gaits.values())), fresh, rng, belief.sample)
     return dict(zip(gaits, map(float, costs), strict=True))
 

@@ -141,4 +141,3 @@ def gait_costs(
     drift = np.abs(state.q[:, body.at_q + 1]) / max(options.speed * options.seconds, 1.0)
     total = cost / steps + 0.1 * np.where(alive, np.minimum(drift, 1), 1.0)
     return total.reshape(len(points), options.seeds).mean(axis=1), n * (row + 1) * dt
-
