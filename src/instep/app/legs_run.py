@@ -16,7 +16,7 @@ from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array
 from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.physics.trajectory_video import MAX_WIDTH, playback, shrunk, write_small_video
+from instep.physics.trajectory_video import playback, write_small_video
 from instep.policy.gait import GAIT_PARAMS, GaitBody, GaitFile
 from instep.report.figures import bars_figure, lines_figure
 from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .legs_closing import ClosedLegs
 
 VIDEO = "video.mp4"
+VIEW_FROM = 2.8
+"""How far the camera of the film is away, in heights of the standing base."""
 MIN_UPRIGHT_SHARE = 0.95
 """Share of walks with feedback that must not end by a fall."""
 
@@ -219,17 +221,16 @@ def _video(run: LegRun, folder: Path) -> ReportVideo | str:
         return f"No video: {error}"
     finally:
         renderer.close()
-    caption = f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot."
+    caption = f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot; a robot that has fallen stays where it is."
     return ReportVideo((folder / VIDEO).read_bytes(), caption)
 
 
 def _frames(renderer: MujocoRenderer, run: LegRun, walks: Sequence[Walks], rows: Array) -> Iterator[Array]:
-    camera, at = next(iter(run.scene.cameras.values()), None), run.body.at_q
+    at, stands = run.body.at_q, float(run.scene.start(0)[0][run.body.at_q + 2])
     for row in rows:
         images: list[Array] = []
         for found in walks:
-            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)].copy()
-            q[at : at + 2] = 0.0
-            image = renderer.render(q, camera) if camera is not None else renderer.overview(q)
-            images.append(shrunk(image, MAX_WIDTH // 2))
+            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)]
+            point = np.array([*q[at : at + 2], max(0.75 * stands, q[at + 2] - 0.25 * stands)])
+            images.append(renderer.beside(q, point, VIEW_FROM * stands))
         yield np.concatenate(images, axis=1)
