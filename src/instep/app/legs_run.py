@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .legs_closing import ClosedLegs
 
 VIDEO = "video.mp4"
-VIEW_FROM = 2.8
+VIEW_FROM = 3.2
 """How far the camera of the film is away, in heights of the standing base."""
 MIN_UPRIGHT_SHARE = 0.95
 """Share of walks with feedback that must not end by a fall."""
@@ -221,7 +221,10 @@ def _video(run: LegRun, folder: Path) -> ReportVideo | str:
         return f"No video: {error}"
     finally:
         renderer.close()
-    caption = f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot; a robot that has fallen stays where it is."
+    caption = (
+        f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot, and stays "
+        "with one that has fallen."
+    )
     return ReportVideo((folder / VIDEO).read_bytes(), caption)
 
 

@@ -23,6 +23,9 @@ STAND_SHARE = 0.88
 STAND = "stand"
 """Keyframe in which the robot stands."""
 FLOOR = "floor"
+_FLAT = int(getattr(mujoco, "mjtTexture").mjTEXTURE_2D)  # noqa: B009 - the type stubs lack it
+_CHECKER = int(getattr(mujoco, "mjtBuiltin").mjBUILTIN_CHECKER)  # noqa: B009 - the type stubs lack it
+_RGB = int(getattr(mujoco, "mjtTextureRole").mjTEXROLE_RGB)  # noqa: B009 - the type stubs lack it
 
 
 def stand_on_legs(spec: Any) -> int:
@@ -41,11 +44,11 @@ def stand_on_legs(spec: Any) -> int:
 def _add_floor(spec: Any) -> None:
     """A floor of light squares with sides of 0.5 m, on which a film shows how far a robot walks."""
     squares = spec.add_texture(
-        name=FLOOR, type=mujoco.mjtTexture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+        name=FLOOR, type=_FLAT, builtin=_CHECKER,
         rgb1=[0.62, 0.65, 0.68], rgb2=[0.54, 0.57, 0.6], width=128, height=128,
     )  # fmt: skip
     material = spec.add_material(name=FLOOR, texrepeat=[1, 1], texuniform=True)
-    material.textures[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)] = squares.name
+    material.textures[_RGB] = squares.name
     spec.worldbody.add_geom(name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05], material=FLOOR)
 
 

@@ -19,7 +19,7 @@ DEPTH_M = 0.35
 """Depth of a step [m]."""
 COUNT = 4
 """Steps up, the landing among them."""
-WIDTH_M, LANDING_M = 6.0, 12.0
+WIDTH_M, LANDING_M = 2.4, 12.0
 MAX_RISE_M = 0.4
 
 
