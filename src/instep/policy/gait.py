@@ -26,6 +26,7 @@ from instep.core.schema import ANY_TEXT, NUMBER, checked_table, table_of
 from instep.core.world import Array, Observation, State, vector
 from instep.scene.folder import Scene
 from instep.scene.legs import Legs, legs_of
+from instep.scene.stairs import Ground, ground_of
 
 BASE = "observation.base"
 """Observation of the motion of the base, true or estimated, in the frame of the base."""
@@ -34,6 +35,10 @@ BASE_CHANNEL = vector(
     ["1", "1", "1", "rad/s", "rad/s", "rad/s", "m/s", "m/s", "m/s"],
 )
 """Direction of gravity, angular velocity, and velocity of the base."""
+PLACE = "observation.place"
+"""Where the base is and its heading, as x, y [m] and yaw [rad] from the start, true or estimated."""
+EDGE_M = 0.05
+"""Distance that a foothold keeps from the edge of a step [m]."""
 MIN_UPRIGHT = 0.6
 """Cosine of the tilt of the base from which on a robot has fallen."""
 MIN_HEIGHT = 0.6
@@ -89,6 +94,13 @@ def gait_vector(values: Mapping[str, float]) -> Array:
     return np.array([float(values.get(param.name, param.start)) for param in GAIT_PARAMS])
 
 
+def base_place(q: Array, at_q: int) -> Array:
+    """`observation.place` from the true pose [..., nq] of a free base at this index."""
+    w, x, y, z = np.moveaxis(q[..., at_q + 3 : at_q + 7], -1, 0)
+    yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y**2 + z**2))
+    return np.concatenate([q[..., at_q : at_q + 2], yaw[..., None]], axis=-1)
+
+
 def base_motion(q: Array, v: Array, at_q: int, at_v: int) -> Array:
     """`observation.base` from the true pose [..., nq] and velocity [..., nv] of a free base at these indices."""
     turn = matrix_from_quat(q[..., at_q + 3 : at_q + 7])
@@ -112,6 +124,8 @@ class GaitBody:
     at_q: int
     """Index of the pose of the base in q."""
     at_v: int
+    ground: Ground | None = None
+    """Height of the ground where it is not level; feet then need `observation.place`."""
 
     @classmethod
     def of(cls, scene: Scene) -> GaitBody:
@@ -136,6 +150,7 @@ class GaitBody:
             dt=scene.dt,
             at_q=int(model.jnt_qposadr[joint]),
             at_v=int(model.jnt_dofadr[joint]),
+            ground=ground_of(model),
         )
 
     @property
@@ -178,6 +193,7 @@ class Gait:
         self._lifted: Array | None = None
         self._swung: Array | None = None
         self._heading: Array | float = 0.0
+        self._steps: Footholds | None = None
 
     def branched(self, count: int) -> Gait:
         """So many copies [..., count] that go on from here, each with an `adjust` of its own."""
@@ -207,7 +223,7 @@ class Gait:
         angles = self.body.legs.angles(joints)
         level = np.einsum("...ij,...kj->...ki", tilt, self.body.legs.feet(angles))
         self._heading = self._heading + base[..., 5] * self.body.dt
-        planned, swing = self._plan(level, velocity, base[..., 5])
+        planned, swing = self._plan(level, velocity, base[..., 5], observation.get(PLACE))
         pitch_by = self._get("pitch") * (pitch - self._get("lean")) + self._get("pitch_rate") * base[..., 4]
         roll_by = self._get("roll") * roll + self._get("roll_rate") * base[..., 3]
         level_by = (1 - self._get("slope")) * pitch
@@ -235,7 +251,7 @@ class Gait:
         time = self._row * self.body.dt
         return (self._get("frequency")[..., None] * time + self.body.phases) % 1.0
 
-    def _plan(self, level: Array, velocity: Array, yaw_rate: Array) -> tuple[Array, Array]:
+    def _plan(self, level: Array, velocity: Array, yaw_rate: Array, place: Array | None) -> tuple[Array, Array]:
         """Where each foot is to be in the level frame [..., legs, 3], and which ones swing."""
         legs, length, dt = self.body.legs, self.body.legs.length, self.body.dt
         duty, phase = self._get("duty")[..., None], self._phase()
@@ -248,7 +264,13 @@ class Gait:
         self._lifted = np.where(begun[..., None], level[..., :2], self._lifted)
         self._swung = swing
         target = self._landing(level, velocity, swing)
-        blend = 0.5 - 0.5 * np.cos(np.pi * np.minimum(share / 0.9, 1.0))
+        moved, above = share / 0.9, np.zeros(())
+        if self.body.ground is not None and place is not None:
+            self._steps = self._steps or Footholds(self.body.ground, swing.shape)
+            target, above = self._steps.follow(place, target, swing, share, dt)
+            # Before a step the foot rises first.
+            moved = np.clip((share - 0.2) / 0.7, 0.0, 1.0)
+        blend = 0.5 - 0.5 * np.cos(np.pi * np.minimum(moved, 1.0))
         flown = self._lifted + blend[..., None] * (target - self._lifted)
         speed = self.wanted_speed()[..., None] + self._get("follow")[..., None] * (
             velocity[..., :1] - self.wanted_speed()[..., None]
@@ -260,7 +282,7 @@ class Gait:
         self._feet = np.where(swing[..., None], flown, swept)
         below = legs.hip[:, 2] + legs.links[:, 0, 2] - self._get("height")[..., None] * length
         lift = self._get("lift")[..., None] * length * np.sin(np.pi * share) * swing
-        return np.concatenate([self._feet, (below + lift)[..., None]], axis=-1), swing
+        return np.concatenate([self._feet, (below + lift + above)[..., None]], axis=-1), swing
 
     def _landing(self, level: Array, velocity: Array, swing: Array) -> Array:
         """Where swing feet are to touch the ground [..., legs, 2]."""
@@ -287,6 +309,41 @@ class Gait:
             ),
             axis=-1,
         )
+
+
+class Footholds:
+    """The heights of the feet of a robot on ground that is not level, step by step."""
+
+    def __init__(self, ground: Ground, shape: tuple[int, ...]):
+        self._ground = ground
+        self._height = np.zeros(shape)
+        self._from = np.zeros(shape)
+        self._middle = np.zeros(shape[:-1])
+        self._swung = np.zeros(shape, bool)
+
+    def follow(self, place: Array, target: Array, swing: Array, share: Array, dt: float) -> tuple[Array, Array]:
+        """Footholds away from edges [..., legs, 2], and how far each foot is above the mean of the stance feet."""
+        yaw = place[..., None, 2]
+        turn = np.stack([np.cos(yaw), np.sin(yaw)], axis=-1)
+        at = place[..., None, :2] + np.stack(
+            [
+                target[..., 0] * turn[..., 0] - target[..., 1] * turn[..., 1],
+                target[..., 0] * turn[..., 1] + target[..., 1] * turn[..., 0],
+            ],
+            axis=-1,
+        )
+        here, step = self._ground(at), EDGE_M * turn
+        behind, ahead = self._ground(at - step), self._ground(at + step)
+        shift = EDGE_M * ((behind < here - 0.01).astype(float) - (ahead > here + 0.01))
+        self._from = np.where(swing & ~self._swung, self._height, self._from)
+        self._swung = swing
+        risen = np.where(here > self._from, np.minimum(share / 0.3, 1.0), np.clip((share - 0.6) / 0.4, 0.0, 1.0))
+        self._height = np.where(swing, self._from + risen * (here - self._from), self._height)
+        stand = ~swing
+        mean = (self._height * stand).sum(axis=-1) / np.maximum(stand.sum(axis=-1), 1)
+        self._middle = self._middle + min(1.0, dt / 0.15) * (mean - self._middle)
+        away = np.stack([target[..., 0] + shift, target[..., 1]], axis=-1)
+        return away, self._height - self._middle[..., None]
 
 
 def _tilt(roll: Array, pitch: Array) -> Array:

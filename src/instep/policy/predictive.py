@@ -58,6 +58,8 @@ class PredictiveGait(LeggedEstimate):
         self.plan = options or PredictiveOptions()
         if self.plan.samples < 2 or self.plan.horizon_s <= 0 or self.plan.every_s <= 0:
             raise BadInput("A predictive controller compares at least 2 samples over a horizon above 0 s.")
+        if gait.body.ground is not None:
+            raise BadInput("The predictive controller predicts on level ground; walk stairs with --controller gait.")
         self.sim, self._over = sim, fallen(sim.scene, gait.body)
         self._every = max(1, round(self.plan.every_s / gait.body.dt))
         length = gait.body.legs.length

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import mujoco
+import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.world import Array
 
 from . import address
 from .folder import Scene
 from .model import compile_model, named_spec, observation_reader
 from .model_source import ModelSource
 
+Ground = Callable[[Array], Array]
+"""Height of the ground [...] at points [..., 2]."""
 FIRST_M = 0.8
 """Where the first step begins, forward of the start [m]."""
 DEPTH_M = 0.35
@@ -46,6 +51,24 @@ def with_stairs(scene: Scene, rise: float) -> Scene:
     read = observation_reader(model, scene.dt, scene.robot, scene.objects)
     read = replace(read, spec=replace(read.spec, action=scene.spec.action))
     return replace(scene, model=model, reader=read, source=source, settings=settings)
+
+
+def ground_of(model: mujoco.MjModel) -> Ground | None:
+    """Height of the ground at points [..., 2]: tops of level boxes that are fixed to the world; None without any."""
+    boxes = [
+        g for g in range(model.ngeom)
+        if model.geom_type[g] == int(mujoco.mjtGeom.mjGEOM_BOX) and model.geom_bodyid[g] == 0
+        and abs(model.geom_quat[g, 0]) > 1 - 1e-6 and model.geom_contype[g] and model.geom_pos[g, 2] > 0
+    ]  # fmt: skip
+    if not boxes:
+        return None
+    centre, half = model.geom_pos[boxes].copy(), model.geom_size[boxes].copy()
+
+    def heights(points: Array) -> Array:
+        off = np.abs(points[..., None, :] - centre[:, :2])
+        return np.where((off <= half[:, :2]).all(axis=-1), centre[:, 2] + half[:, 2], 0.0).max(axis=-1)
+
+    return heights
 
 
 def landing_m() -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array, stack
-from instep.policy.gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen
+from instep.policy.gait import BASE, GAIT_PARAMS, PLACE, Gait, GaitBody, base_motion, base_place, fallen
 from instep.policy.predictive import stepped_batch
 from instep.scene.folder import SceneSimulator
 
@@ -123,7 +123,8 @@ def gait_costs(
     for row in range(steps):
         motion = base_motion(state.q, state.v, body.at_q, body.at_v)
         motion[..., 6:9] += noise[row]
-        action = gait.act({BASE: motion, "observation.state": state.q[..., sim.scene.reader.robot_q]})
+        joints, place = state.q[..., sim.scene.reader.robot_q], base_place(state.q, body.at_q)
+        action = gait.act({BASE: motion, PLACE: place, "observation.state": joints})
         if row > 2 / dt and row % round(1 / dt) == push_at:
             wrench = np.zeros((n, sim.model.nbody - 1, 6))
             force = mass * options.push / dt
