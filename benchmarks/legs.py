@@ -39,6 +39,8 @@ PUSHES = {"humanoid": 0.6, "quadruped": 1.0}
 HIDDEN_PUSHES = {"humanoid": 0.0, "quadruped": 0.4}
 """The same every 3 s, on hidden robots: of hidden quadrupeds without pushes the plain gait walks two in three."""
 RISE_M = 0.1
+KINDS = ("closed", "nominal", "actions", "stairs", "pushed")
+"""Kinds of trials in the order in which they run."""
 
 
 @frozen_dataclass
@@ -66,17 +68,18 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     return measured(out, QUICK if quick else Plan())
 
 
-def measured(out: Path, plan: Plan, only: Sequence[str] = ()) -> list[Row]:
-    """The rows of a plan; `only` some kinds of trials."""
+def measured(out: Path, plan: Plan, only: Sequence[str] = (), *, measure: bool = True) -> list[Row]:
+    """The rows of a plan; `only` some kinds of trials, and where not to `measure`, of the cases that were kept."""
     names = [name for name, file in trials.ROBOTS.items() if (MODELS / file).is_file()]
     jobs = [job for name in names for job in _jobs(name, plan) if not only or job[0].split()[1] in only]
-    cases = _cases(KeptCases(out), jobs)
+    jobs.sort(key=lambda job: KINDS.index(job[0].split()[1]))
+    cases = _cases(KeptCases(out), jobs, measure)
     rows = [one for name in names for one in _rows(name, cases, plan)]
     return [*rows, row("differential drive: error of the estimated speed", _wheels(), "m/s", at_most=0.1)]
 
 
 def _jobs(name: str, plan: Plan) -> list[Job]:
-    """The trials of a robot, the longest kinds first."""
+    """The trials of a robot."""
     hidden = range(plan.first, plan.first + plan.robots)
     kinds: dict[str, Callable[[int], Callable[[], dict[str, Any]]]] = {
         "closed": lambda seed: partial(
@@ -98,8 +101,10 @@ def _jobs(name: str, plan: Plan) -> list[Job]:
     ]
 
 
-def _cases(kept: KeptCases, jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
+def _cases(kept: KeptCases, jobs: Sequence[Job], measure: bool) -> dict[str, dict[str, Any]]:
     """The cases by key, without the plan; those that are not kept yet are measured in as many processes as cores."""
+    if not measure:
+        jobs = [job for job in jobs if job[0] in kept]
     missing = [job for job in jobs if job[0] not in kept]
     with open_map(f"processes:{usable_cores()}", deadline=3600.0) as mapped:
         for k, (job, found) in enumerate(zip(missing, mapped(_called, [job[1] for job in missing]), strict=True), 1):
@@ -251,10 +256,12 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--robots", type=int, default=20)
     parser.add_argument("--walks", type=int, default=20)
     parser.add_argument("--only", nargs="*", default=[], help="closed, pushed, actions, stairs, nominal")
+    parser.add_argument("--kept", action="store_true", help="print the rows of what is measured already, and stop")
     args = parser.parse_args(words)
     plan = Plan(robots=args.robots, walks=args.walks, first=args.first)
-    for one in measured(args.out, plan, args.only):
-        sys.stdout.write(f"{one['name']}: {one['value']:.4g} [{one['low']}, {one['high']}] {one['unit']} {one['ok']}\n")
+    for one in measured(args.out, plan, args.only, measure=not args.kept):
+        ends = "" if one["low"] is None else f" [{one['low']:.4g}, {one['high']:.4g}]"
+        sys.stdout.write(f"{one['name']}: {one['value']:.4g}{ends} {one['unit']} {one['ok']}\n")
 
 
 if __name__ == "__main__":
