@@ -1,132 +1,232 @@
-"""Robots with legs: feedback against replayed actions, estimated velocity, hidden robots, and what they cost.
+"""Robots with legs: feedback against replayed actions, estimated velocity, hidden robots, pushes, stairs, and costs.
 
 Robots are a Unitree H1 and a Unitree Go2 in MuJoCo, with noise, and in rapier with hidden parameters, where the
-simulation is always the plain scene in MuJoCo. The shipped gaits were searched on the plain scenes alone; hidden robots
-have seeds that no search has met.
+simulation is always the plain scene in MuJoCo. The shipped gaits were searched on the plain scenes, on ranges and on
+stairs alone; hidden robots have seeds that no search has met.
 """
 
 from __future__ import annotations
 
-import tempfile
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import legs_trials as trials
 from instep import Scene, open_world
-from instep.app.simulated_robot import hidden_settings
-from instep.core.rollout import rollouts
+from instep.app.cluster import open_map
+from instep.app.legs_closing import LegBudget
+from instep.core.cores import usable_cores
+from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State
-from instep.evaluate import LegOptions, leg_experiment
-from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, WalkNoise, noisy_robot
-from instep.policy import Gait, GaitBody, LeggedEstimate, shipped_gait
 from instep.policy.base_estimation import BaseFilter, wheel_velocity
-from instep.policy.gait import base_motion, fallen
+from instep.policy.gait import base_motion
 from instep.robot import Inertial
-from instep.scene.new_scene import make_scene
 from kept_cases import KeptCases
 from rows import Row, percent, row
 from tuning.planted_arms import MODELS
 
-ROBOTS = {"humanoid": "unitree_h1/h1.xml", "quadruped": "unitree_go2/scene.xml"}
-"""Robot -> its file under ../shared/models."""
 FIRST_HIDDEN = 1000
-TRIALS, QUICK_TRIALS = 20, 4
-SECONDS, QUICK_SECONDS = 20.0, 6.0
-HIDDEN_ROBOTS, QUICK_HIDDEN_ROBOTS = 20, 2
-MAX_DELAY_S = 0.02
-"""Largest delay of a hidden robot [s]; its seeds have up to 60 ms, for arms at 60 Hz."""
+QUICK_BUDGET = LegBudget(shifts=1, walks=1, seconds=3.0, generations=1, population=4, samples=2, walk_s=2.0, judged=2)
+PUSHES = {"humanoid": 0.6, "quadruped": 1.0}
+"""Change of velocity by a push every 2 s, where the plain and the predictive controller are compared [m/s]."""
+HIDDEN_PUSHES = {"humanoid": 0.0, "quadruped": 0.4}
+"""The same every 3 s, on hidden robots: of hidden quadrupeds without pushes the plain gait walks two in three."""
+RISE_M = 0.1
+KINDS = ("closed", "nominal", "actions", "stairs", "pushed")
+"""Kinds of trials in the order in which they run."""
+
+
+@frozen_dataclass
+class Plan:
+    """How much is measured."""
+
+    robots: int = 20
+    """Hidden robots, and robots pushed and before stairs."""
+    walks: int = 20
+    """Walks with feedback and in I."""
+    seconds: float = 20.0
+    """Length of these walks, and of those of hidden robots."""
+    pushed_s: float = 6.0
+    stairs_s: float = 15.0
+    budget: LegBudget = LegBudget()
+    first: int = FIRST_HIDDEN
+
+
+QUICK = Plan(robots=2, walks=4, seconds=6.0, pushed_s=3.0, stairs_s=6.0, budget=QUICK_BUDGET)
+Job = tuple[str, Callable[[], dict[str, Any]]]
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
     """Measure each robot that there is a file of, then a differential drive."""
-    kept, rows = KeptCases(out), list[Row]()
-    with tempfile.TemporaryDirectory() as folder:
-        for name, file in ROBOTS.items():
-            if (MODELS / file).is_file():
-                scene = make_scene(MODELS / file, Path(folder) / name, rate=100, legs=True).scene
-                rows += _robot(kept, name, scene, quick)
-    rows.append(row("differential drive: error of the estimated speed", _wheels(), "m/s", at_most=0.1))
-    return rows
+    return measured(out, QUICK if quick else Plan())
 
 
-def _robot(kept: KeptCases, name: str, scene: Scene, quick: bool) -> list[Row]:
-    trials, seconds = (QUICK_TRIALS, QUICK_SECONDS) if quick else (TRIALS, SECONDS)
-    found = kept.measured(f"{name} experiments {trials} {seconds:g}", lambda: _experiments(scene, trials, seconds))
-    up = found[FEEDBACK]["upright"]
-    same, other = found[SAME], found[SIMULATED]
-    rows = [
-        row(f"{name}: {seconds:g} s walks upright with feedback", percent(_share(up, seconds)), "%", at_least=95.0),
-        row(f"{name}: error of the estimated velocity", Estimate(**found["error"]), "m/s", at_most=0.1),
-        row(f"{name}: speed with feedback", Estimate(**found["speed"]), "m/s"),
-    ]
-    for label, walks in (("feedback on", found[FEEDBACK]), ("I", same), ("II, other engine", other)):
-        rows.append(row(f"{name}: time upright, {label}", bootstrap(walks["upright"]), "s"))
-        rows.append(row(f"{name}: distance from the recorded run, {label}", bootstrap(walks["distance"]), "m"))
-    if name == "humanoid":
-        early, late = bootstrap(other["upright"]), bootstrap(same["upright"])
-        apart = early.high < late.low
-        rows.append(row("humanoid: falls in I", percent(_share(same["upright"], seconds)), "%", at_most=5.0))
-        rows.append(row("humanoid: II less than I, time upright", early.value - late.value, "s", at_most=0.0, ok=apart))
-    many = QUICK_HIDDEN_ROBOTS if quick else HIDDEN_ROBOTS
-    hidden = [_hidden_case(kept, name, scene, seed, seconds) for seed in range(FIRST_HIDDEN, FIRST_HIDDEN + many)]
-    rows.append(row(f"{name}: upright on {many} hidden robots, rapier", percent(_share(hidden, seconds)), "%"))
-    rows.append(row(f"{name}: robot time", found["robot minutes"] + sum(hidden) / 60, "min"))
-    rows.append(row(f"{name}: computer time of the experiments", found["computer minutes"], "min"))
-    return rows
+def measured(out: Path, plan: Plan, only: Sequence[str] = (), *, measure: bool = True) -> list[Row]:
+    """The rows of a plan; `only` some kinds of trials, and where not to `measure`, of the cases that were kept."""
+    names = [name for name, file in trials.ROBOTS.items() if (MODELS / file).is_file()]
+    jobs = [job for name in names for job in _jobs(name, plan) if not only or job[0].split()[1] in only]
+    jobs.sort(key=lambda job: KINDS.index(job[0].split()[1]))
+    cases = _cases(KeptCases(out), jobs, measure)
+    rows = [one for name in names for one in _rows(name, cases, plan)]
+    return [*rows, row("differential drive: error of the estimated speed", _wheels(), "m/s", at_most=0.1)]
 
 
-def _share(upright: list[float], seconds: float) -> Estimate:
-    return wilson(int(np.sum(np.asarray(upright) >= seconds - 1e-9)), len(upright))
-
-
-def _experiments(scene: Scene, trials: int, seconds: float) -> dict[str, Any]:
-    """Feedback and I on the robot as its scene describes it, II on a hidden robot in another engine."""
-    body, sim = GaitBody.of(scene), open_world(scene)
-    gait = shipped_gait(body.legs)
-    options = LegOptions(trials=trials, seconds=seconds)
-
-    def walking() -> Gait:
-        return Gait(body, gait.params, gait.speed)
-
-    nominal = leg_experiment(sim, sim, walking, options)
-    robot = open_world(scene, "rapier").tuned(_settings(scene, FIRST_HIDDEN))
-    moved = leg_experiment(sim, robot, walking, replace(options, trials=max(2, trials // 4)))
-    plain = {
-        label: {"upright": walks.upright.tolist(), "distance": walks.distance.tolist()}
-        for label, walks in ((FEEDBACK, nominal.walks[FEEDBACK]), (SAME, nominal.walks[SAME]),
-                             (SIMULATED, moved.walks[SIMULATED]))
-    }  # fmt: skip
-    return {
-        **plain,
-        "error": nominal.velocity_error.as_dict(),
-        "speed": nominal.speed.as_dict(),
-        "robot minutes": nominal.robot_minutes + moved.robot_minutes,
-        "computer minutes": nominal.computer_minutes + moved.computer_minutes,
+def _jobs(name: str, plan: Plan) -> list[Job]:
+    """The trials of a robot."""
+    hidden = range(plan.first, plan.first + plan.robots)
+    kinds: dict[str, Callable[[int], Callable[[], dict[str, Any]]]] = {
+        "closed": lambda seed: partial(
+            trials.closed_gap,
+            name,
+            seed,
+            plan.seconds,
+            replace(plan.budget, push=max(0.2, HIDDEN_PUSHES[name])),
+            HIDDEN_PUSHES[name],
+        ),
+        "pushed": lambda seed: partial(trials.pushed_walks, name, seed, plan.pushed_s, PUSHES[name]),
+        "actions": lambda seed: partial(trials.simulated_actions, name, seed, plan.seconds),
+        "stairs": lambda seed: partial(trials.climbed_stairs, name, seed, plan.stairs_s, RISE_M),
     }
+    jobs = [(f"{name} {kind} {seed} {plan}", make(seed)) for kind, make in kinds.items() for seed in hidden]
+    pairs = range(0, plan.walks, 2)
+    return jobs + [
+        (f"{name} nominal {seed} {plan}", partial(trials.nominal_walks, name, seed, 2, plan.seconds)) for seed in pairs
+    ]
 
 
-def _settings(scene: Scene, seed: int) -> dict[str, float]:
-    settings = hidden_settings(scene, seed)
-    return {**settings, "action.delay": min(settings["action.delay"], MAX_DELAY_S)}
+def _cases(kept: KeptCases, jobs: Sequence[Job], measure: bool) -> dict[str, dict[str, Any]]:
+    """The cases by key, without the plan; those that are not kept yet are measured in as many processes as cores."""
+    if not measure:
+        jobs = [job for job in jobs if job[0] in kept]
+    missing = [job for job in jobs if job[0] not in kept]
+    with open_map(f"processes:{usable_cores()}", deadline=3600.0) as mapped:
+        for k, (job, found) in enumerate(zip(missing, mapped(_called, [job[1] for job in missing]), strict=True), 1):
+            kept.measured(job[0], lambda found=found: found)
+            sys.stderr.write(f"{k} of {len(missing)}: {' '.join(job[0].split()[:3])}\n")
+    return {" ".join(key.split()[:3]): kept.measured(key, dict) for key, _ in jobs}
 
 
-def _hidden_case(kept: KeptCases, name: str, scene: Scene, seed: int, seconds: float) -> float:
-    key = f"{name} hidden {seed} {seconds:g}"
-    return kept.measured(key, lambda: {"upright": _hidden(scene, seed, seconds)})["upright"]
+def _called(job: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return job()
 
 
-def _hidden(scene: Scene, seed: int, seconds: float) -> float:
-    """How long a hidden robot in another engine stays upright with feedback [s]."""
-    body = GaitBody.of(scene)
-    gait = shipped_gait(body.legs)
-    robot = open_world(scene, "rapier").tuned(_settings(scene, seed))
-    world, steps = noisy_robot(robot, body, WalkNoise()), round(seconds / scene.dt)
-    policy = LeggedEstimate(Gait(body, gait.params, gait.speed))
-    [walk] = rollouts(world, policy, seeds=[seed], steps=steps, until=fallen(scene, body))
-    return seconds if walk.meta["ended"] == "steps" else (len(walk) - 1) * scene.dt
+class _Found:
+    """The cases of one robot, by kind."""
+
+    def __init__(self, name: str, cases: dict[str, dict[str, Any]]):
+        self.name, self._cases = name, cases
+
+    def kind(self, kind: str) -> list[dict[str, Any]]:
+        """The cases of a kind."""
+        return [case for key, case in self._cases.items() if key.startswith(f"{self.name} {kind} ")]
+
+    def all(self, kind: str, key: str) -> list[float]:
+        """An entry of all its cases in one list."""
+        return [float(x) for case in self.kind(kind) for x in np.atleast_1d(case[key])]
+
+
+def _rows(name: str, cases: dict[str, dict[str, Any]], plan: Plan) -> list[Row]:
+    found, rows = _Found(name, cases), list[Row]()
+    makers = {"nominal": _experiment_rows, "closed": _closing_rows, "pushed": _push_rows, "stairs": _stairs_rows}
+    for kind, make in makers.items():
+        if found.kind(kind):
+            rows += make(found, plan)
+    for what in ("robot", "computer"):
+        minutes = sum(float(c[f"{what} minutes"]) for k, c in cases.items() if k.startswith(name))
+        rows.append(row(f"{name}: {what} time of all trials", minutes, "min"))
+    return rows
+
+
+def _experiment_rows(found: _Found, plan: Plan) -> list[Row]:
+    name, seconds = found.name, plan.seconds
+    up, same = found.all("nominal", "feedback"), found.all("nominal", "I")
+    other = found.all("actions", "II")
+    rows = [
+        row(f"{name}: {seconds:g} s walks upright with feedback", _percent(up, seconds), "%", at_least=95.0),
+        row(f"{name}: error of the estimated velocity", bootstrap(found.all("nominal", "error")), "m/s", at_most=0.1),
+        row(f"{name}: speed with feedback", bootstrap(found.all("nominal", "speed")), "m/s"),
+    ]
+    for label, kind in (("feedback", "nominal"), ("I", "nominal"), ("II", "actions")):
+        if found.kind(kind):
+            said = {"II": "II, hidden robots in another engine"}.get(label, label)
+            rows.append(row(f"{name}: time upright, {said}", bootstrap(found.all(kind, label)), "s"))
+            far = bootstrap(found.all(kind, f"{label} distance"))
+            rows.append(row(f"{name}: distance from the recorded run, {said}", far, "m"))
+    if name == "humanoid" and other:
+        early, late = bootstrap(other), bootstrap(same)
+        rows.append(row("humanoid: upright to the end in I", _percent(same, seconds), "%", at_most=5.0))
+        rows.append(
+            row("humanoid: time upright, II less I (intervals apart)", early.value - late.value, "s", at_most=0.0,
+                ok=early.high < late.low)
+        )  # fmt: skip
+    return rows
+
+
+def _closing_rows(found: _Found, plan: Plan) -> list[Row]:
+    name, seconds, many = found.name, plan.seconds, len(found.kind("closed"))
+    up = {label: np.array(found.all("closed", label)) for label in ("plain", "ranges", "closed")}
+    gain = (up["closed"] >= seconds - 1e-9).astype(float) - (up["plain"] >= seconds - 1e-9)
+    pushed = f", pushed by {HIDDEN_PUSHES[name]:g} m/s every 3 s" if HIDDEN_PUSHES[name] else ""
+    said = f"on {many} hidden robots, rapier{pushed}"
+    return [
+        row(f"{name}: upright {said}, plain gait", _percent(up["plain"], seconds), "%", at_most=60.0),
+        row(f"{name}: upright {said}, randomisation alone", _percent(up["ranges"], seconds), "%"),
+        row(f"{name}: upright {said}, identification + randomisation", _percent(up["closed"], seconds), "%",
+            at_least=85.0),
+        _gain_row(f"{name}: its gain over the plain gait, paired", gain),
+        row(f"{name}: speed of the closed gait", bootstrap(found.all("closed", "closed speed")), "m/s"),
+        row(f"{name}: identification, recorded on each robot", bootstrap(found.all("closed", "recorded minutes")),
+            "min"),
+        row(f"{name}: identification, falls on each robot", bootstrap(found.all("closed", "falls"))),
+        row(f"{name}: identification and training, one core per robot",
+            bootstrap(found.all("closed", "closing minutes")), "min"),
+        row(f"{name}: error of the identified delay", bootstrap(_delay_errors(found)), "ms"),
+    ]  # fmt: skip
+
+
+def _gain_row(name: str, gain: np.ndarray) -> Row:
+    """A gain in the share of robots upright; its goal is met where all of the interval is above 0."""
+    found = percent(bootstrap(gain))
+    return row(name, found, "%", at_least=0.0, ok=found.low > 0)
+
+
+def _delay_errors(found: _Found) -> list[float]:
+    return [1000 * abs(case["delay"][1] - case["delay"][0]) for case in found.kind("closed")]
+
+
+def _push_rows(found: _Found, plan: Plan) -> list[Row]:
+    name, seconds = found.name, plan.pushed_s
+    plain, ahead = np.array(found.all("pushed", "plain")), np.array(found.all("pushed", "predictive"))
+    said = f"{name}: pushed by {PUSHES[name]:g} m/s every 2 s"
+    gain = (ahead >= seconds - 1e-9).astype(float) - (plain >= seconds - 1e-9)
+    return [
+        row(f"{said}, upright for {seconds:g} s, plain gait", _percent(plain, seconds), "%"),
+        row(f"{said}, upright for {seconds:g} s, predictive", _percent(ahead, seconds), "%"),
+        _gain_row(f"{said}, gain of the predictive controller, paired", gain),
+        row(f"{said}, time upright gained", bootstrap(ahead - plain), "s"),
+        row(f"{name}: predictive controller, one core", bootstrap(found.all("pushed", "predictive ms")), "ms per step"),
+    ]
+
+
+def _stairs_rows(found: _Found, plan: Plan) -> list[Row]:
+    rows = list[Row]()
+    for label in ("plain", "stairs"):
+        up = found.all("stairs", f"{label} up")
+        share = percent(wilson(int(sum(up)), len(up)))
+        said = {"plain": "plain gait", "stairs": "gait for stairs"}[label]
+        rows.append(row(f"{found.name}: up stairs of {100 * RISE_M:g} cm in {plan.stairs_s:g} s, {said}", share, "%"))
+    return rows
+
+
+def _percent(upright: Any, seconds: float) -> Estimate:
+    return percent(wilson(int(np.sum(np.asarray(upright) >= seconds - 1e-9)), len(upright)))
 
 
 def _wheels() -> Estimate:
@@ -145,10 +245,30 @@ def _wheels() -> Estimate:
     return bootstrap(errors, unit="m/s")
 
 
-def _corrected(world: Inertial, estimate: BaseFilter, state: State) -> float:
+def _corrected(world: Inertial[Any], estimate: BaseFilter, state: State) -> float:
     """Take a reading, and return the squared error of the speed."""
     seen = world.observe(state)
     imu, wheels = seen["observation.imu"], 0.03 * np.asarray(seen["observation.velocity"])
     estimate.predict(imu)
-    estimate.correct(imu[:3], np.zeros(3), wheel_velocity(wheels[0], wheels[1]), True)
+    estimate.correct(imu[:3], np.zeros(3), wheel_velocity(wheels[0], wheels[1]), np.ones((), bool))
     return float((estimate.base(imu[:3])[6] - base_motion(state.q, state.v, 0, 0)[6]) ** 2)
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure parts alone: some kinds of trials, other seeds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--first", type=int, default=FIRST_HIDDEN, help="seed of the first hidden robot")
+    parser.add_argument("--robots", type=int, default=20)
+    parser.add_argument("--walks", type=int, default=20)
+    parser.add_argument("--only", nargs="*", default=[], help="closed, pushed, actions, stairs, nominal")
+    parser.add_argument("--kept", action="store_true", help="print the rows of what is measured already, and stop")
+    args = parser.parse_args(words)
+    plan = Plan(robots=args.robots, walks=args.walks, first=args.first)
+    for one in measured(args.out, plan, args.only, measure=not args.kept):
+        ends = "" if one["low"] is None else f" [{one['low']:.4g}, {one['high']:.4g}]"
+        sys.stdout.write(f"{one['name']}: {one['value']:.4g}{ends} {one['unit']} {one['ok']}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

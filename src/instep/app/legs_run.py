@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.errors import Unsupported
 from instep.core.records import array_dataclass
-from instep.core.statistics import Estimate
+from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array
 from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.physics.trajectory_video import MAX_WIDTH, playback, shrunk, write_small_video
+from instep.physics.trajectory_video import playback, write_small_video
 from instep.policy.gait import GAIT_PARAMS, GaitBody, GaitFile
 from instep.report.figures import bars_figure, lines_figure
 from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
+from instep.scene.address import read
 from instep.scene.folder import Scene
+from instep.scene.stairs import landing_m
+from instep.tune.factor_world import FACTOR
+
+if TYPE_CHECKING:
+    from .legs_closing import ClosedLegs
 
 VIDEO = "video.mp4"
+VIEW_FROM = 3.2
+"""How far the camera of the film is away, in heights of the standing base."""
 MIN_UPRIGHT_SHARE = 0.95
 """Share of walks with feedback that must not end by a fall."""
 
@@ -36,6 +47,45 @@ class LegRun:
     """The robot in words: engine and hidden parameters."""
     simulated: bool = False
     """Whether the robot is its simulator, but for the noise."""
+    controller: str = "gait"
+    closed: ClosedLegs | None = None
+    """What closing the gap gave, where that was asked for."""
+    truth: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The hidden parameters."""
+    stairs: float = 0.0
+    """Rise of the steps in the way [m]."""
+
+    def up_the_stairs(self) -> Estimate:
+        """Share of the walks with feedback that end upright on the landing."""
+        walks = self.result.walks[FEEDBACK].episodes
+        return wilson(
+            sum(e.meta["ended"] == "steps" and e.q[-1, self.body.at_q] > landing_m() for e in walks), len(walks)
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """What result.json says beside the scores."""
+        minutes = {"robot_minutes": self.result.robot_minutes, "computer_minutes": self.result.computer_minutes}
+        minutes |= {"step_ms": self.result.step_ms}
+        if self.closed is None:
+            return {**minutes, "controller": self.controller}
+        closing = {
+            "chosen": self.closed.chosen, "costs": self.closed.costs, "falls": self.closed.falls,
+            "robot_minutes": self.closed.robot_minutes, "computer_minutes": self.closed.computer_minutes,
+            "identified": {name: e.as_dict() for name, e in self.closed.found().items()},
+        }  # fmt: skip
+        return {**minutes, "controller": self.controller, "closing": closing}
+
+    def remarks(self) -> list[str]:
+        """Sentences below the table."""
+        out = [f"Computing time of the controller: {self.result.step_ms:.3g} ms per control period of one robot."]
+        if self.stairs:
+            out.append(f"Up the stairs of {100 * self.stairs:g} cm: {self.up_the_stairs()}.")
+        if self.closed is not None:
+            out.append(
+                f"Closing the gap took {60 * self.closed.robot_minutes:.0f} s on the robot, with {self.closed.falls} "
+                f"falls, and {self.closed.computer_minutes:.1f} min computed; it walks with the {self.closed.chosen}."
+            )
+        return out
 
     @property
     def caveat(self) -> str:
@@ -72,6 +122,7 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
              bars_figure(far, title="Distance from the recorded run", x="distance")],
         ),
         Section("Paths of the base", "The first walk of each condition, from above.", [_paths(run)]),
+        *_closing_sections(run),
         Section("The gait", run.gait.about, [_gait_table(run.gait)], folded=True),
     ]  # fmt: skip
     return HtmlReport(
@@ -82,6 +133,7 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
             Number.of("speed with feedback", result.speed),
             Number.of("error of the estimated velocity", result.velocity_error, "IMU, joints and contacts"),
             Number.of("sooner down in II than in I", result.sooner(), "paired by walk"),
+            *([Number.of("up the stairs", run.up_the_stairs())] if run.stairs else []),
             Number("cost", f"{result.robot_minutes:.1f} robot minutes", f"{result.computer_minutes:.1f} min computed"),
         ],
         sections=sections,
@@ -90,10 +142,46 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
     )
 
 
-def leg_scores(result: LegExperiment) -> dict[str, Estimate]:
+def _closing_sections(run: LegRun) -> list[Section]:
+    """What was identified, and which gait was taken."""
+    if run.closed is None:
+        return []
+    found = run.closed.found()
+    rows = [(name.removeprefix(FACTOR), formatted(e), _true(run, name)) for name, e in found.items()]
+    costs = [(name, f"{cost:.3f}") for name, cost in run.closed.costs.items()]
+    return [
+        Section(
+            "Closing the gap",
+            f"{run.remarks()[-1]} Parameters are factors on those of the scene, with 90 % intervals, identified from "
+            "IMU and joints alone; the gait with the least cost over samples of their posterior is used.",
+            [Table(("parameter", "identified", "true"), rows), Table(("gait", "cost over the posterior"), costs)],
+        )
+    ]
+
+
+def _true(run: LegRun, name: str) -> str:
+    """The true value of an identified parameter, where the robot is simulated with hidden parameters."""
+    pattern = name.removeprefix(FACTOR)
+    known = [one for one in run.truth if fnmatchcase(one, pattern)]
+    if not known:
+        return "" if not run.truth else "1"
+    if pattern == name:
+        return f"{run.truth[name]:.4g}"
+    return f"{run.truth[known[0]] / read(run.scene.model, known[:1])[known[0]]:.3g}"
+
+
+def leg_scores(run: LegRun) -> dict[str, Estimate]:
     """Scores for result.json, by condition."""
+    result = run.result
     named = {f"{name}: {key}": e for name, found in result.walks.items() for key, e in found.scores().items()}
-    return {**named, "speed": result.speed, "velocity error": result.velocity_error, "sooner in II": result.sooner()}
+    more = {"up the stairs": run.up_the_stairs()} if run.stairs else {}
+    return {
+        **named,
+        **more,
+        "speed": result.speed,
+        "velocity error": result.velocity_error,
+        "sooner in II": result.sooner(),
+    }
 
 
 def _headline(run: LegRun) -> Headline:
@@ -133,17 +221,19 @@ def _video(run: LegRun, folder: Path) -> ReportVideo | str:
         return f"No video: {error}"
     finally:
         renderer.close()
-    caption = f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot."
+    caption = (
+        f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot, and stays "
+        "with one that has fallen."
+    )
     return ReportVideo((folder / VIDEO).read_bytes(), caption)
 
 
 def _frames(renderer: MujocoRenderer, run: LegRun, walks: Sequence[Walks], rows: Array) -> Iterator[Array]:
-    camera, at = next(iter(run.scene.cameras.values()), None), run.body.at_q
+    at, stands = run.body.at_q, float(run.scene.start(0)[0][run.body.at_q + 2])
     for row in rows:
         images: list[Array] = []
         for found in walks:
-            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)].copy()
-            q[at : at + 2] = 0.0
-            image = renderer.render(q, camera) if camera is not None else renderer.overview(q)
-            images.append(shrunk(image, MAX_WIDTH // 2))
+            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)]
+            point = np.array([*q[at : at + 2], max(0.75 * stands, q[at + 2] - 0.25 * stands)])
+            images.append(renderer.beside(q, point, VIEW_FROM * stands))
         yield np.concatenate(images, axis=1)

@@ -18,7 +18,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import Array, State, World
+from instep.core.world import Array, Observation, State, World
 from instep.policy.base_estimation import LeggedEstimate
 from instep.policy.gait import Gait, GaitBody, base_motion, fallen
 from instep.robot.imperfect import Noisy
@@ -84,12 +84,24 @@ class LegExperiment:
     """Walks under each condition, and what they cost."""
 
     walks: dict[str, Walks]
-    speed: Estimate
-    """Speed with feedback [m/s]."""
-    velocity_error: Estimate
-    """Root mean square error of the estimated velocity of the base, per trial [m/s]."""
+    speeds: list[float]
+    """Speed with feedback of each recorded walk [m/s]."""
+    errors: list[float]
+    """Root mean square error of the estimated velocity of the base in each recorded walk [m/s]."""
+    step_ms: float
+    """Computing time of the controller per control period of one robot [ms]."""
     robot_minutes: float
     computer_minutes: float
+
+    @property
+    def speed(self) -> Estimate:
+        """Speed with feedback [m/s]."""
+        return bootstrap(self.speeds, unit="m/s")
+
+    @property
+    def velocity_error(self) -> Estimate:
+        """Error of the estimated velocity of the base [m/s]."""
+        return bootstrap(self.errors, unit="m/s")
 
     def sooner(self) -> Estimate:
         """How much sooner the robot falls with actions of a simulator than with its own, paired by trial [s]."""
@@ -120,9 +132,13 @@ def leg_experiment(
     gait: Callable[[], Gait],
     options: LegOptions,
     *,
+    controller: Callable[[Gait], LeggedEstimate] = LeggedEstimate,
     watch: Callable[[str], None] | None = None,
 ) -> LegExperiment:
-    """Walk a robot with a gait, replay its actions (I) and those of the simulator (II), and walk it once more."""
+    """Walk a robot with a gait, replay its actions (I) and those of the simulator (II), and walk it once more.
+
+    `controller` puts the estimation of the base before a gait, and with `PredictiveGait` a plan too.
+    """
     if options.trials < 1 or not 0 < options.seconds <= 600:
         raise BadInput(f"Walks take at least 1 trial and up to 600 s, not {options.trials} and {options.seconds:g}.")
     began, note = time.perf_counter(), watch or _quiet
@@ -132,12 +148,13 @@ def leg_experiment(
     first = [options.seed + i for i in range(options.trials)]
     again = [seed + _OTHER_RUN for seed in first]
     note("feedback on, recorded")
-    errors = _VelocityErrors(LeggedEstimate(gait()), body)
+    errors = _VelocityErrors(controller(gait()), body)
     recorded = rollouts(world, errors.policy, seeds=first, steps=steps, until=over, watch=(errors,))
     note("feedback on, once more")
-    repeated = rollouts(world, LeggedEstimate(gait()), seeds=again, steps=steps, until=over)
+    timed = _Timed(controller(gait()))
+    repeated = rollouts(world, timed, seeds=again, steps=steps, until=over)
     note("simulation")
-    [simulated] = rollouts(ideal, LeggedEstimate(gait()), seeds=[0], steps=steps, until=over)
+    [simulated] = rollouts(ideal, controller(gait()), seeds=[0], steps=steps, until=over)
     note("I: the recorded actions on the same robot")
     same = rollouts(world, Script(_stacked(recorded)), seeds=again, steps=steps, until=over)
     note("II: the actions of the simulation on the robot")
@@ -150,9 +167,29 @@ def leg_experiment(
     ran = sum(len(e) for e in (*recorded, *repeated, *same, *other)) * sim.spec.dt
     speeds = [(e.q[-1, body.at_q] - e.q[0, body.at_q]) / max(len(e) * sim.spec.dt, 1e-9) for e in recorded]
     return LegExperiment(
-        walks, bootstrap(speeds, unit="m/s"), bootstrap(errors.per_trial(recorded), unit="m/s"), ran / 60,
+        walks, list(map(float, speeds)), errors.per_trial(recorded), timed.per_step_ms(options.trials), ran / 60,
         (time.perf_counter() - began) / 60,
     )  # fmt: skip
+
+
+class _Timed:
+    """A controller whose computing time is measured."""
+
+    def __init__(self, policy: LeggedEstimate):
+        self._policy = policy
+        self._spent, self._steps = 0.0, 0
+
+    def reset(self, seed: int = 0) -> None:
+        self._policy.reset(seed)
+
+    def act(self, observation: Observation) -> Array:
+        began = time.perf_counter()
+        action = self._policy.act(observation)
+        self._spent, self._steps = self._spent + time.perf_counter() - began, self._steps + 1
+        return action
+
+    def per_step_ms(self, robots: int) -> float:
+        return 1000 * self._spent / max(self._steps * robots, 1)
 
 
 class _VelocityErrors:

@@ -66,6 +66,14 @@ class MujocoRenderer:
         with self._lock:
             return self._render(q, (height, width), -1)
 
+    def beside(self, q: Array, point: Array, distance: float, height: int = 320, width: int = 320) -> Array:
+        """The image of a camera that looks at a point [3] from behind it on the right, from so far away [m]."""
+        eye: Any = getattr(mujoco, "MjvCamera")()  # noqa: B009 - the type stubs lack it
+        eye.distance, eye.azimuth, eye.elevation = distance, 125.0, -14.0
+        eye.lookat[:] = point
+        with self._lock:
+            return self._render(q, (height, width), eye)
+
     def close(self) -> None:
         """Give the graphics memory back."""
         for renderer in self._renderers.values():
@@ -81,7 +89,7 @@ class MujocoRenderer:
                 self._last[camera.name] = last
         return last[1].copy()
 
-    def _render(self, q: Array, size: tuple[int, int], camera: str | int) -> Array:
+    def _render(self, q: Array, size: tuple[int, int], camera: Any) -> Array:
         self._data.qpos[:] = q
         mujoco.mj_forward(self.scene.model, self._data)
         renderer = self._renderer(*size)

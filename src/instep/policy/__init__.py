@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .chunking import AsyncChunked, Chunked, ChunkPolicy, Ensembled, Latency
     from .experts.task_experts import expert_of
     from .flow_policy import FlowPolicy, PolicyDescription, load_policy, read_policy, save_policy
-    from .gait import Gait, GaitBody, GaitFile, read_gait, shipped_gait
+    from .gait import Gait, GaitBody, GaitFile, ranges_gait, read_gait, shipped_gait, stairs_gait
     from .groot import GrootClient, default_groot_map, groot_policy
     from .groot_server import GrootServer
     from .image_adaptation import (
@@ -29,20 +29,23 @@ if TYPE_CHECKING:
     from .observation_encoding import BodyFrame, PolicyInputs
     from .openpi import OpenpiClient, PolicyServer, openpi_policy
     from .policy_map import MappedPolicy, PolicyMap, default_map
+    from .predictive import PredictiveGait, PredictiveOptions
     from .residual import Residual, ResidualPolicy, load_residual, zero_residual
     from .stable_baselines import stable_baselines_policy
     from .training import TrainOptions, TrainProgress, train
+    from .weight_shift import WeightShift
 
 __all__ = [
     "AdaptedPolicy", "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions", "BodyFrame",
     "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile",
     "GrootClient", "GrootServer", "ImageAdapter", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy",
-    "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy",
-    "TrainOptions", "TrainProgress", "adaptation_sheet", "align_features", "as_policy", "checked_map",
-    "default_groot_map", "default_map", "expert_of", "feature_distance", "fit_adapter", "groot_policy",
-    "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy", "openpi_policy",
-    "read_gait", "read_map", "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy",
-    "torchscript_policy", "train", "wheel_velocity", "zero_residual",
+    "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "PredictiveGait",
+    "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "WeightShift",
+    "adaptation_sheet", "align_features", "as_policy", "checked_map", "default_groot_map", "default_map",
+    "expert_of", "feature_distance", "fit_adapter", "groot_policy", "is_lerobot_checkpoint", "lerobot_policy",
+    "load_policy", "load_residual", "onnx_policy", "openpi_policy", "ranges_gait", "read_gait", "read_map",
+    "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy", "stairs_gait", "torchscript_policy",
+    "train", "wheel_velocity", "zero_residual",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -54,7 +57,7 @@ __getattr__ = lazy_names(
         "chunking": "AsyncChunked ChunkPolicy Chunked Ensembled Latency",
         "experts.task_experts": "expert_of",
         "flow_policy": "FlowPolicy PolicyDescription load_policy read_policy save_policy",
-        "gait": "Gait GaitBody GaitFile read_gait shipped_gait",
+        "gait": "Gait GaitBody GaitFile ranges_gait read_gait shipped_gait stairs_gait",
         "groot": "GrootClient default_groot_map groot_policy",
         "groot_server": "GrootServer",
         "observation_encoding": "BodyFrame PolicyInputs",
@@ -63,8 +66,10 @@ __getattr__ = lazy_names(
         "map_file": "checked_map read_map",
         "model_files": "onnx_policy torchscript_policy",
         "policy_map": "MappedPolicy PolicyMap default_map",
+        "predictive": "PredictiveGait PredictiveOptions",
         "residual": "Residual ResidualPolicy load_residual zero_residual",
         "stable_baselines": "stable_baselines_policy",
         "training": "TrainOptions TrainProgress train",
+        "weight_shift": "WeightShift",
     },
 )

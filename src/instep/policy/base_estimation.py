@@ -15,7 +15,7 @@ from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation
 from instep.scene.legs import Legs
 
-from .gait import BASE, Gait
+from .gait import BASE, PLACE, Gait
 
 IMU = "observation.imu"
 """Angular velocity [rad/s] and specific force [m/s2] in the frame of the base."""
@@ -125,6 +125,8 @@ class LeggedEstimate:
         self.filter = BaseFilter(gait.body.dt, options)
         self.estimate = np.zeros(9)
         """The last estimate, as `observation.base` [..., 9]."""
+        self.place = np.zeros(3)
+        """The same as `observation.place` [..., 3]: velocity integrated, which drifts."""
         self._begun = False
 
     def reset(self, seed: int = 0) -> None:
@@ -134,12 +136,18 @@ class LeggedEstimate:
 
     def act(self, observation: Observation) -> Array:
         """Positions of the servos for `observation.imu`, `observation.state` and `observation.velocity`."""
+        self.sense(observation)
+        return self.gait.act({**observation, BASE: self.estimate, PLACE: self.place})
+
+    def sense(self, observation: Observation) -> None:
+        """Take the readings of a control period."""
         imu = np.asarray(observation[IMU], float)
         if self._begun:
             self.filter.predict(imu)
         else:
             self.filter.begin(imu)
             self._begun = True
+            self.place = np.zeros((*imu.shape[:-1], 3))
         legs, resting = self.gait.body.legs, self.gait.stance()
         points, moved = foot_contacts(
             legs, observation["observation.state"], observation["observation.velocity"], self.filter.turn
@@ -148,7 +156,9 @@ class LeggedEstimate:
         for leg in range(legs.count):
             self.filter.correct(imu[..., :3], points[..., leg, :], moved[..., leg, :], resting[..., leg])
         self.estimate = self.filter.base(imu[..., :3])
-        return self.gait.act({**observation, BASE: self.estimate})
+        moved = self.place[..., :2] + self.filter.dt * self.filter.velocity[..., :2]
+        yaw = np.arctan2(self.filter.turn[..., 1, 0], self.filter.turn[..., 0, 0])
+        self.place = np.concatenate([moved, yaw[..., None]], axis=-1)
 
 
 def foot_contacts(legs: Legs, joints: Array, rates: Array, turn: Array) -> tuple[Array, Array]:

@@ -23,21 +23,33 @@ STAND_SHARE = 0.88
 STAND = "stand"
 """Keyframe in which the robot stands."""
 FLOOR = "floor"
+_FLAT = int(getattr(mujoco, "mjtTexture").mjTEXTURE_2D)  # noqa: B009 - the type stubs lack it
+_CHECKER = int(getattr(mujoco, "mjtBuiltin").mjBUILTIN_CHECKER)  # noqa: B009 - the type stubs lack it
+_RGB = int(getattr(mujoco, "mjtTextureRole").mjTEXROLE_RGB)  # noqa: B009 - the type stubs lack it
 
 
 def stand_on_legs(spec: Any) -> int:
     """Give a robot with legs position servos, a floor where it has none, and the keyframe `stand`; how many servos."""
     motors = _servos(spec, spec.compile())
     if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.geoms):
-        spec.worldbody.add_geom(
-            name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05], rgba=[0.6, 0.63, 0.66, 1]
-        )
+        _add_floor(spec)
     for key in list(spec.keys):
         spec.delete(key)
     model = spec.compile()
     q = standing(model, find_legs(model, scalar_joints(model)))
     spec.add_key(name=STAND, qpos=q, ctrl=[q[_address(model, a)] for a in range(model.nu)])
     return motors
+
+
+def _add_floor(spec: Any) -> None:
+    """A floor of light squares with sides of 0.5 m, on which a film shows how far a robot walks."""
+    squares = spec.add_texture(
+        name=FLOOR, type=_FLAT, builtin=_CHECKER,
+        rgb1=[0.62, 0.65, 0.68], rgb2=[0.54, 0.57, 0.6], width=128, height=128,
+    )  # fmt: skip
+    material = spec.add_material(name=FLOOR, texrepeat=[1, 1], texuniform=True)
+    material.textures[_RGB] = squares.name
+    spec.worldbody.add_geom(name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.05], material=FLOOR)
 
 
 def standing(model: mujoco.MjModel, legs: Legs) -> Array:

@@ -85,7 +85,8 @@ def _canonical(source: ModelSource, camera: Camera | None, legs: bool) -> tuple[
         body = tree.find("worldbody")
         body = ET.SubElement(tree, "worldbody") if body is None else body
         body.append(camera_element(camera))
-        if tree.find(".//light") is None and tree.find(".//texture") is None:
+        dark = legs or tree.find(".//light") is None
+        if dark and tree.find(".//texture[@type='skybox']") is None:
             # Without a sky and a light an image shows a dark robot on black.
             sky = {"type": "skybox", "builtin": "gradient", "rgb1": "0.95 0.96 0.98", "rgb2": "0.75 0.8 0.86"}
             ET.SubElement(ET.SubElement(tree, "asset"), "texture", {**sky, "width": "64", "height": "64"})

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from instep.core.errors import BadInput, Diverged
+from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array, State, put, stack, take
-from instep.policy.gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen
+from instep.core.world import Array, stack
+from instep.policy.gait import BASE, GAIT_PARAMS, PLACE, Gait, GaitBody, base_motion, base_place, fallen
+from instep.policy.predictive import stepped_batch
 from instep.scene.folder import SceneSimulator
 
 Randomized = Callable[[int, np.random.Generator], Mapping[str, Array]]
@@ -33,6 +34,8 @@ class GaitSearchOptions:
     """Initial standard deviation, as a share of the ranges."""
     push: float = 0.3
     """Change of velocity by a push every second [m/s]."""
+    pace: float = 0.15
+    """Weight of the error of the speed; more where standing still must not pay, as before stairs."""
     velocity_noise: float = 0.05
     """Standard deviation of the error of the measured velocity [m/s]."""
     seed: int = 0
@@ -120,32 +123,22 @@ def gait_costs(
     for row in range(steps):
         motion = base_motion(state.q, state.v, body.at_q, body.at_v)
         motion[..., 6:9] += noise[row]
-        action = gait.act({BASE: motion, "observation.state": state.q[..., sim.scene.reader.robot_q]})
+        joints, place = state.q[..., sim.scene.reader.robot_q], base_place(state.q, body.at_q)
+        action = gait.act({BASE: motion, PLACE: place, "observation.state": joints})
         if row > 2 / dt and row % round(1 / dt) == push_at:
             wrench = np.zeros((n, sim.model.nbody - 1, 6))
             force = mass * options.push / dt
             wrench[:, base, 0], wrench[:, base, 1] = force * np.cos(angle[row]), force * np.sin(angle[row])
             state = world.nudge(state, wrench)
-        state, lost = _stepped(world, state, np.nan_to_num(action))
+        state, lost = stepped_batch(world, state, np.nan_to_num(action))
         alive &= ~lost & ~over(state)
         speed = gait.wanted_speed() * np.ones(n)
         miss = np.abs(state.v[:, body.at_v] - speed) + 0.5 * np.abs(state.v[:, body.at_v + 1])
         spin = np.abs(state.v[:, body.at_v + 3 : body.at_v + 6]).sum(axis=-1)
-        cost += np.where(alive, 0.15 * np.minimum(miss, 2) + 0.02 * np.minimum(spin, 5), 1.0)
+        cost += np.where(alive, options.pace * np.minimum(miss, 2) + 0.02 * np.minimum(spin, 5), 1.0)
         if not alive.any():
             cost += steps - row - 1
             break
     drift = np.abs(state.q[:, body.at_q + 1]) / max(options.speed * options.seconds, 1.0)
     total = cost / steps + 0.1 * np.where(alive, np.minimum(drift, 1), 1.0)
     return total.reshape(len(points), options.seeds).mean(axis=1), n * (row + 1) * dt
-
-
-def _stepped(world: SceneSimulator, state: State, action: Array) -> tuple[State, Array]:
-    """The batch a step later, and which worlds diverged; these stay where they were."""
-    lost = np.zeros(len(state.q), bool)
-    try:
-        return world.step(state, action), lost
-    except Diverged as error:
-        lost[np.asarray(error.worlds)] = True
-        where = np.flatnonzero(lost)
-        return put(error.state, where, take(state, where)), lost

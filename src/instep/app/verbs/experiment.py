@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from instep.app.arguments import Options, OutFolder, SceneArg
 from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from instep.app.legs_closing import ClosedLegs
     from instep.app.legs_run import LegRun
-    from instep.policy.gait import GaitBody, GaitFile
+    from instep.core.world import World
+    from instep.policy.base_estimation import LeggedEstimate
+    from instep.policy.gait import Gait, GaitBody, GaitFile
     from instep.scene.folder import SceneSimulator
 
 
@@ -23,6 +28,14 @@ class LegsArgs:
     """gait.json of an earlier search; the gait that comes with instep for so many legs where not given."""
     generations: int = 0
     """search a gait for this robot first, by so many generations of CMA-ES; it is written to OUT/gait.json."""
+    randomize: bool = False
+    """search over ranges of delay, servos, masses and friction, so that the gait also walks robots that differ."""
+    close: bool = False
+    """record the robot, identify it from IMU and joints, train the gait over the posterior and walk with it."""
+    controller: Literal["gait", "predictive"] = "gait"
+    """predictive plans footholds, width and speed by rolling out samples in the simulator; slower than the robot."""
+    stairs: float = 0.0
+    """rise of the steps of stairs in the way of the robot [m]; 0: level ground."""
     speed: float | None = None
     """speed to walk at [m/s]; that of the gait where not given."""
     trials: int = 8
@@ -32,7 +45,7 @@ class LegsArgs:
     engine: Engine = "mujoco"
     """engine of the robot; the simulation is always in MuJoCo."""
     hidden: int = 0
-    """seed of hidden parameters by which the robot differs from its scene; 0: none."""
+    """seed of hidden parameters by which the robot differs from its scene, a delay up to 20 ms among them; 0: none."""
     push: float = 0.0
     """change of velocity by a push every 3 s [m/s]."""
     seed: int = 0
@@ -51,53 +64,95 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
         scene: scene of a robot with legs and position servos; `instep scene new ROBOT DIR --legs` makes one.
 
     """
+    from instep.app.legs_closing import hidden_legs
     from instep.app.legs_run import LegRun, leg_scores, legs_page
     from instep.app.output import new_output
-    from instep.app.simulated_robot import hidden_settings
-    from instep.evaluate.leg_walks import LegOptions, WalkNoise, leg_experiment
+    from instep.evaluate.leg_walks import LegOptions, WalkNoise, leg_experiment, noisy_robot
     from instep.physics.engines import open_world
     from instep.policy.gait import Gait, GaitBody
     from instep.scene.folder import Scene
+    from instep.scene.stairs import with_stairs
 
     loaded = Scene.load(scene)
+    if args.stairs:
+        loaded = with_stairs(loaded, args.stairs)
     body = GaitBody.of(loaded)
     output = new_output("experiment-legs", args.out, seed=args.seed)
     output.read_scene(loaded)
     sim, robot = open_world(loaded), open_world(loaded, args.engine)
-    gait = _gait(args, sim, body, output.folder)
-    truth = hidden_settings(loaded, args.hidden)
+    truth = hidden_legs(loaded, args.hidden)
+    robot = robot.tuned(truth) if truth else robot
+    gait, noise = _gait(args, sim, body, output.folder), WalkNoise(push=args.push)
+    closed = _closed(noisy_robot(robot, body, noise), sim, gait, args, output.folder) if args.close else None
+    gait = gait if closed is None else closed.gait
     speed = gait.speed if args.speed is None else args.speed
-    options = LegOptions(trials=args.trials, seconds=args.seconds, noise=WalkNoise(push=args.push), seed=args.seed)
-    result = leg_experiment(
-        sim, robot.tuned(truth) if truth else robot, lambda: Gait(body, gait.params, speed), options, watch=_say
-    )
+    options = LegOptions(trials=args.trials, seconds=args.seconds, noise=noise, seed=args.seed)
+    control = _controller(args.controller, sim, closed)
+    result = leg_experiment(sim, robot, lambda: Gait(body, gait.params, speed), options, controller=control, watch=_say)
     words = f"{args.engine}, " + (f"hidden parameters of seed {args.hidden}" if truth else "parameters of the scene")
-    run = LegRun(loaded, body, gait, result, words, simulated=not truth and args.engine == "mujoco")
-    scores = leg_scores(result)
-    output.write(
-        scores, robot_minutes=result.robot_minutes, computer_minutes=result.computer_minutes, truth=truth, speed=speed
-    )
+    words += f", steps of {100 * args.stairs:g} cm" if args.stairs else ""
+    words += f", pushed by {args.push:g} m/s" if args.push else ""
+    run = LegRun(
+        loaded, body, gait, result, words, controller=args.controller,
+        simulated=not truth and args.engine == "mujoco", closed=closed, truth=truth, stairs=args.stairs,
+    )  # fmt: skip
+    output.write(leg_scores(run), **run.notes(), truth=truth, speed=speed)
     _show(run)
     print(output.page(legs_page(run, output.folder)))
     return 0 if run.passed else 1
 
 
+def _controller(kind: str, sim: SceneSimulator, closed: ClosedLegs | None) -> Callable[[Gait], LeggedEstimate]:
+    """How a gait is made a controller; a predictive one predicts with what was identified."""
+    from instep.policy.base_estimation import LeggedEstimate
+    from instep.policy.predictive import PredictiveGait
+    from instep.tune.factor_world import FactorWorld
+
+    if kind == "gait":
+        return LeggedEstimate
+    model = sim if closed is None else FactorWorld(sim).tuned(closed.middle()).world
+    return lambda gait: PredictiveGait(gait, model)
+
+
+def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, args: LegsArgs, folder: Path) -> ClosedLegs:
+    """The gait after identification and training for the robot, written to OUT/gait.json with OUT/belief.json."""
+    from instep.app.legs_closing import LegBudget, close_on_legs
+    from instep.tune.beliefs import save_belief
+
+    budget = LegBudget(push=max(LegBudget().push, args.push))
+    closed = close_on_legs(robot, sim, gait, budget, seed=args.seed, watch=_say)
+    closed.gait.write(folder / "gait.json")
+    save_belief(closed.belief, folder / "belief.json")
+    return closed
+
+
 def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> GaitFile:
     """The gait to walk with, searched first where asked for."""
-    from instep.policy.gait import GaitFile, read_gait, shipped_gait
+    from instep.core.errors import BadInput
+    from instep.core.param import Box
+    from instep.policy.gait import GaitFile, read_gait, shipped_gait, stairs_gait
+    from instep.tune.factor_world import FactorWorld, walk_ranges
     from instep.tune.gait_search import GaitSearchOptions, search_gait
 
-    gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
+    shipped = stairs_gait(body.legs) if args.stairs else shipped_gait(body.legs)
+    gait = shipped if args.gait is None else read_gait(args.gait)
+    if args.randomize and args.generations < 1:
+        raise BadInput("--randomize belongs to a search; give --generations too.")
     if args.generations < 1:
         return gait
     speed = gait.speed if args.speed is None else args.speed
-    options = GaitSearchOptions(speed=speed, generations=args.generations, seconds=6.0, seeds=2, seed=args.seed)
+    options = GaitSearchOptions(
+        speed=speed, generations=args.generations, seconds=8.0 if args.stairs else 6.0,
+        seeds=4 if args.randomize else 2, pace=0.6 if args.stairs else 0.15, seed=args.seed,
+    )  # fmt: skip
+    ranges = Box(tuple(walk_ranges(sim.scene)))
     found = search_gait(
-        sim, options, start=gait.params, watch=lambda g, cost, _: _say(f"generation {g + 1}: cost {cost:.3f}")
-    )
+        FactorWorld(sim), options, start=gait.params, randomized=ranges.sample if args.randomize else None,
+        watch=lambda g, cost, _: _say(f"generation {g + 1}: cost {cost:.3f}"),
+    )  # fmt: skip
     about = (
-        f"CMA-ES on {sim.scene.name}: {len(found.history)} generations, {found.robot_seconds / 60:.0f} simulated "
-        f"robot minutes, {found.seconds / 60:.1f} min computed."
+        f"CMA-ES on {sim.scene.name}{' over ranges' if args.randomize else ''}: {len(found.history)} generations, "
+        f"{found.robot_seconds / 60:.0f} simulated robot minutes, {found.seconds / 60:.1f} min computed."
     )
     made = GaitFile(found.params, speed, about)
     made.write(folder / "gait.json")
@@ -124,5 +179,7 @@ def _show(run: LegRun) -> None:
         f"{run.result.robot_minutes:.1f} robot minutes, {run.result.computer_minutes:.1f} min computed.",
         highlight=False,
     )
+    for words in run.remarks():
+        console.print(words, highlight=False)
     if run.caveat:
         console.print(run.caveat, highlight=False)
