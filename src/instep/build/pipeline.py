@@ -366,7 +366,7 @@ def _parts(meshes: Mapping[str, TriangleMesh], options: BuildOptions, report: Pa
         found = convex_parts(mesh, seed=options.seed)
         for k, part in enumerate(found.meshes):
             arrays |= {f"vertices:{name}:{k}": part.vertices, f"faces:{name}:{k}": part.faces}
-        info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "threshold": found.threshold}
+        info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "concavity_m": found.concavity_m}
     return StageOutput(arrays, {"objects": info})
 
 
