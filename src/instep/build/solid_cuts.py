@@ -74,7 +74,9 @@ def inner_points(mesh: TriangleMesh, pitch: float) -> Array:
     pair = np.flatnonzero(~upward[:-1] & upward[1:] & (column[:-1] == column[1:]).all(axis=1))
     start = np.ceil(z[pair]).astype(int)
     number = np.maximum(np.floor(z[pair + 1]).astype(int) - start + 1, 0)
-    level: Array = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number) + np.repeat(start, number)
+    level: Array = (
+        np.arange(int(number.sum())) - np.repeat(np.cumsum(number) - number, number) + np.repeat(start, number)
+    )
     return low + pitch * np.column_stack([np.repeat(column[pair], number, axis=0), level])
 
 
@@ -123,8 +125,9 @@ def _piece(triangles: Array, inside: Array, core: Array, skin: Array, cuts: Arra
 def _crossed(triangles: Array, away: Array) -> tuple[Array, Array]:
     """The parts behind and in front of a plane of triangles that it crosses [n, 3, 3], as triangles."""
     positive = away > 0
-    lone: Array = np.where(positive.sum(axis=1) == 1, positive.argmax(axis=1), (~positive).argmax(axis=1))
-    order: Array = (lone[:, None] + np.arange(3)) % 3
+    # The corner that is alone on its side comes first.
+    lone = np.argmax(np.where((positive.sum(axis=1) == 1)[:, None], positive, ~positive), axis=1)
+    order = (lone[:, None] + np.arange(3)) % 3
     a, b, c = np.moveaxis(np.take_along_axis(triangles, order[..., None], axis=1), 1, 0)
     da, db, dc = np.take_along_axis(away, order, axis=1).T
     p, q = (a + (da / (da - other))[:, None] * (end - a) for other, end in ((db, b), (dc, c)))
