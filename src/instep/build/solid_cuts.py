@@ -62,10 +62,10 @@ def inner_points(mesh: TriangleMesh, pitch: float) -> Array:
     column = first[face] + np.stack([k // size[face, 1], k % size[face, 1]], axis=1)
     u, v, w = b[face] - a[face], c[face] - a[face], column - a[face]
     double = u[:, 0] * v[:, 1] - u[:, 1] * v[:, 0]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # upright faces cross no column
         s = (w[:, 0] * v[:, 1] - w[:, 1] * v[:, 0]) / double
         t = (u[:, 0] * w[:, 1] - u[:, 1] * w[:, 0]) / double
-    hit = (s >= 0) & (t >= 0) & (s + t <= 1)
+        hit = (s >= 0) & (t >= 0) & (s + t <= 1)
     face, column, s, t, upward = face[hit], column[hit], s[hit], t[hit], double[hit] > 0
     z = corners[face, 0, 2] * (1 - s - t) + corners[face, 1, 2] * s + corners[face, 2, 2] * t
     order = np.lexsort((z, column[:, 1], column[:, 0]))
