@@ -10,190 +10,89 @@ static views, with cameras that are 10 mm and 1 degree off.
 
 from __future__ import annotations
 
-import time
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from scipy.spatial import ConvexHull
-
-import build_table
+from build_cases import VIEWS, scan_rows, table_rows, tee_rows
 from build_masks import mask_rows
-from build_scans import cameras_around, render_scan, scan_mesh, write_views
-from instep.build.mesh_raster import depth_image
-from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
-from instep.build.prompts import parse_prompts
-from instep.build.scene_checks import check_scene, worst_state
-from instep.build.triangle_mesh import TriangleMesh, surface_distances
-from instep.core.world import Array
-from instep.data import load_episodes
-from instep.scene.folder import Scene
-from instep.splat.capture import load_capture
-from instep.twin.tracking import track_recording
-from rows import Row, row
+from instep.core.cores import usable_cores
+from kept_cases import Case, KeptCases
+from rows import Row, with_progress
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 """Where the recording and the scans are searched, as `pusht` and `scanned_objects`."""
-CLICKS = (
-    "tee=click:220422302296:230,100",
-    "tee=click:234222302164:200,105",
-    "tee=click:234222303707:200,75",
-)
-CONTAINERS = ("ACE_Coffee_Mug_Kristen_16_oz_cup", "Cole_Hardware_Deep_Bowl_Good_Earth_1075")
-TRACKED_OVERLAPS = (0.92, 0.92, 0.88)
-"""Median overlaps of silhouettes that the twin of the built T must reach, camera by camera."""
-SLICES = 800
-"""Slices of a T, in each of which its extent is measured."""
 QUICK = {"Dino_4": (8,), "Cole_Hardware_Deep_Bowl_Good_Earth_1075": (8,)}
 """Scans of a quick run, and numbers of views."""
 TABLES = (1000, 1001, 1002)
 """Seeds of the tables with a robot, held out; a quick run has the first."""
-VIEWS = {24: 1.0, 8: 2.0}
-"""Numbers of views that scans are built from, and by how much the goals of shape are wider for them."""
+CORES = 2
+"""Cores that each case has: goals of time are for a laptop."""
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+Cases = dict[str, Callable[[], list[Row]]]
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
-    """Build each scene, compare it with the truth, and return one row per number."""
-    rows: list[Row] = []
+    """Build each scene, compare it with the truth, and return one row per number.
+
+    Cases run beside each other, as many as there are pairs of cores, and are kept as they end.
+    """
+    cases, kept = _cases(out, quick), KeptCases(out)
+    for name in _ONE_THREAD:
+        os.environ.setdefault(name, "1")  # read by the processes when they load NumPy
+    os.environ["NUMBA_NUM_THREADS"] = str(CORES)
+    with get_context("spawn").Manager() as manager:
+        lanes: Any = manager.Queue()
+        cores = _pairs()
+        for pair in cores:
+            lanes.put(pair)
+        with ProcessPoolExecutor(len(cores), get_context("spawn"), _confined, (lanes,)) as pool:
+            left = {pool.submit(case): key for key, case in cases.items() if key not in kept}
+            for done in with_progress("cases", len(left), as_completed(left)):
+                kept.measured(left[done], partial(_case, done))
+    return [row for key in sorted(cases) for row in kept.measured(key, dict[str, object])["rows"]]
+
+
+def _cases(out: Path, quick: bool) -> Cases:
+    """What measures each case, the longest first."""
+    cases: Cases = {}
     pusht, scans = _found("pusht"), _found("scanned_objects")
     if pusht is None or scans is None:
         print("no recording of PushT, or no scans: what is missing is not measured")
+    if scans is not None:
+        for seed in TABLES[:1] if quick else TABLES:
+            cases[f"table {seed}"] = partial(table_rows, scans, out / f"table_{seed}", seed)
+        for views in VIEWS:
+            for scan in sorted(path for path in scans.iterdir() if path.is_dir()):
+                if not quick or views in QUICK.get(scan.name, ()):
+                    cases[f"{scan.name}, {views} views"] = partial(scan_rows, scan, out / f"{scan.name}_{views}", views)
     if pusht is not None:
-        rows += mask_rows(pusht, quick)
-        rows += _tee(pusht, out / "tee")
-    for scan in sorted(scans.iterdir()) if scans is not None else ():
-        if scan.is_dir():
-            for views in QUICK.get(scan.name, ()) if quick else VIEWS:
-                rows += _scan(scan, out / f"{scan.name}_{views}", views)
-    for seed in (TABLES[:1] if quick else TABLES) if scans is not None else ():
-        rows += _table(scans, out / f"table_{seed}", seed)
-    return rows
+        cases["T"] = partial(tee_rows, pusht, out / "tee")
+        cases["masks, quick" if quick else "masks"] = partial(mask_rows, pusht, quick)
+    return cases
+
+
+def _pairs() -> list[tuple[int, ...]]:
+    """Cores of this process, divided among those that measure."""
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(usable_cores()))
+    return [tuple(own[k : k + CORES]) for k in range(0, max(len(own) - CORES + 1, 1), CORES)]
+
+
+def _confined(lanes: Any) -> None:
+    """Take some cores for this process alone."""
+    cores = lanes.get()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def _case(done: Future[list[Row]]) -> Case:
+    return {"rows": done.result()}
 
 
 def _found(name: str) -> Path | None:
     return next((place / name for place in DATA if (place / name).is_dir()), None)
-
-
-def _tee(folder: Path, out: Path) -> list[Row]:
-    """The T: 200 x 200 mm, bars 50 mm wide, 40 mm high, 700 cm^3."""
-    begin = time.perf_counter()
-    built = build_scene(load_capture(folder), parse_prompts(CLICKS), out, BuildOptions(steps=0))
-    mesh, shape = built.objects[0].mesh, built.record["stages"]["shape"]["objects"]["tee"]
-    sides, widths = tee_sizes(mesh)
-    return [
-        row("T: largest error of the box", 100 * np.abs(sides / 0.2 - 1).max(), "%", at_most=3.0),
-        row("T: largest error of the widths", 100 * np.abs(widths / 0.05 - 1).max(), "%", at_most=6.0),
-        row("T: error of the height", 1e3 * abs(shape["height_m"] - 0.04), "mm", at_most=3.0),
-        row("T: error of the volume", 100 * abs(mesh.volume / 700e-6 - 1), "%", at_most=8.0),
-        row("T: least overlap of silhouettes", min(shape["overlap"].values())),
-        *_simulated("T", built),
-        row("T: time of the build", time.perf_counter() - begin, "s"),
-        *_tracked(folder, built),
-    ]
-
-
-def _tracked(folder: Path, built: BuiltScene) -> list[Row]:
-    """How well the twin of the built scene follows the recording that it was built from, at its defaults."""
-    tracked = track_recording(Scene.load(built.folder), load_episodes(folder)[0])
-    found, keys = tracked.overlaps(), tracked.cameras.key_rows
-    return [
-        row(f"T: overlap of the twin of the built scene, {name}", found.score(name, keys), at_least=goal)
-        for name, goal in zip(found.cameras, TRACKED_OVERLAPS, strict=True)
-    ]
-
-
-def tee_sizes(mesh: TriangleMesh) -> tuple[Array, Array]:
-    """Sides of the smallest box around a T, and the widths of its bar and stem [m]; exact to 0.3 mm."""
-    points, _ = mesh.sampled(400_000, np.random.default_rng(0))
-    points = np.concatenate([points, mesh.vertices])
-    hull = points[ConvexHull(points[:, :2]).vertices, :2]
-    turns = [np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]]) for a in np.radians(np.arange(0, 90, 0.05))]
-    best = points[:, :2] @ min(turns, key=lambda turn: float(np.ptp(hull @ turn, axis=0).prod()))
-    extents: list[Array] = []
-    for axis in (0, 1):
-        bins = np.digitize(best[:, axis], np.linspace(best[:, axis].min(), best[:, axis].max(), SLICES + 1)[1:-1])
-        order = np.argsort(bins, kind="stable")
-        across = np.split(best[order, 1 - axis], np.searchsorted(bins[order], np.arange(1, SLICES)))
-        extents.append(np.array([np.ptp(some) if len(some) > 3 else 0.0 for some in across]))
-    sides = np.ptp(best, axis=0)
-    # Along the stem, extents are those of the bar or of the stem; across it they are all in between.
-    axis = int(np.argmax([np.std(e) for e in extents]))
-    wide = extents[axis] > 0.6 * extents[axis].max()
-    bar = float(wide.mean() * sides[axis])
-    return sides, np.array([bar, float(np.median(extents[axis][~wide]))])
-
-
-def _scan(scan: Path, out: Path, views: int) -> list[Row]:
-    """A scan from some views; with fewer than 12 none is held out, so that nothing says how it looks."""
-    name, truth, wider = f"{scan.name.split('_')[0]}, {views} views", scan_mesh(scan), VIEWS[views]
-    cameras = cameras_around(truth, views)
-    images = write_views(out / "views", cameras, render_scan(scan, cameras, out / "model"))
-    begin = time.perf_counter()
-    built = build_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
-    seconds, mesh = time.perf_counter() - begin, built.objects[0].mesh
-    stages = built.record["stages"]
-    away = 100 * float(np.mean(surface_distances(mesh, truth))) / truth.diagonal
-    volume = 100 * abs(mesh.volume / truth.volume - 1)
-    container = scan.name in CONTAINERS
-    flagged = bool(stages["shape"]["objects"]["scan"]["container"])
-    wrong = f"{name}: a container whose volume is more than 30 % off and that is not flagged"
-    volumes = (
-        [row(f"{name}: error of the volume", volume, "%"), row(wrong, volume > 30.0 and not flagged, "", at_most=0)]
-        if container
-        else [row(f"{name}: error of the volume", volume, "%", at_most=10.0 * wider)]
-    )
-    held_out = stages["appearance"]["objects"]["scan"].get("psnr_db")
-    looks = [] if held_out is None else [row(f"{name}: PSNR of held-out views", held_out["value"], "dB", at_least=30.0)]
-    return [
-        row(f"{name}: Chamfer distance of the diagonal", away, "%", at_most=0.6 * wider),
-        *volumes,
-        row(f"{name}: flagged as a container, and is none or the reverse", flagged != container),
-        row(f"{name}: least overlap of the masks with the truth", min(_mask_overlaps(built, truth))),
-        *looks,
-        row(f"{name}: parts over mesh", stages["parts"]["objects"]["scan"]["volume_ratio"], "", at_most=1.25),
-        *_simulated(name, built),
-        row(f"{name}: time of the build", seconds, "s", at_most=300.0),
-    ]
-
-
-def _table(scans: Path, out: Path, seed: int) -> list[Row]:
-    """A table with four scans and a robot: the worst camera, the worst object, and what moves in 10 s."""
-    name, capture = f"table {seed}", build_table.render_table(scans, out, seed)
-    prompts = parse_prompts(build_table.box_prompts(capture, seed))
-    begin = time.perf_counter()
-    options = BuildOptions(robot=Scene.load(capture.robot), steps=0)
-    built = build_scene(load_capture(capture.images), prompts, out / "scene", options)
-    seconds, scene = time.perf_counter() - begin, Scene.load(built.folder)
-    cameras = [build_table.camera_offset(scene.cameras[key], camera) for key, camera in capture.cameras.items()]
-    poses = [build_table.pose_offset(one.mesh, capture.scans[one.name]) for one in built.objects]
-    moved = build_table.largest_motion(scene, 10.0)
-    for one, (shift, turn) in zip(built.objects, poses, strict=True):
-        print(f"{name}: {one.name}: {1e3 * shift:.2f} mm, {turn:.2f} deg, moves {1e3 * moved[one.name]:.2f} mm")
-    return [
-        row(f"{name}: largest error of a camera's position", 1e3 * max(s for s, _ in cameras), "mm", at_most=3.0),
-        row(f"{name}: largest error of a camera's orientation", max(t for _, t in cameras), "deg", at_most=0.3),
-        row(f"{name}: largest error of an object's position", 1e3 * max(s for s, _ in poses), "mm", at_most=3.0),
-        row(f"{name}: largest error of an object's orientation", max(t for _, t in poses), "deg", at_most=2.0),
-        row(f"{name}: largest motion of an object in 10 s", 1e3 * max(moved.values()), "mm", at_most=2.0),
-        row(f"{name}: time of the build", seconds, "s"),
-    ]
-
-
-def _mask_overlaps(built: BuiltScene, truth: TriangleMesh) -> list[float]:
-    kept, out = np.load(built.folder / "stages" / "segment.npz"), list[float]()
-    for name, camera in Scene.load(built.folder).cameras.items():
-        found, true = kept[f"alpha:scan:{name}"] > 127, depth_image(truth, camera).mask
-        out.append(float((found & true).sum() / (found | true).sum()))
-    return out
-
-
-def _simulated(name: str, built: BuiltScene) -> list[Row]:
-    """How a scene passes its own checks: the worst of penetration and of rest in two engines."""
-    findings = [f for f in check_scene(Scene.load(built.folder)) if f.check == "penetration" or "rest" in f.check]
-    for finding in findings:
-        print(f"{name}: {finding.check}: {finding.state}, {finding.value}")
-    return [row(f"{name}: checks of contacts and rest that are not green", _bad(findings), "", at_most=0)]
-
-
-def _bad(findings: list) -> int:
-    return sum(worst_state([finding]) != "green" for finding in findings)

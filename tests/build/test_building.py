@@ -11,6 +11,7 @@ import pytest
 from build_scenes import box, click_at, rendered, ring, tee, write_capture
 from instep.app.cli import main
 from instep.build.mesh_raster import coverage
+from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
 from instep.build.posed_views import PosedView
 from instep.build.prompts import load_prompts, parse_prompts
 from instep.build.scene_checks import check_scene, worst_state
@@ -21,6 +22,7 @@ from instep.core.errors import BadInput
 from instep.data.files import read_npz
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
+from instep.splat.capture import load_capture
 from instep.splat.io import load_gaussians
 from instep.splat.rendering import render
 
@@ -90,6 +92,19 @@ def test_one_image_and_a_height_give_an_outline_whose_checks_by_views_are_unknow
     findings = {f.check: f for f in check_scene(Scene.load(tmp_path / "scene"))}
     assert findings["silhouettes"].state == findings["views"].state == "unknown"
     assert findings["rest in mujoco"].state == "green"
+
+
+def test_where_what_finishes_a_build_fails_nothing_is_written(tmp_path):
+    images = write_capture(tmp_path / "images", tee(), CAMERAS[:1])
+
+    def fail(scene: BuiltScene) -> None:
+        assert (scene.folder / "build.json").is_file()
+        raise OSError("no space left")
+
+    options = BuildOptions(height=0.04, steps=0, gaussians=200, background=0, finish=fail)
+    with pytest.raises(OSError, match="no space left"):
+        build_scene(load_capture(images), parse_prompts(CLICKS[:1]), tmp_path / "scene", options)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_a_stage_is_redone_alone(built):

@@ -192,3 +192,21 @@ def test_no_convex_part_reaches_beyond_the_mesh(ball):
     low, high = bumpy.bounds
     for part in convex_parts(bumpy).meshes:
         assert (part.bounds[0] >= low - 1e-12).all() and (part.bounds[1] <= high + 1e-12).all()
+
+
+def test_parts_of_a_thin_ring_leave_it_open():
+    angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    rims = [
+        np.column_stack([r * circle, np.full(48, z)]) for r, z in ((0.05, 0), (0.05, 0.03), (0.045, 0.03), (0.045, 0))
+    ]
+    k, faces = np.arange(48), list[np.ndarray]()
+    for side in range(4):
+        a, b, c, d = (48 * (i % 4) + j % 48 for i, j in ((side, k), (side, k + 1), (side + 1, k + 1), (side + 1, k)))
+        faces += [np.column_stack([a, b, c]), np.column_stack([a, c, d])]
+    ring = TriangleMesh(np.concatenate(rims), np.concatenate(faces).astype(np.int32))
+    assert ring.watertight and ring.volume > 0
+    found = convex_parts(ring)
+    assert found.volume_ratio < 1.25 and len(found.meshes) < 24
+    assert sum(part.volume for part in found.meshes) == pytest.approx(found.volume_ratio * ring.volume)
+    assert all(np.hypot(*part.centroid[:2]) > 0.04 for part in found.meshes)

@@ -96,6 +96,8 @@ def test_png_is_without_loss_and_damage_is_said():
     np.testing.assert_array_equal(stills[2], np.roll(noise, 2, axis=1))
     with pytest.raises(BadInput, match="neither PNG nor JPEG"):
         decode_image(b"GIF89a")
+    with pytest.raises(BadInput, match=r"The image 'left\.png' is neither"):
+        open_stills(lambda k: b"GIF89a", 1, "left.png")
     with pytest.raises(BadInput, match="damaged"):
         decode_image(data[:20])
 

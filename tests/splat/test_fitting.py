@@ -127,6 +127,18 @@ def test_initial_gaussians_have_the_colours_of_the_images() -> None:
     assert np.abs(seen.colour.mean() - images[0].image.mean()) < 0.1
 
 
+def test_what_is_behind_a_table_is_in_front_of_no_opposite_camera() -> None:
+    cameras, plane = orbit_cameras(8), Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.05, -0.05), (0.05, 0.05))
+    images = [
+        WeightedImage(one, np.full((48, 64, 3), 0.5, np.float32), np.ones((48, 64), np.float32)) for one in cameras
+    ]
+    found = initial_gaussians(images, np.zeros((0, 3)), plane, 100)
+    assert (np.abs(found.means[:, :2]) > 0.06).any()
+    farthest = max(float(np.linalg.norm(one.body_from_camera[:3, 3])) for one in cameras)
+    off_table = np.abs(found.means[:, 2]) > 0.01
+    assert (np.linalg.norm(found.means[off_table], axis=1) > farthest).all()
+
+
 def test_rays_meet_the_table_where_they_point() -> None:
     camera = orbit_cameras(1)[0]
     points, inside = intersect_plane(camera, pixel_rays(camera, np.array([camera.centre])), TABLE)

@@ -15,8 +15,8 @@ _IMAGES = 6
 _OBJECT = ("object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "mass from", "friction", "parts", "overlap")
 
 
-def build_page(built: BuiltScene) -> HtmlReport:
-    """The page of a scene that was built, from its folder and its record."""
+def build_page(built: BuiltScene, name: str) -> HtmlReport:
+    """The page of a scene that was built, from its folder, which may not be in its place yet, and its record."""
     stages = built.record["stages"]
     seconds = sum(float(stage.get("seconds", 0.0)) for stage in stages.values())
     names = [one.name for one in built.objects]
@@ -32,7 +32,7 @@ def build_page(built: BuiltScene) -> HtmlReport:
         held = "views kept back" if background["held_out"] else "the views that it was fitted to"
         numbers.append(Number("background", f"{background['psnr_db']['value']:.1f} dB", f"PSNR over {held}"))
     return HtmlReport(
-        f"Build of {built.folder.resolve().name}", ", ".join(names),
+        f"Build of {name}", ", ".join(names),
         Headline("plain", f"{len(names)} object{'s' * (len(names) != 1)} built", "instep build check judges them"),
         numbers,
         [

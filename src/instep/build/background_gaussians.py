@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,7 +56,9 @@ def fit_world(
     back = [target for k, target in enumerate(targets) if not (k + 1) % held]
     start = initial_gaussians(kept, np.zeros((0, 3)), plane, count, options.seed)
     if len(start) > count:
+        wider = np.sqrt(len(start) / count)  # they still cover the images
         start = start.take(np.sort(np.random.default_rng((options.seed, 0xB6)).permutation(len(start))[:count]))
+        start = replace(start, scales=start.scales * wider)
     found = start
     if options.steps:
         found = fit_gaussians(kept, start, options, surface=SurfaceConstraint(plane), progress=progress).gaussians

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,8 @@ class BuildOptions:
     """Folder with a network that takes clicks and boxes (`instep build weights`); a graph cut where None."""
     redo: Stage = "capture"
     """The first stage that is computed; those before are read from the folder."""
+    finish: Callable[[BuiltScene], object] | None = None
+    """Called with the scene before its folder is put in its place, to add to it; where it fails nothing is written."""
 
 
 @array_dataclass
@@ -126,6 +128,8 @@ def build_scene(
         found = _build(capture, prompts, options, store, work)
         record = _record(prompts, options, store, found)
         (work / BUILD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if options.finish is not None:
+            options.finish(BuiltScene(work, found, record))
         shutil.rmtree(out, ignore_errors=True)
         work.rename(out)
     finally:
@@ -366,7 +370,7 @@ def _parts(meshes: Mapping[str, TriangleMesh], options: BuildOptions, report: Pa
         found = convex_parts(mesh, seed=options.seed)
         for k, part in enumerate(found.meshes):
             arrays |= {f"vertices:{name}:{k}": part.vertices, f"faces:{name}:{k}": part.faces}
-        info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "threshold": found.threshold}
+        info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "concavity_m": found.concavity_m}
     return StageOutput(arrays, {"objects": info})
 
 

@@ -9,10 +9,13 @@ vote: a pixel is of the object where the space in front of it is inside the silh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
+from functools import partial
 
 import numpy as np
 
+from instep.core.cores import usable_cores
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
@@ -98,11 +101,12 @@ def masks_on_table(
     for round_ in range(_ROUNDS):
         shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, hiding, strict=True)]
         table, before = map_table(views, plane, shown), list(found)
-        for i, view in enumerate(views):
-            if report is not None:
-                report((round_ + i / len(views)) / _ROUNDS, view.name)
-            balanced = replace(view, image=view.image * table.gains[i].astype(np.float32))
-            found[i], known[i] = _cut(balanced, meetings[i], table, votes[i], colours)
+        cut = partial(_cut_balanced, table, colours)
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            for i, (mask, sure) in enumerate(pool.map(cut, views, table.gains, meetings, votes)):
+                if report is not None:
+                    report((round_ + i / len(views)) / _ROUNDS, views[i].name)
+                found[i], known[i] = mask, sure
         changed = sum(int((a != b).sum()) for a, b in zip(found, before, strict=True))
         if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
             break
@@ -230,6 +234,13 @@ def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence
     if len(around) < _MIN_PIXELS:
         around = table.colour[np.isfinite(table.spread)]
     return colour_mixture(np.concatenate(inner), 8), colour_mixture(around, 8)
+
+
+def _cut_balanced(
+    table: TableMap, colours: ColourPair | None, view: PosedView, gain: Array, meets: Array, vote: Array | None
+) -> tuple[Array, Array]:
+    """What `_cut` finds in a view whose colours were made comparable with those of the others."""
+    return _cut(replace(view, image=view.image * gain.astype(np.float32)), meets, table, vote, colours)
 
 
 def _cut(

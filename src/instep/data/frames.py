@@ -149,12 +149,12 @@ def open_video(path: Path, start: int = 0, count: int | None = None) -> Frames:
     return Frames(VideoFile(path, (what.height, what.width)), np.arange(start, start + count))
 
 
-def open_stills(read: Callable[[int], bytes], count: int) -> Frames:
-    """Compressed images by number; the first is decoded to learn their size."""
+def open_stills(read: Callable[[int], bytes], count: int, name: str = "") -> Frames:
+    """Compressed images by number; the first is decoded to learn their size. `name` says in errors which they are."""
     if count < 1:
         raise BadInput("A camera needs at least one image, and none was found.")
-    first = decode_image(read(0))
-    source = IndexedImages(lambda k: decode_image(read(k)), (int(first.shape[0]), int(first.shape[1])))
+    first = decode_image(read(0), name)
+    source = IndexedImages(lambda k: decode_image(read(k), name), (int(first.shape[0]), int(first.shape[1])))
     return Frames(source, np.arange(count))
 
 
@@ -163,14 +163,15 @@ def consecutive(numbers: Array) -> bool:
     return bool(len(numbers)) and bool((np.diff(numbers) == 1).all())
 
 
-def decode_image(data: bytes) -> Array:
-    """A PNG or JPEG image [height, width, 3] uint8."""
+def decode_image(data: bytes, name: str = "") -> Array:
+    """A PNG or JPEG image [height, width, 3] uint8; `name` says in errors which."""
     av = library("av")
 
     codec = "png" if data[:8] == b"\x89PNG\r\n\x1a\n" else "mjpeg" if data[:2] == b"\xff\xd8" else ""
     if not codec:
-        raise BadInput(f"An image of {len(data)} bytes is neither PNG nor JPEG; only these two are read.")
-    name = f"an image of {len(data)} bytes"
+        what = f"The image {name!r}" if name else f"An image of {len(data)} bytes"
+        raise BadInput(f"{what} is neither PNG nor JPEG; only these two are read.")
+    name = name or f"an image of {len(data)} bytes"
     video.check_pixels(*_declared_size(data), name)
     with parsing(name, f"{codec}, so it is damaged"):
         context: Any = av.codec.CodecContext.create(codec, "r")

@@ -143,7 +143,7 @@ def _stills(folder: Path) -> tuple[CameraRecording, ...]:
             joints = {str(name): float(value) for name, value in frame.get("joints", {}).items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"Frame {number} in {folder.name}/transforms.json lacks or misstates {error}.") from None
-        images = open_stills(lambda _, path=path: read_file(path, MAX_IMAGE), 1)
+        images = open_stills(lambda _, path=path: read_file(path, MAX_IMAGE), 1, path.name)
         _, height, width, _ = images.shape
         camera = _intrinsics({**table, **frame}, path.stem, width, height, place)
         camera = replace(camera, body=str(frame.get("body", "world")))

@@ -35,6 +35,8 @@ MAX_LOG_THICKNESS = np.log(0.002)
 """Largest standard deviation normal to a surface, its logarithm [m]."""
 _SPACING_PX = 7
 """Distance between initial Gaussians where nothing is known of the scene."""
+_BEHIND, _BEYOND = 1.6, 4.0
+"""Distance of what misses the plane over that of the cameras from what they look at: behind it, or beyond all."""
 
 
 @options_dataclass
@@ -127,8 +129,9 @@ def initial_gaussians(
         known = _on_points(images, points[rng.permutation(len(points))[:count]])
     else:
         known = None
-    distance = _distance([image.camera for image in images])
-    far = [_along_rays(image, plane, distance, rng) for image in images]
+    cameras = [image.camera for image in images]
+    distance, opposite = _distance(cameras), _opposite(cameras)
+    far = [_along_rays(image, plane, distance, opposite, rng) for image in images]
     parts = [part for part in (known, *far) if part is not None and len(part)]
     if not parts:
         raise BadInput("Nothing is known of the scene and no image shows anything of it.")
@@ -417,8 +420,19 @@ def _on_points(images: Sequence[WeightedImage], points: Array) -> Gaussians:
     return gaussians_from_colours(points[seen], 0.6 * size[seen, None] * np.ones(3), colours[seen], opacities=0.7)
 
 
-def _along_rays(image: WeightedImage, plane: Plane | None, distance: float, rng: np.random.Generator) -> Gaussians:
-    """Gaussians behind the pixels whose rays miss the plane."""
+def _opposite(cameras: Sequence[Camera]) -> bool:
+    """Whether two cameras look in opposite directions, as seen from above or below."""
+    ahead = np.array([camera.body_from_camera[:2, 2] for camera in cameras])
+    return bool((ahead @ ahead.T).min() < 0)
+
+
+def _along_rays(
+    image: WeightedImage, plane: Plane | None, distance: float, opposite: bool, rng: np.random.Generator
+) -> Gaussians:
+    """Gaussians behind the pixels whose rays miss the plane.
+
+    Where cameras look from opposite sides they are where the plane goes on, or farther than all cameras.
+    """
     camera = image.camera
     x, y = np.meshgrid(
         np.arange(_SPACING_PX // 2, camera.width, _SPACING_PX), np.arange(_SPACING_PX // 2, camera.height, _SPACING_PX)
@@ -427,7 +441,13 @@ def _along_rays(image: WeightedImage, plane: Plane | None, distance: float, rng:
     rays = pixel_rays(camera, pixels + 0.5)
     missed = np.ones(len(pixels), bool) if plane is None else ~intersect_plane(camera, rays, plane)[1]
     chosen = missed & (image.weight[pixels[:, 1], pixels[:, 0]] > 0.5)
-    depth = distance * np.exp(0.15 * rng.normal(size=int(chosen.sum()))) * (1.0 if plane is None else 1.6)
+    depth = distance * np.exp(0.15 * rng.normal(size=int(chosen.sum()))) * (1.0 if plane is None else _BEHIND)
+    if plane is not None and opposite:
+        farther = _BEYOND / _BEHIND * depth
+        towards = rays[chosen] @ plane.normal[:3]
+        origin = camera.body_from_camera[:3, 3] @ plane.normal[:3] + plane.normal[3]
+        meets = -origin / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
+        depth = np.where((meets > 0) & (meets < farther), meets, farther)
     points = camera.body_from_camera[:3, 3] + depth[:, None] * rays[chosen]
     size = 0.5 * _SPACING_PX * depth / camera.focal[0]
     colours = image.image[pixels[chosen, 1], pixels[chosen, 0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -96,14 +97,17 @@ def build(
     prompts = parse_prompts(args.prompt)
     if args.prompts is not None:
         prompts = (*load_prompts(args.prompts), *prompts)
-    options = _options(args)
+
+    def finish(built: BuiltScene) -> None:
+        write_report(built.folder, build_page(built, out.name))
+
+    options = replace(_options(args), finish=finish)
     if out.exists() and (out.is_file() or (any(out.iterdir()) and not (out / "build.json").is_file())):
         raise BadInput(f"{str(out)!r} is there and was not written by instep build; give a new folder.")
     capture = load_capture(images)
     with _progress() as report:
         built = build_scene(capture, prompts, out, options, report)
     _show(built)
-    write_report(built.folder, build_page(built))
     print(built.folder)
     return 0
 
