@@ -35,7 +35,7 @@ _XML = """
   <worldbody>
     <light pos="0.3 0.5 2" dir="-0.15 -0.2 -1" diffuse="0.45 0.45 0.45" specular="0 0 0" castshadow="true"/>
     <light pos="-1 -1 2" dir="0.4 0.4 -1" diffuse="0.25 0.25 0.25" specular="0 0 0" castshadow="false"/>
-    <geom type="plane" size="20 20 .1" material="table"/>
+    <geom type="plane" size="{half} {half} .1" material="table"/>
     <body name="scan"><freejoint/><geom type="mesh" mesh="scan" material="scan"/></body>
     {cameras}
   </worldbody>
@@ -79,18 +79,20 @@ def render_scan(
 ) -> list[Array]:
     """The image of each camera [height, width, 3] uint8, by MuJoCo's renderer and with noise.
 
-    The model that is rendered is left in `folder`. A table top is `TABLE_DIAGONALS` of the scan wide, and the plain
-    one, where none is given, two.
+    The model that is rendered is left in `folder`. A table top that is given is `TABLE_DIAGONALS` of the
+    scan wide.
     """
     rng = np.random.default_rng((seed, 0x5CA))
     folder.mkdir(parents=True, exist_ok=True)
     width, height = cameras[0].width, cameras[0].height
     placed = "".join(ET.tostring(camera_element(camera), encoding="unicode") for camera in cameras)
-    repeat = f"{1 / ((2.0 if table is None else TABLE_DIAGONALS) * scan_mesh(scan).diagonal):.4g}"
+    # MuJoCo's repeat counts half textures. Three copies of one across put its middle at the origin.
+    wide = (4.0 if table is None else TABLE_DIAGONALS) * scan_mesh(scan).diagonal
+    repeat, half = f"{2 / wide:.4g}", "20" if table is None else f"{1.5 * wide:.4g}"
     for name in ("model.obj", "texture.png"):
         (folder / name).write_bytes((scan / name).read_bytes())
     (folder / "table.png").write_bytes(encode_png(table_top(rng) if table is None else table))
-    (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, cameras=placed))
+    (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, half=half, cameras=placed))
     scene = Scene.load(folder / "scan.xml")
     renderer = MujocoRenderer(scene)
     images = [renderer.render(scene.start(0)[0], scene.cameras[camera.name]) for camera in cameras]

@@ -146,7 +146,7 @@ def _sight(detector: Any, board: Any, name: str, image: Array, options: BoardOpt
 
 
 def board_corners(detector: Any, board: Any, image: Array, options: BoardOptions) -> tuple[Array, Array] | None:
-    """Corners on the board [n, 3] [m] and in an image [n, 2], in OpenCV's conventions; None where there is no marker."""
+    """Corners on the board [n, 3] [m] and in an image [n, 2], as OpenCV counts; None where there is no marker."""
     grey = np.ascontiguousarray(image.mean(axis=-1).astype(np.uint8))
     if options.kind == "charuco":
         corners, ids, _, _ = detector.detectBoard(grey)

@@ -111,8 +111,9 @@ def _mapped(colmap: Any, folder: Path, job: Mapping[str, Any], fixed: set[int]) 
 
 
 def _placed(model: Any) -> list[int]:
-    """The images that a reconstruction has poses of."""
-    return sorted(image_id for image_id, image in model.images.items() if image.has_pose)
+    """The images that a reconstruction has poses of, by name."""
+    placed = [image_id for image_id, image in model.images.items() if image.has_pose]
+    return sorted(placed, key=lambda image_id: str(model.images[image_id].name))
 
 
 def _model_arrays(model: Any, registered: Sequence[int]) -> dict[str, Array]:

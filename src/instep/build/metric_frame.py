@@ -104,7 +104,7 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
         if np.mean(origins @ plane[:3] + plane[3] > 0) < 0.5:
             plane = -plane
         height = near @ plane[:3] + plane[3]
-        above = float(np.mean(origins @ plane[:3] + plane[3] > 0)) >= _MIN_ABOVE
+        above = int((origins @ plane[:3] + plane[3] > 0).sum()) >= _MIN_ABOVE * len(origins)
         on = int((np.abs(height) < tolerance).sum())
         if above and on >= _MIN_ON_TABLE and np.mean(height < -4 * tolerance) <= _MAX_BELOW:
             found.append((on, plane))
@@ -268,7 +268,8 @@ def _located(where: Sightings, cameras: Mapping[str, Camera], plane: Array | Non
             raise BadInput(f"The pixel {where[0][1]} of {where[0][0]!r} does not show the table.")
         return origins[0] + t * rays[0]
     across = np.eye(3) - rays[:, :, None] * rays[:, None, :]
-    point: Array = np.linalg.solve(across.sum(axis=0), np.asarray(np.einsum("nij,nj->i", across, origins)))
+    total: Array = across.sum(axis=0)
+    point = np.linalg.solve(total, np.asarray(np.einsum("nij,nj->i", across, origins)))
     if checked:
         _check_sightings(point, where, cameras)
     return point

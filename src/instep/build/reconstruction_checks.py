@@ -56,8 +56,8 @@ def check_still(pairs: PhotoPairs) -> None:
     share = pairs.still[enough] / pairs.raw[enough]
     if len(share) and np.median(share) > _STILL_SHARE:
         raise BadInput(
-            f"The camera stood still: in half of all pairs of photographs {100 * np.median(share):.0f} % or more of the "
-            "features are at the same place. Move the camera around the objects; where one turned on a turntable "
+            f"The camera stood still: in half of all pairs of photographs {100 * np.median(share):.0f} % or more of "
+            "the features are at the same place. Move the camera around the objects; where one turned on a turntable "
             "before a fixed camera, give --turntable."
         )
 

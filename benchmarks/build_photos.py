@@ -1,0 +1,149 @@
+"""Photographs without poses: rendered views of a scan on a patterned table with a small board, posed by structure from
+motion, against the cameras that took them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from build_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh
+from instep.build.board_poses import BoardOptions
+from instep.build.metric_frame import KnownLength, similarity
+from instep.build.photo_poses import PhotoOptions, PhotoPoses, pose_photos
+from instep.build.triangle_mesh import TriangleMesh
+from instep.core.poses import angle_between, quat_from_matrix
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.rendering import save_png
+
+SIZE = (640, 480)
+CLICK_PX = 1.0
+"""Standard deviation of points that are marked [pixels]."""
+_TEXELS = 3072
+_BOARD = (5, 4)
+_SQUARE = 40
+"""Side of a square of the board [texels]."""
+
+
+@array_dataclass
+class Photographs:
+    """Photographs of a scan, and what is known of them."""
+
+    folder: Path
+    truth: TriangleMesh
+    cameras: tuple[Camera, ...]
+    board: BoardOptions
+    """The board, which lies beside the scan."""
+    lengths: tuple[KnownLength, ...]
+    """The sides of a sheet on the table, as a person marks them in one image each."""
+
+
+def photograph(scan: Path, count: int, out: Path, seed: int, size: tuple[int, int] = SIZE) -> Photographs:
+    """Photographs of a scan from all around, on a table with a pattern that depends on the seed."""
+    mesh, rng = scan_mesh(scan), np.random.default_rng((seed, 0x9407))
+    texel = TABLE_DIAGONALS * mesh.diagonal / _TEXELS
+    cameras = _named(cameras_around(mesh, count, size), rng)
+    images = render_scan(scan, cameras, out / "model", seed, printed_table(rng))
+    (out / "photos").mkdir(parents=True, exist_ok=True)
+    for camera, image in zip(cameras, images, strict=True):
+        save_png(out / "photos" / f"{camera.name}.png", image)
+    board = BoardOptions(columns=_BOARD[0], rows=_BOARD[1], square=_SQUARE * texel, marker=0.75 * _SQUARE * texel)
+    return Photographs(out / "photos", mesh, tuple(cameras), board, _sheet(cameras, mesh, rng))
+
+
+def printed_table(rng: np.random.Generator) -> Array:
+    """A table top of grey terrazzo, with a ChArUco board beside where the scan stands."""
+    import cv2
+    from scipy.ndimage import gaussian_filter
+
+    level = np.zeros((_TEXELS, _TEXELS))
+    for sigma in (1.5, 5.0, 20.0):
+        noise = gaussian_filter(rng.normal(size=level.shape).astype(np.float32), sigma, mode="wrap")
+        level += noise / noise.std()
+    grey = 0.55 + 0.07 * level
+    image = np.clip(255 * grey[..., None] * np.array([1.0, 0.96, 0.9]), 0, 255).astype(np.uint8)
+    dictionary = cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_4X4_50)
+    width, height = (_SQUARE * n for n in _BOARD)
+    printed = cv2.aruco.CharucoBoard(_BOARD, 0.04, 0.03, dictionary).generateImage((width, height))
+    top, left = _TEXELS // 2 + 90, _TEXELS // 2 - width // 2
+    image[top - 8 : top + height + 8, left - 8 : left + width + 8] = 255
+    image[top : top + height, left : left + width] = printed[..., None]
+    return image
+
+
+def pose_errors(found: PhotoPoses, truth: Photographs) -> dict[str, float]:
+    """Errors of poses: after a similarity alignment and after a rigid one, as shares of the distance, and the scale."""
+    true = {camera.name: camera for camera in truth.cameras}
+    places = np.array([camera.body_from_camera for camera in found.cameras])
+    wanted = np.array([true[camera.name].body_from_camera for camera in found.cameras])
+    change = similarity(places[:, :3, 3], wanted[:, :3, 3])
+    distance = float(np.linalg.norm(wanted[:, :3, 3] - truth.truth.bounds.mean(axis=0), axis=1).mean())
+    turned = change.turn @ places[:, :3, :3]
+    angles = [angle_between(quat_from_matrix(a), quat_from_matrix(b[:3, :3])) for a, b in zip(turned, wanted, strict=True)]
+    aligned = np.linalg.norm(change.points(places[:, :3, 3]) - wanted[:, :3, 3], axis=1)
+    rigid = rigid_to_truth(found, truth)
+    metric = np.linalg.norm(places[:, :3, 3] @ rigid[:3, :3].T + rigid[:3, 3] - wanted[:, :3, 3], axis=1)
+    return {
+        "position": float(aligned.max()) / distance,
+        "angle_deg": float(np.degrees(np.max(angles))),
+        "metric": float(metric.max()) / distance,
+        "scale": abs(1 / change.scale - 1),
+        "tilt_deg": float(np.degrees(np.arccos(np.clip(change.turn[2, 2], -1, 1)))),
+        "focal": abs(found.cameras[0].focal[0] / truth.cameras[0].focal[0] - 1),
+    }
+
+
+def rigid_to_truth(found: PhotoPoses, truth: Photographs) -> Array:
+    """The rigid motion [4, 4] from the frame of the poses to that of the truth, by the cameras."""
+    true = {camera.name: camera for camera in truth.cameras}
+    places = np.array([camera.body_from_camera[:3, 3] for camera in found.cameras])
+    wanted = np.array([true[camera.name].body_from_camera[:3, 3] for camera in found.cameras])
+    turn = similarity(places, wanted).turn
+    motion = np.eye(4)
+    motion[:3, :3], motion[:3, 3] = turn, wanted.mean(axis=0) - turn @ places.mean(axis=0)
+    return motion
+
+
+def posed(photographs: Photographs, out: Path, by: str, seed: int = 0) -> PhotoPoses:
+    """Pose photographs, with the scale of the board, of lengths, or of nothing."""
+    options = PhotoOptions(
+        board=photographs.board if by == "board" else None,
+        lengths=photographs.lengths if by == "lengths" else (),
+        seed=seed,
+    )
+    return pose_photos(photographs.folder, out, options, lambda share, words: None)
+
+
+def _named(cameras: list[Camera], rng: np.random.Generator) -> list[Camera]:
+    """The cameras in an order that says nothing, as photographs of several walks around are named."""
+    from dataclasses import replace
+
+    order = rng.permutation(len(cameras))
+    return [replace(cameras[int(k)], name=f"IMG_{n:02d}") for n, k in enumerate(order)]
+
+
+def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) -> tuple[KnownLength, ...]:
+    """The sides of a sheet beside the scan, each marked in the image that shows it best."""
+    (left, front, _), (right, back, _) = mesh.bounds
+    height = 0.6 * (back - front) + 0.3 * mesh.diagonal
+    x = right + 0.15 * mesh.diagonal
+    corners = [np.array([x, front, 0.0]), np.array([x, front + height, 0.0]), np.array([x - height, front - 0.2 * height, 0.0])]
+    found: list[KnownLength] = []
+    for first, second in ((corners[0], corners[1]), (corners[0], corners[2])):
+        pixels = {camera.name: [_pixel(camera, point) for point in (first, second)] for camera in cameras}
+        inside = {
+            name: float(np.linalg.norm(a - b)) for name, (a, b) in pixels.items()
+            if all((p > 8).all() and (p < np.array(SIZE) - 8).all() for p in (a, b))
+        }  # fmt: skip
+        best = max(inside, key=lambda name: inside[name])
+        a, b = (tuple(map(float, p + rng.normal(0.0, CLICK_PX, 2))) for p in pixels[best])
+        found.append(KnownLength(float(np.linalg.norm(first - second)), ((best, a),), ((best, b),)))
+    return tuple(found)
+
+
+def _pixel(camera: Camera, point: Array) -> Array:
+    local = (point - camera.body_from_camera[:3, 3]) @ camera.body_from_camera[:3, :3]
+    return camera.project(local) if local[2] > 0 else np.full(2, -1.0)
