@@ -82,7 +82,9 @@ def pose_errors(found: PhotoPoses, truth: Photographs) -> dict[str, float]:
     change = similarity(places[:, :3, 3], wanted[:, :3, 3])
     distance = float(np.linalg.norm(wanted[:, :3, 3] - truth.truth.bounds.mean(axis=0), axis=1).mean())
     turned = change.turn @ places[:, :3, :3]
-    angles = [angle_between(quat_from_matrix(a), quat_from_matrix(b[:3, :3])) for a, b in zip(turned, wanted, strict=True)]
+    angles = [
+        angle_between(quat_from_matrix(a), quat_from_matrix(b[:3, :3])) for a, b in zip(turned, wanted, strict=True)
+    ]
     aligned = np.linalg.norm(change.points(places[:, :3, 3]) - wanted[:, :3, 3], axis=1)
     rigid = rigid_to_truth(found, truth)
     metric = np.linalg.norm(places[:, :3, 3] @ rigid[:3, :3].T + rigid[:3, 3] - wanted[:, :3, 3], axis=1)
@@ -130,7 +132,11 @@ def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) 
     (left, front, _), (right, back, _) = mesh.bounds
     height = 0.6 * (back - front) + 0.3 * mesh.diagonal
     x = right + 0.15 * mesh.diagonal
-    corners = [np.array([x, front, 0.0]), np.array([x, front + height, 0.0]), np.array([x - height, front - 0.2 * height, 0.0])]
+    corners = [
+        np.array([x, front, 0.0]),
+        np.array([x, front + height, 0.0]),
+        np.array([x - height, front - 0.2 * height, 0.0]),
+    ]
     found: list[KnownLength] = []
     for first, second in ((corners[0], corners[1]), (corners[0], corners[2])):
         pixels = {camera.name: [_pixel(camera, point) for point in (first, second)] for camera in cameras}

@@ -35,8 +35,9 @@ _RIVAL = 0.3
 _DRAWS = 200
 _MIN_ABOVE = 0.95
 """Least share of the cameras that are above the table."""
-_MAX_MISFIT = 0.03
-"""Largest error of a corner of a board, as a share of its size."""
+_MAX_BOARD_ERROR_PX = 3.0
+_UP = np.array([1.0, -1.0, -1.0])
+"""From the axes of OpenCV's boards, with y down and z into the board."""
 
 Sightings = Sequence[tuple[str, tuple[float, float]]]
 """Names of images and the pixels at which they show one point."""
@@ -173,16 +174,17 @@ def frame_by_board(
 
     The interval of the scale leaves out one image at a time, so it is known where three or more show the board.
     """
-    change, misfit, size = _board_fit(corners, cameras, plane)
-    if misfit > _MAX_MISFIT * size:
+    change = _board_fit(corners, cameras, plane)
+    error = _board_error(corners, cameras, change)
+    if error > _MAX_BOARD_ERROR_PX:
         raise BadInput(
-            f"The corners of the board miss their places by {1e3 * misfit:.1f} mm after the photographs were posed; it "
-            "must lie still and flat, and --square be right."
+            f"The corners of the board are {error:.1f} pixels away from where the posed photographs show them; it must "
+            "lie still and flat, with squares of one size."
         )
     without: list[float] = []
     for name in corners if len(corners) >= 3 else ():
         rest = {key: value for key, value in corners.items() if key != name}
-        without.append(_board_fit(rest, cameras, plane)[0].scale)
+        without.append(_board_fit(rest, cameras, plane).scale)
     if not without:
         return change, Estimate(change.scale, float("nan"), float("nan"), len(corners), "m/unit")
     [scale] = log_jackknife(np.array([change.scale]), np.array(without)[:, None], power=1.0, unit="m/unit")
@@ -191,8 +193,8 @@ def frame_by_board(
 
 def _board_fit(
     corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], plane: Array | None
-) -> tuple[FrameChange, float, float]:
-    """The frame of a board, the root mean square error of its corners and its size [m]."""
+) -> FrameChange:
+    """The frame of a board, without corners that are far off."""
     by_name = {camera.name: camera for camera in cameras}
     seen: dict[tuple[float, ...], list[tuple[str, tuple[float, float]]]] = {}
     for name, (points, pixels) in corners.items():
@@ -205,15 +207,23 @@ def _board_fit(
             "photographs that show it."
         )
     model = np.array([_located(where, by_name, plane, checked=False) for where in usable.values()])
-    world = np.array(list(usable)) * [1.0, -1.0, -1.0]  # OpenCV's boards have y down and z into the board
+    world = np.array(list(usable)) * _UP
     change = similarity(model, world)
     misfit = np.linalg.norm(change.points(model) - world, axis=1)
-    good = misfit <= 4 * max(float(np.median(misfit)), 1e-9)
-    if good.sum() >= 4:
-        change = similarity(model[good], world[good])
-        misfit = np.linalg.norm(change.points(model[good]) - world[good], axis=1)
-    size = float(np.linalg.norm(np.ptp(world, axis=0)))
-    return change, float(np.sqrt((misfit**2).mean())), size
+    good = misfit <= 4 * float(np.median(misfit))
+    return similarity(model[good], world[good]) if good.sum() >= 4 else change
+
+
+def _board_error(corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], change: FrameChange) -> float:
+    """The median distance of corners from where the frame of the board puts them [pixels of an image of 1280]."""
+    by_name, errors = {camera.name: camera for camera in cameras}, list[Array]()
+    for name, (points, pixels) in corners.items():
+        camera = by_name[name]
+        place = camera.body_from_camera
+        model = (points * _UP - change.shift) @ change.turn / change.scale
+        found = camera.project((model - place[:3, 3]) @ place[:3, :3])
+        errors.append(np.linalg.norm(found - pixels, axis=1) / _pixel(camera))
+    return float(np.median(np.concatenate(errors)))
 
 
 def similarity(source: Array, target: Array) -> FrameChange:
@@ -238,7 +248,8 @@ def _best_plane(points: Array, tolerance: float, rng: np.random.Generator) -> Ar
     """The plane that most points are near, fitted to them."""
     some = points[rng.integers(0, len(points), (_TRIALS, 3))]
     normals = np.cross(some[:, 1] - some[:, 0], some[:, 2] - some[:, 0])
-    normals /= np.maximum(np.linalg.norm(normals, axis=1), 1e-12)[:, None]
+    lengths = np.linalg.norm(normals, axis=1)  # 0 of three points on a line, which span no plane
+    some, normals = some[lengths > 1e-12], normals[lengths > 1e-12] / lengths[lengths > 1e-12, None]
     offsets = -(normals * some[:, 0]).sum(axis=1)
     counts = np.array([(np.abs(points @ n + d) < tolerance).sum() for n, d in zip(normals, offsets, strict=True)])
     plane = np.append(normals[counts.argmax()], offsets[counts.argmax()])
