@@ -1,5 +1,5 @@
-"""Scenes from images: the T of a real recording by one click per view, scanned objects from rendered views, and tables
-with four scans and a robot.
+"""Scenes from images: the T of a real recording by one click per view, scanned objects from rendered views with and
+without poses, and tables with four scans and a robot.
 
 The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks. Masks by clicks are
 measured on real frames, with SAM 2 where its weights are. On the tables with a robot they are found from boxes in the
@@ -18,6 +18,7 @@ from scipy.spatial import ConvexHull
 
 import build_table
 from build_masks import mask_rows
+from build_photos import photo_rows
 from build_scans import cameras_around, render_scan, scan_mesh, write_views
 from instep.build.mesh_raster import depth_image
 from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
@@ -67,6 +68,8 @@ def run(out: Path, quick: bool = False) -> list[Row]:
                 rows += _scan(scan, out / f"{scan.name}_{views}", views)
     for seed in (TABLES[:1] if quick else TABLES) if scans is not None else ():
         rows += _table(scans, out / f"table_{seed}", seed)
+    if scans is not None:
+        rows += photo_rows(scans, out / "photos", quick)
     return rows
 
 

@@ -4,22 +4,33 @@ motion, against the cameras that took them.
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from build_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh
+from build_table import pose_offset
 from instep.build.board_poses import BoardOptions
 from instep.build.metric_frame import KnownLength, similarity
 from instep.build.photo_poses import PhotoOptions, PhotoPoses, pose_photos
-from instep.build.triangle_mesh import TriangleMesh
+from instep.build.pipeline import BuildOptions, build_scene
+from instep.build.prompts import parse_prompts
+from instep.build.triangle_mesh import TriangleMesh, surface_distances
 from instep.core.poses import angle_between, quat_from_matrix
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
+from instep.splat.capture import load_capture
 from instep.splat.rendering import save_png
+from rows import Row, row
 
 SIZE = (640, 480)
+SETS = (("FIRE_TRUCK", 24, 1000), ("Crayola_Crayons_Washable_24_crayons", 24, 1001), ("Dino_4", 8, 1002))
+"""Scan, number of photographs and seed of the table and of the order; held out but for the shape of the scans."""
+QUICK = (("Dino_4", 10, 1003),)
 CLICK_PX = 1.0
 """Standard deviation of points that are marked [pixels]."""
 _TEXELS = 3072
@@ -39,6 +50,69 @@ class Photographs:
     """The board, which lies beside the scan."""
     lengths: tuple[KnownLength, ...]
     """The sides of a sheet on the table, as a person marks them in one image each."""
+
+
+def photo_rows(scans: Path, out: Path, quick: bool) -> list[Row]:
+    """Pose photographs by structure from motion, with the scale of a board and of lengths, and build the scan."""
+    if find_spec("pycolmap") is None:
+        print("no pycolmap: photographs without poses are not measured; pip install 'instep[photos]'")
+        return []
+    rows: list[Row] = []
+    for scan, count, seed in QUICK if quick else SETS:
+        size = (480, 360) if quick else SIZE
+        photographs = photograph(scans / scan, count, out / f"{scan}_{count}", seed, size)
+        rows += _pose_rows(
+            f"{scan.split('_')[0]}, {count} photographs", photographs, out / f"{scan}_{count}", not quick
+        )
+    return rows
+
+
+def _pose_rows(name: str, photographs: Photographs, out: Path, build: bool) -> list[Row]:
+    begin, count = time.perf_counter(), len(photographs.cameras)
+    unscaled = posed(photographs, out / "unscaled", "nothing")
+    seconds = time.perf_counter() - begin
+    again = replace(photographs, folder=out / "unscaled")
+    by_lengths, by_board = posed(again, out / "lengths", "lengths"), posed(again, out / "board", "board")
+    errors = pose_errors(by_board, photographs)
+    marked = pose_errors(by_lengths, photographs)
+    rows = [
+        row(f"{name}: posed", len(unscaled.cameras) / count, "", at_least=0.75),
+        row(
+            f"{name}: largest error of a position, of the distance, aligned", 100 * errors["position"], "%", at_most=1.0
+        ),
+        row(f"{name}: the same in metres by a board", 100 * errors["metric"], "%", at_most=1.0),
+        row(f"{name}: the same in metres by two marked lengths", 100 * marked["metric"], "%", at_most=1.0),
+        row(f"{name}: largest error of an orientation", errors["angle_deg"], "deg", at_most=2.0),
+        row(f"{name}: tilt of the table", errors["tilt_deg"], "deg"),
+        row(f"{name}: time of posing", seconds, "s"),
+    ]
+    return rows + (_built_rows(name, photographs, by_board, out) if build else [])
+
+
+def _built_rows(name: str, photographs: Photographs, found: PhotoPoses, out: Path) -> list[Row]:
+    """The scan as it is built from the poses, against the truth in their frame."""
+    begin = time.perf_counter()
+    options = BuildOptions(steps=0, background=0)
+    built = build_scene(load_capture(out / "board"), parse_prompts(["scan=table"]), out / "scene", options)
+    seconds = time.perf_counter() - begin
+    truth = moved_to(photographs.truth, np.linalg.inv(rigid_to_truth(found, photographs)))
+    mesh = max((one.mesh for one in built.objects), key=lambda mesh: mesh.volume)
+    away = 100 * float(np.mean(surface_distances(mesh, truth))) / truth.diagonal
+    shift, turn = pose_offset(mesh, truth)
+    wider = 1.0 if len(photographs.cameras) >= 24 else 2.0
+    return [
+        row(f"{name}: objects that are none", len(built.objects) - 1, "", at_most=0),
+        row(f"{name}: Chamfer distance of the diagonal", away, "%", at_most=0.6 * wider),
+        row(f"{name}: error of the volume", 100 * abs(mesh.volume / truth.volume - 1), "%", at_most=10.0 * wider),
+        row(f"{name}: error of the object's position", 1e3 * shift, "mm", at_most=3.0),
+        row(f"{name}: error of the object's orientation", turn, "deg", at_most=2.0),
+        row(f"{name}: time of the build", seconds, "s"),
+    ]
+
+
+def moved_to(mesh: TriangleMesh, motion: Array) -> TriangleMesh:
+    """A mesh after a rigid motion [4, 4]."""
+    return TriangleMesh(mesh.vertices @ motion[:3, :3].T + motion[:3, 3], mesh.faces)
 
 
 def photograph(scan: Path, count: int, out: Path, seed: int, size: tuple[int, int] = SIZE) -> Photographs:
@@ -121,15 +195,13 @@ def posed(photographs: Photographs, out: Path, by: str, seed: int = 0) -> PhotoP
 
 def _named(cameras: list[Camera], rng: np.random.Generator) -> list[Camera]:
     """The cameras in an order that says nothing, as photographs of several walks around are named."""
-    from dataclasses import replace
-
     order = rng.permutation(len(cameras))
     return [replace(cameras[int(k)], name=f"IMG_{n:02d}") for n, k in enumerate(order)]
 
 
 def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) -> tuple[KnownLength, ...]:
     """The sides of a sheet beside the scan, each marked in the image that shows it best."""
-    (left, front, _), (right, back, _) = mesh.bounds
+    (_, front, _), (right, back, _) = mesh.bounds
     height = 0.6 * (back - front) + 0.3 * mesh.diagonal
     x = right + 0.15 * mesh.diagonal
     corners = [
@@ -142,7 +214,7 @@ def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) 
         pixels = {camera.name: [_pixel(camera, point) for point in (first, second)] for camera in cameras}
         inside = {
             name: float(np.linalg.norm(a - b)) for name, (a, b) in pixels.items()
-            if all((p > 8).all() and (p < np.array(SIZE) - 8).all() for p in (a, b))
+            if all((p > 8).all() and (p < np.array([cameras[0].width, cameras[0].height]) - 8).all() for p in (a, b))
         }  # fmt: skip
         best = max(inside, key=lambda name: inside[name])
         a, b = (tuple(map(float, p + rng.normal(0.0, CLICK_PX, 2))) for p in pixels[best])

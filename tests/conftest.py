@@ -2,10 +2,10 @@
 
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
 `zmq`, `gsply`, `rerun`, `mujoco_warp`, `pycolmap` (optional libraries), `cuda`, `opengl`, `recordings`, `weights`,
-`models`. Where it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for
-an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked `nightly` run with
-`pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described in
-`reference_loop`.
+`models`. Where it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the
+tests that ask for an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked
+`nightly` run with `pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described
+in `reference_loop`.
 """
 
 from __future__ import annotations

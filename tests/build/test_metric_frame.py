@@ -149,7 +149,7 @@ def pairs_of(still: float, count: int = 6) -> PhotoPairs:
 
 def test_a_camera_that_stood_still_is_refused_and_one_that_moved_is_not():
     check_still(pairs_of(0.02))
-    with pytest.raises(BadInput, match="stood still.*--turntable"):
+    with pytest.raises(BadInput, match=r"stood still.*--turntable"):
         check_still(pairs_of(0.3))
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from instep.app.cli import main
 from instep.build.metric_frame import similarity
-from instep.data.frames import encode_png
+from instep.build.photo_files import prepare_photos, read_photo
+from instep.data.frames import decode_image, encode_png
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.splat.capture import load_capture
 from instep.splat.fitting import pixel_rays
@@ -76,6 +78,24 @@ def photos(tmp_path_factory) -> Path:
     return written(tmp_path_factory.mktemp("taken") / "photos", images)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_read_as_viewers_show_it(tmp_path, orientation):
+    rng = np.random.default_rng(0)
+    blocks = np.kron(rng.integers(0, 255, (6, 8, 3), np.uint8), np.ones((16, 16, 1), np.uint8))
+    for folder in ("taken", "work"):
+        (tmp_path / folder).mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif.get_ifd(0x8769)[0xA405] = 26
+    Image.fromarray(blocks).save(tmp_path / "taken" / "a.jpg", quality=98, subsampling=0, exif=exif)
+    [photo], left_out = prepare_photos(tmp_path / "taken", tmp_path / "work", 40, None, lambda share, words: None)
+    shown = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "taken" / "a.jpg")))
+    kept = decode_image((tmp_path / "work" / "images" / "a.png").read_bytes())
+    assert left_out == [] and (photo.height, photo.width) == shown.shape[:2] == kept.shape[:2]
+    assert np.abs(kept.astype(int) - shown).mean() < 3 and np.abs(read_photo(photo.path).astype(int) - shown).mean() < 3
+    assert photo.focal == pytest.approx(26 / 43.27 * np.hypot(96, 128))
+
+
 def length(metres: float, one: np.ndarray, other: np.ndarray) -> str:
     camera = cameras()[2]
     place, words = camera.body_from_camera, list[str]()
@@ -119,6 +139,18 @@ def test_a_camera_that_stood_still_is_told(pycolmap, tmp_path, capsys):
         images[f"p{k}"] = np.concatenate([left[:, : SIZE[0] // 2], right[:, SIZE[0] // 2 :]], axis=1)
     assert posed(written(tmp_path / "still", images), tmp_path / "posed") == 2
     assert "The camera stood still" in said(capsys) and not (tmp_path / "posed").exists()
+
+
+def test_an_object_on_a_turntable_before_a_fixed_background_is_posed_where_that_is_said(pycolmap, tmp_path, capsys):
+    """Turning the table before a camera is moving the camera around it, but for what stands behind."""
+    behind, images = photograph(cameras()[0], seed=5), dict[str, np.ndarray]()
+    for camera in cameras()[::2]:
+        images[camera.name] = np.concatenate([behind[:70], photograph(camera)[70:]])
+    folder = written(tmp_path / "turned", images)
+    assert posed(folder, tmp_path / "posed") == 2
+    assert "give --turntable" in said(capsys)
+    assert posed(folder, tmp_path / "posed", "--turntable") == 0
+    assert "5 of 5 photographs posed" in said(capsys)
 
 
 def test_photographs_of_different_scenes_are_refused(pycolmap, tmp_path, capsys):

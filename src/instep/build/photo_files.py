@@ -24,7 +24,7 @@ MAX_PHOTOS = 150
 """Most photographs that are posed at once: all pairs of them are matched."""
 STILLS = (".png", ".jpg", ".jpeg")
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
-_EXIF, _FOCAL_35MM = 0x8769, 0xA405
+_EXIF, _FOCAL_35MM, _ORIENTATION = 0x8769, 0xA405, 0x0112
 _FILM_DIAGONAL_MM = 43.27
 
 
@@ -86,9 +86,12 @@ def prepare_photos(
         (work / folder).mkdir()
     count = _count(source, most)
     for name, path, image in read_images(source, most):
-        report(len(kept) / count, f"reading photographs: {len(kept) + len(left_out) + 1} of {count}")
+        done = len(kept) + len(left_out)
+        report(done / count, f"reading photographs: {done + 1} of {count}")
         if any(photo.name == name for photo in kept):
             raise BadInput(f"Two photographs are named {name!r}; every one needs a name of its own.")
+        focal, orientation = (None, 1) if path is None else _exif(path)
+        image = _upright(image, orientation)
         factor = int(np.ceil(max(image.shape[:2]) / MAX_SIDE_PX))
         small = _reduced(image, factor)
         if edge_width(small / 255) > MAX_EDGE_PX:
@@ -97,10 +100,12 @@ def prepare_photos(
         save_png(work / "images" / f"{name}.png", small)
         if masks is not None:
             _copy_mask(masks, name, image.shape[:2], factor, work)
-        if path is None:
+        if path is None or orientation != 1:  # a copy of the file would be shown otherwise than it is read
             path = work / "frames" / f"{name}.png"
             save_png(path, image)
-        kept.append(Photo(name, path, image.shape[1], image.shape[0], factor, _exif_focal(path, image.shape[:2])))
+        if focal is not None:
+            focal *= math.hypot(*image.shape[:2]) / _FILM_DIAGONAL_MM
+        kept.append(Photo(name, path, image.shape[1], image.shape[0], factor, focal))
     return kept, left_out
 
 
@@ -132,15 +137,25 @@ def _copy_mask(masks: Path, name: str, size: Sequence[int], factor: int, work: P
     save_png(work / "masks" / f"{name}.png.png", np.where(_reduced(mask, factor) > 127, 255, 0).astype(np.uint8))
 
 
-def _exif_focal(path: Path, size: Sequence[int]) -> float | None:
-    """The focal length by EXIF, which states it for film of 36 x 24 mm [pixels]."""
+def _exif(path: Path) -> tuple[float | None, int]:
+    """The focal length for film of 36 x 24 mm [mm] and the orientation that EXIF states."""
     from PIL import Image, UnidentifiedImageError  # comes with Matplotlib
 
     if path.suffix.lower() == ".png":
-        return None
+        return None, 1
     try:
         with Image.open(io.BytesIO(read_file(path, MAX_IMAGE))) as opened:
-            millimetres = float(opened.getexif().get_ifd(_EXIF).get(_FOCAL_35MM, 0.0))
+            table = opened.getexif()
+            millimetres = float(table.get_ifd(_EXIF).get(_FOCAL_35MM, 0.0))
+            orientation = int(table.get(_ORIENTATION, 1))
     except (UnidentifiedImageError, OSError, ValueError, TypeError, SyntaxError):
-        return None  # what is decoded without its EXIF is as good as one that has none
-    return millimetres / _FILM_DIAGONAL_MM * math.hypot(*size) if 5.0 < millimetres < 500.0 else None
+        return None, 1  # an image whose EXIF is damaged is as good as one that has none
+    return millimetres if 5.0 < millimetres < 500.0 else None, orientation
+
+
+def _upright(image: Array, orientation: int) -> Array:
+    """An image as viewers show it, by the orientation of EXIF."""
+    if orientation in (5, 6, 7, 8):
+        image = image.transpose(1, 0, 2)
+    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    return np.ascontiguousarray(image[:: -1 if down else 1, :: -1 if across else 1])

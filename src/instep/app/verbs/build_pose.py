@@ -66,7 +66,7 @@ def pose(
     by `instep build` until this verb is given them as IMAGES with --length or --board.
 
     Args:
-        images: folder of images of one camera, or a video.
+        images: folder of images of one camera, a video, or a folder of poses of unknown scale.
         out: new folder to write.
 
     """
