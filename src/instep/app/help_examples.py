@@ -31,7 +31,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "build pose": (
         "instep build pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker 0.018256 "
         "--dictionary DICT_6X6_250",
-        "instep build pose unscaled posed --length 0.297=IMG_04:812,1034/IMG_04:1644,1102",
     ),
     "build prompt": ("instep build prompt recordings/pusht prompts.json --no-browser --seconds 2",),
     "build weights": ("instep build weights sam2 --check",),
