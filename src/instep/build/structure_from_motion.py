@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sqlite3
 import subprocess
 import sys
@@ -184,11 +185,10 @@ def _run(work: Path, count: int, report: PartReport) -> None:
 
 def _progress(work: Path, count: int) -> tuple[float, str]:
     """The share of COLMAP's work that is done, and what is being done, by what it has written so far."""
-    placed = (work / "mapped.txt").read_text(encoding="utf-8").split(MAPPED)[-1].strip()
+    placed = re.findall(rf"{MAPPED}(\d+)\n", (work / "mapped.txt").read_text(encoding="utf-8"))
     if placed:
-        return _MATCH_SHARE + (1 - _MATCH_SHARE) * min(
-            int(placed) / count, 1.0
-        ), f"placing cameras: {placed} of {count}"
+        share = _MATCH_SHARE + (1 - _MATCH_SHARE) * min(int(placed[-1]) / count, 1.0)
+        return share, f"placing cameras: {placed[-1]} of {count}"
     try:
         with closing(sqlite3.connect(f"file:{work / DATABASE}?mode=ro", uri=True, timeout=0.1)) as database:
             features, matched = (

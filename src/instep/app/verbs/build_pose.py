@@ -82,6 +82,13 @@ def _board(args: BuildPoseArgs) -> BoardOptions | None:
     from instep.build.board_poses import BoardOptions
 
     if args.board is None:
+        usual = BuildPoseArgs()
+        given = [
+            name for name in ("kind", "square", "marker", "dictionary", "thickness")
+            if getattr(args, name) != getattr(usual, name)
+        ]  # fmt: skip
+        if given:
+            raise BadInput(f"--{given[0]} is of a board, and none is given; add --board COLUMNSxROWS, such as 5x7.")
         return None
     columns, _, rows = args.board.partition("x")
     if not (columns.isdecimal() and rows.isdecimal()):
