@@ -142,7 +142,7 @@ def photograph(scan: Path, count: int, out: Path, seed: int, size: tuple[int, in
 
 
 def printed_table(rng: np.random.Generator) -> Array:
-    """A table top of grey terrazzo, with a ChArUco board beside where the scan stands."""
+    """A table top with a fine blue pattern, and a ChArUco board beside where the scan stands."""
     import cv2
     from scipy.ndimage import gaussian_filter
 
@@ -150,8 +150,8 @@ def printed_table(rng: np.random.Generator) -> Array:
     for sigma in (1.5, 5.0, 20.0):
         noise = gaussian_filter(rng.normal(size=level.shape).astype(np.float32), sigma, mode="wrap")
         level += noise / noise.std()
-    grey = 0.55 + 0.07 * level
-    image = np.clip(255 * grey[..., None] * np.array([1.0, 0.96, 0.9]), 0, 255).astype(np.uint8)
+    grey = 0.6 + 0.04 * level
+    image = np.clip(255 * grey[..., None] * np.array([0.6, 0.85, 1.0]), 0, 255).astype(np.uint8)
     dictionary = cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_4X4_50)
     width, height = (_SQUARE * n for n in _BOARD)
     printed = cv2.aruco.CharucoBoard(_BOARD, 0.04, 0.03, dictionary).generateImage((width, height))
