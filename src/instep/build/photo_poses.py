@@ -33,7 +33,7 @@ from .photo_files import Photo, prepare_photos, read_photo
 from .posed_writing import METRIC, PosedImages, check_new, write_posed
 from .reconstruction_checks import MIN_PHOTOS, check_still, checked
 from .stage_store import PartReport
-from .structure_from_motion import check_library, reconstruct
+from .structure_from_motion import MotionOptions, check_library, reconstruct
 
 _READING, _POSING = 0.1, 0.95
 """Shares of the time after which photographs are read, and posed."""
@@ -155,7 +155,8 @@ def _posed(source: Path, work: Path, options: PhotoOptions, report: PartReport) 
     def told(share: float, words: str) -> None:
         report(_READING + (_POSING - _READING) * share, words)
 
-    found = reconstruct(photos, work, turned=options.turned, lens=options.lens, seed=options.seed, report=told)
+    motion = MotionOptions(turned=options.turned, lens=options.lens, seed=options.seed)
+    found = reconstruct(photos, work, motion, told)
     if not options.turned:
         check_still(found.pairs)
     good = checked(found)

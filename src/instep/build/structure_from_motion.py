@@ -24,7 +24,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.reading import read_json_table
-from instep.core.records import array_dataclass
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.data.files import read_npz
 from instep.scene.camera import Camera
@@ -79,6 +79,17 @@ class Reconstruction:
     """That of pycolmap."""
 
 
+@options_dataclass
+class MotionOptions:
+    """How photographs are posed."""
+
+    turned: bool = False
+    """Whether the camera stood still before an object that was turned, so that what stands still is no match."""
+    lens: tuple[float, ...] = ()
+    """As `BoardOptions.lens`, at full size; found from the photographs where empty."""
+    seed: int = 0
+
+
 def check_library() -> None:
     """Refuse where pycolmap is not installed, and say so where it cannot be."""
     if find_spec("pycolmap") is not None:
@@ -91,15 +102,11 @@ def check_library() -> None:
     raise MissingExtra("pycolmap", "photos")
 
 
-def reconstruct(
-    photos: Sequence[Photo], work: Path, *, turned: bool, lens: Sequence[float], seed: int, report: PartReport
-) -> Reconstruction:
-    """Pose photographs whose reduced copies lie in a working folder; `lens` as `BoardOptions.lens`, at full size.
-
-    With `turned` the camera stood still before an object that was turned, so that what stands still is no match.
-    """
+def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, report: PartReport) -> Reconstruction:
+    """Pose photographs whose reduced copies lie in a working folder."""
     job = {
-        "lenses": _lenses(photos, lens), "features": _FEATURES, "turned": turned, "seed": seed,
+        "lenses": _lenses(photos, options.lens), "features": _FEATURES, "turned": options.turned,
+        "seed": options.seed,
         "masked": any((work / "masks").iterdir()),
     }  # fmt: skip
     (work / JOB).write_text(json.dumps(job), encoding="utf-8")
