@@ -1,5 +1,5 @@
-"""Scenes from images: the T of a real recording by one click per view, scanned objects from rendered views, and tables
-with four scans and a robot.
+"""Scenes from images: the T of a real recording by one click per view, scanned objects from rendered views with and
+without poses, and tables with four scans and a robot.
 
 The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks. Masks by clicks are
 measured on real frames, with SAM 2 where its weights are. On the tables with a robot they are found from boxes in the
@@ -20,6 +20,7 @@ from typing import Any
 
 from build_cases import VIEWS, scan_rows, table_rows, tee_rows
 from build_masks import mask_rows
+from build_photos import photo_rows, photo_sets
 from instep.core.cores import usable_cores
 from kept_cases import Case, KeptCases
 from rows import Row, with_progress
@@ -71,6 +72,9 @@ def _cases(out: Path, quick: bool) -> Cases:
             for scan in sorted(path for path in scans.iterdir() if path.is_dir()):
                 if not quick or views in QUICK.get(scan.name, ()):
                     cases[f"{scan.name}, {views} views"] = partial(scan_rows, scan, out / f"{scan.name}_{views}", views)
+        for chosen in photo_sets(quick):
+            words = f"photographs {'_'.join(map(str, chosen))}"
+            cases[words] = partial(photo_rows, scans, out / words.replace(" ", "_"), chosen, quick)
     if pusht is not None:
         cases["T"] = partial(tee_rows, pusht, out / "tee")
         cases["masks, quick" if quick else "masks"] = partial(mask_rows, pusht, quick)

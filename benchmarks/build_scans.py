@@ -19,6 +19,8 @@ from instep.scene.folder import Scene
 from instep.splat.rendering import save_png
 
 SIZE = (480, 360)
+TABLE_DIAGONALS = 12.0
+"""Width of a table top that is given, in diagonals of the scan: wider than what cameras around it see."""
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 _XML = """
 <mujoco>
@@ -33,7 +35,7 @@ _XML = """
   <worldbody>
     <light pos="0.3 0.5 2" dir="-0.15 -0.2 -1" diffuse="0.45 0.45 0.45" specular="0 0 0" castshadow="true"/>
     <light pos="-1 -1 2" dir="0.4 0.4 -1" diffuse="0.25 0.25 0.25" specular="0 0 0" castshadow="false"/>
-    <geom type="plane" size="20 20 .1" material="table"/>
+    <geom type="plane" size="{half} {half} .1" material="table"/>
     <body name="scan"><freejoint/><geom type="mesh" mesh="scan" material="scan"/></body>
     {cameras}
   </worldbody>
@@ -72,20 +74,25 @@ def cameras_around(mesh: TriangleMesh, count: int, size: tuple[int, int] = SIZE)
     return cameras
 
 
-def render_scan(scan: Path, cameras: list[Camera], folder: Path, seed: int = 0) -> list[Array]:
+def render_scan(
+    scan: Path, cameras: list[Camera], folder: Path, seed: int = 0, table: Array | None = None
+) -> list[Array]:
     """The image of each camera [height, width, 3] uint8, by MuJoCo's renderer and with noise.
 
-    The model that is rendered is left in `folder`.
+    The model that is rendered is left in `folder`. A table top that is given is `TABLE_DIAGONALS` of the
+    scan wide.
     """
     rng = np.random.default_rng((seed, 0x5CA))
     folder.mkdir(parents=True, exist_ok=True)
     width, height = cameras[0].width, cameras[0].height
     placed = "".join(ET.tostring(camera_element(camera), encoding="unicode") for camera in cameras)
-    repeat = f"{1 / (2.0 * scan_mesh(scan).diagonal):.4g}"
+    # MuJoCo's repeat counts half textures. Three copies of one across put its middle at the origin.
+    wide = (4.0 if table is None else TABLE_DIAGONALS) * scan_mesh(scan).diagonal
+    repeat, half = f"{2 / wide:.4g}", "20" if table is None else f"{1.5 * wide:.4g}"
     for name in ("model.obj", "texture.png"):
         (folder / name).write_bytes((scan / name).read_bytes())
-    (folder / "table.png").write_bytes(encode_png(table_top(rng)))
-    (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, cameras=placed))
+    (folder / "table.png").write_bytes(encode_png(table_top(rng) if table is None else table))
+    (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, half=half, cameras=placed))
     scene = Scene.load(folder / "scan.xml")
     renderer = MujocoRenderer(scene)
     images = [renderer.render(scene.start(0)[0], scene.cameras[camera.name]) for camera in cameras]

@@ -1,11 +1,11 @@
 """Options, fixtures and the rule of skips shared by all tests.
 
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
-`zmq`, `gsply`, `rerun`, `mujoco_warp` (optional libraries), `cuda`, `opengl`, `recordings`, `weights`, `models`. Where
-it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for
-an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked `nightly` run with
-`pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described in
-`reference_loop`.
+`zmq`, `gsply`, `rerun`, `mujoco_warp`, `pycolmap` (optional libraries), `cuda`, `opengl`, `recordings`, `weights`,
+`models`. Where it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the
+tests that ask for an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked
+`nightly` run with `pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described
+in `reference_loop`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from small_models import arm_model, write_scene
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
     "torch": "learn", "onnxruntime": "build", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
-    "lerobot": "lerobot", "rerun": "rerun", "mujoco_warp": "warp",
+    "lerobot": "lerobot", "rerun": "rerun", "mujoco_warp": "warp", "pycolmap": "photos",
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
     r"needs (CUDA|recordings|weights|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
-    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun|mujoco_warp): "
+    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun|mujoco_warp|pycolmap): "
 )
 NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|weights|a quieter machine|lerobot): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
@@ -161,6 +161,13 @@ def rerun() -> ModuleType:
 def mujoco_warp() -> ModuleType:
     """MuJoCo on GPUs."""
     return _library("mujoco_warp")
+
+
+@pytest.fixture(scope="session")
+def pycolmap() -> None:
+    """Structure from motion, which is imported in a process of its own only."""
+    if find_spec("pycolmap") is None:
+        pytest.skip("needs pycolmap: pip install 'instep[photos]'")
 
 
 @pytest.fixture(scope="session")

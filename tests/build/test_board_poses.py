@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from instep.app.cli import main
 from instep.build.board_poses import BoardOptions, board_poses
+from instep.build.posed_writing import PosedImages, write_posed
 from instep.core.poses import angle_between, quat_from_matrix
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.splat.capture import load_capture
@@ -94,6 +96,25 @@ def test_the_command_calibrates_the_lens_and_writes_a_capture(images, tmp_path):
     for recording, expected in zip(capture.recordings, true, strict=True):
         assert_near(recording.camera, expected, 0.01, 1.0)
     assert json.loads((tmp_path / "posed" / "transforms.json").read_text())["frames"][0]["error_px"] < 0.5
+
+
+def test_a_board_gives_poses_of_unknown_scale_their_metres_and_its_frame(images, tmp_path, capsys):
+    unscaled, rng = list[Camera](), np.random.default_rng(0)
+    for camera in cameras(6):
+        place = camera.body_from_camera.copy()
+        place[:3, 3] = 2.5 * place[:3, 3] + [0.4, 0.1, 0.0]
+        unscaled.append(replace(camera, body_from_camera=place))
+    files = [images / "charuco" / f"{camera.name}.png" for camera in unscaled]
+    points = np.c_[rng.uniform(-0.5, 0.5, (200, 2)), np.zeros(200)]
+    posed = PosedImages(unscaled, files, np.full(6, 0.3), (0.0, 0.0, 1.0, 0.0), points, {"metric": False})
+    write_posed(tmp_path / "unscaled", posed)
+    words = ["build", "pose", str(tmp_path / "unscaled"), str(tmp_path / "metric"), "--photos", "--board", "5x4"]
+    assert main([*words, "--dictionary", "DICT_5X5_50"]) == 2
+    assert "photographs that were posed shows a board of 5 x 4" in " ".join(capsys.readouterr().err.split())
+    assert main(words) == 0
+    assert "Scale by a board in 6 photographs (-" in " ".join(capsys.readouterr().err.split())
+    for recording, expected in zip(load_capture(tmp_path / "metric").recordings, cameras(6), strict=True):
+        assert_near(recording.camera, expected, 0.002, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data info": ("data:info", "describe a dataset"),
     "data export": ("data:export", "other formats out"),
     "build": ("build:build", "images to a scene"),
-    "build pose": ("build_pose:pose", "pose images by a ChArUco board or AprilTags"),
+    "build pose": ("build_pose:pose", "pose images by a board, AprilTags, or what they share"),
     "build prompt": ("build_prompt:prompt", "mark objects in images on a page, and see their masks"),
     "build weights": ("build_weights:weights", "fetch and check the weights of SAM 2 for clicks and boxes"),
     "build check": ("build_check:check", "check a scene before it is simulated in earnest"),

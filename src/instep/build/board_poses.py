@@ -5,9 +5,7 @@ The world's frame lies in the board: x to its right, y up along it, z out of it,
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +13,12 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.lazy import optional_library
-from instep.core.reading import find_inside, read_file
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
-from instep.data.frames import MAX_IMAGE, Frames, decode_image, open_video
 from instep.scene.camera import Camera
-from instep.splat.rendering import save_png
 
 from .capture_checks import MAX_EDGE_PX, edge_width
+from .photo_files import read_images
 
 BoardKind = Literal["charuco", "tags"]
 MIN_CORNERS = 6
@@ -31,11 +27,8 @@ MIN_CALIBRATION_VIEWS = 5
 """Fewest images with a board from which a lens is calibrated."""
 MAX_ERROR_PX = 3.0
 """Largest root mean square error of the corners of an image that is kept, in images of 1280 pixels."""
-_STILLS = (".png", ".jpg", ".jpeg")
-_VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
 _WORLD_FROM_BOARD = np.diag([1.0, -1.0, -1.0, 1.0])
 """OpenCV's boards have y down and z into the board."""
-_TO_OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
 
 
 @options_dataclass
@@ -87,9 +80,9 @@ class _Sight:
 def board_poses(source: Path, options: BoardOptions) -> BoardPoses:
     """Pose the images of a folder, or frames of a video, by a board that they show."""
     cv2 = optional_library("cv2", "build", "opencv-python-headless")
-    board, detector = _board(cv2, options)
+    board, detector = board_detector(cv2, options)
     sights, left_out = list[_Sight](), list[str]()
-    for name, image in _images(source, options.frames):
+    for name, _, image in read_images(source, options.frames):
         found = _sight(detector, board, name, image, options)
         if isinstance(found, str):
             left_out.append(found)
@@ -117,32 +110,8 @@ def board_poses(source: Path, options: BoardOptions) -> BoardPoses:
     return BoardPoses(tuple(cameras), tuple(images), np.array(errors), tuple(left_out), not options.lens)
 
 
-def write_posed(folder: Path, found: BoardPoses, thickness: float = 0.0) -> None:
-    """Write posed images as a folder that `instep build` reads, whole or not at all."""
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
-        raise BadInput(f"{str(folder)!r} is there and not empty; give a new folder.")
-    work = folder.with_name(folder.name + ".part")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
-        frames: list[dict[str, Any]] = []
-        for camera, image, error in zip(found.cameras, found.images, found.errors, strict=True):
-            save_png(work / f"{camera.name}.png", image)
-            place = (camera.body_from_camera @ _TO_OPENGL).tolist()
-            frames.append({"file_path": f"{camera.name}.png", "transform_matrix": place, "error_px": float(error)})
-        first = found.cameras[0]
-        lens = dict(zip(("k1", "k2", "p1", "p2", "k3"), (*first.distortion, 0.0, 0.0, 0.0, 0.0, 0.0), strict=False))
-        table = {"fl_x": first.focal[0], "fl_y": first.focal[1], "cx": first.centre[0], "cy": first.centre[1], **lens}
-        (work / "transforms.json").write_text(json.dumps({**table, "frames": frames}, indent=1) + "\n")
-        (work / "ground_plane.json").write_text(json.dumps({"plane": [0.0, 0.0, 1.0, thickness]}) + "\n")
-        if folder.exists():
-            folder.rmdir()
-        work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _board(cv2: Any, options: BoardOptions) -> tuple[Any, Any]:
+def board_detector(cv2: Any, options: BoardOptions) -> tuple[Any, Any]:
+    """OpenCV's board and its detector."""
     names = [name for name in dir(cv2.aruco) if name.startswith("DICT_")]
     if options.dictionary not in names:
         raise UnknownName("dictionary of markers", options.dictionary, names)
@@ -163,39 +132,32 @@ def _board(cv2: Any, options: BoardOptions) -> tuple[Any, Any]:
     return board, cv2.aruco.ArucoDetector(dictionary, parameters)
 
 
-def _images(source: Path, most: int) -> Iterator[tuple[str, Array]]:
-    """Names and images of a folder, or evenly spread frames of a video."""
-    if source.is_dir():
-        files = [path for path in find_inside(source, "*") if path.suffix.lower() in _STILLS]
-        if not files:
-            raise BadInput(f"{str(source)!r} holds no images ({', '.join(_STILLS)}).")
-        for path in sorted(files):
-            yield path.stem, decode_image(read_file(path, MAX_IMAGE))
-    elif source.suffix.lower() in _VIDEOS and source.is_file():
-        frames: Frames = open_video(source)
-        wanted = set(np.linspace(0, len(frames) - 1, min(max(most, 2), len(frames))).round().astype(int).tolist())
-        for number, image in enumerate(frames):
-            if number in wanted:
-                yield f"f{number:05d}", image
-    else:
-        raise BadInput(f"{str(source)!r} is neither a folder of images nor a video ({', '.join(_VIDEOS)}).")
-
-
 def _sight(detector: Any, board: Any, name: str, image: Array, options: BoardOptions) -> _Sight | str:
     """The corners of a board in an image, or a sentence on why there are none."""
     if edge_width(image / 255) > MAX_EDGE_PX:
         return f"{name}: blurred or blank."
+    found = board_corners(detector, board, image, options)
+    if found is None:
+        return f"{name}: no marker of the board."
+    points, pixels = found
+    if len(points) < (4 if options.kind == "tags" else MIN_CORNERS):
+        return f"{name}: {len(points)} corners of the board."
+    return _Sight(name, image, points, pixels)
+
+
+def board_corners(detector: Any, board: Any, image: Array, options: BoardOptions) -> tuple[Array, Array] | None:
+    """Corners on the board [n, 3] [m] and in an image [n, 2], as OpenCV counts; None where there is no marker."""
     grey = np.ascontiguousarray(image.mean(axis=-1).astype(np.uint8))
     if options.kind == "charuco":
         corners, ids, _, _ = detector.detectBoard(grey)
     else:
         corners, ids, _ = detector.detectMarkers(grey)
     if ids is None or len(ids) == 0:
-        return f"{name}: no marker of the board."
+        return None
     points, pixels = board.matchImagePoints(corners, ids)
-    if points is None or len(points) < (4 if options.kind == "tags" else MIN_CORNERS):
-        return f"{name}: {0 if points is None else len(points)} corners of the board."
-    return _Sight(name, image, np.asarray(points, np.float32).reshape(-1, 3), np.asarray(pixels).reshape(-1, 2))
+    if points is None:
+        return np.zeros((0, 3), np.float32), np.zeros((0, 2))
+    return np.asarray(points, np.float32).reshape(-1, 3), np.asarray(pixels).reshape(-1, 2)
 
 
 def _lens(cv2: Any, sights: Sequence[_Sight], options: BoardOptions) -> tuple[Array, Array]:

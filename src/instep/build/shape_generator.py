@@ -169,12 +169,12 @@ def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: C
             _end(child)
         if child.returncode:
             how = f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
-            raise BadInput(f"The generator {generator.words!r} ended with {how}{_last_line(log)}.")
+            raise BadInput(f"The generator {generator.words!r} ended with {how}{last_line(log)}.")
         answers = [folder / name for name in ANSWERS if (folder / name).exists()]
         if len(answers) != 1:
             what = "no mesh" if not answers else f"{len(answers)} meshes"
             raise BadInput(
-                f"The generator {generator.words!r} wrote {what}{_last_line(log)}; one of {', '.join(ANSWERS)} was "
+                f"The generator {generator.words!r} wrote {what}{last_line(log)}; one of {', '.join(ANSWERS)} was "
                 "expected in the folder that is its last argument."
             )
         return read_file(answers[0], MAX_ANSWER)
@@ -188,7 +188,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _last_line(log: IO[bytes]) -> str:
+def last_line(log: IO[bytes]) -> str:
     """The last line that a program printed, in brackets."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
     lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]

@@ -172,14 +172,14 @@ def decode_image(data: bytes, name: str = "") -> Array:
         what = f"The image {name!r}" if name else f"An image of {len(data)} bytes"
         raise BadInput(f"{what} is neither PNG nor JPEG; only these two are read.")
     name = name or f"an image of {len(data)} bytes"
-    video.check_pixels(*_declared_size(data), name)
+    video.check_pixels(*declared_size(data), name)
     with parsing(name, f"{codec}, so it is damaged"):
         context: Any = av.codec.CodecContext.create(codec, "r")
         frames = context.decode(av.Packet(data)) or context.decode(None)
         return frames[0].to_ndarray(format="rgb24")
 
 
-def _declared_size(data: bytes) -> tuple[int, int]:
+def declared_size(data: bytes) -> tuple[int, int]:
     """Width and height [pixels] in the header of a PNG or JPEG image; 0 where it has none."""
     if data[:4] == b"\x89PNG":
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")

@@ -71,7 +71,19 @@ def load_capture(folder: str | Path) -> Capture:
     """Read a folder: `cameras.json` with videos (Embodied Gaussians), or `transforms.json` with images (nerfstudio).
 
     Beside them may lie `ground.npy` or `points.npy` [n, 3], `ground_plane.json`, and bodies as Embodied-Gaussians JSON.
+    Poses of unknown scale (`"metric": false` in transforms.json) are refused.
     """
+    path = Path(folder) / "transforms.json"
+    if present(path) and _object(path).get("metric") is False:
+        raise BadInput(
+            f"The poses in {str(folder)!r} have an unknown scale, and metres are needed; instep build pose "
+            f"{str(folder)!r} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y gives it by a known length, --board by a board."
+        )
+    return unscaled_capture(folder)
+
+
+def unscaled_capture(folder: str | Path) -> Capture:
+    """The capture of a folder as `load_capture` reads it, also where the unit of its poses is unknown."""
     folder = Path(folder)
     with parsing(folder, "posed images"):
         if (folder / "cameras.json").exists():
