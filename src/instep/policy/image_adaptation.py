@@ -1,12 +1,17 @@
 """Adaptation of images without labels: make those of a robot look like the rendered ones that a policy was trained on.
 
 An adapter is fitted from unpaired images of both kinds, applied to every image before the policy reads it, and costs
-about a millisecond for an image of 96 x 96. `fit_adapter` knows four, from the plainest to a learned one:
+about a millisecond for an image of 96 x 96. `fit_adapter` knows five, from the plainest to a learned one:
 
     statistics   mean and spread of each colour
     colour       mean and covariance of the three colours (the colour transfer of Reinhard and Pitie; CORAL of pixels)
     spectrum     amplitudes of low spatial frequencies, with the phases kept (Fourier domain adaptation)
     learned      a polynomial map of colours and place, trained on unpaired images by sliced optimal transport
+    background   for cameras that stay in place: what never moves is replaced by what is there in the wanted images, and
+                 the colours of the rest get the mean and spread of those of the wanted rest
+
+`pixel_translator` has a network for the same job. All run both ways: rendered images made to look like a robot's train
+a policy for it.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from instep.core.world import Array, Observation, Policy
 
 from .policy_map import CAMERA
 
-Method = Literal["statistics", "colour", "spectrum", "learned"]
-METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned")
+Method = Literal["statistics", "colour", "spectrum", "learned", "background"]
+METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned", "background")
 SPECTRUM_SHARE = 0.05
 """Share of the spatial frequencies, from the lowest on, whose amplitudes are matched."""
 PIXELS = 20_000
@@ -32,6 +37,10 @@ SLICES = 40
 """Random projections of the colours along which distributions are matched in turn."""
 SMOOTH = 1e-3
 """Ridge of the polynomial, as a share of the pixels."""
+NOISES = 3.0
+"""Difference from the background at which a pixel is half taken for something else, in deviations of the noise."""
+LEAST_NOISE = 0.02
+"""Least deviation of the noise of a pixel, 0 to 1."""
 
 
 @array_dataclass
@@ -47,17 +56,52 @@ class ImageAdapter:
     """Colours that are added last [3]."""
     amplitude: Array | None = None
     """Amplitudes of the spectrum [height, width, 3]."""
+    backgrounds: Array | None = None
+    """What never moves in the given and in the wanted images, and the noise of the given one [3, height, width, 3]."""
 
     def __call__(self, images: Array) -> Array:
         """Images uint8 [..., height, width, 3], adapted."""
         values = np.asarray(images, float) / 255
         if self.method == "spectrum" and self.amplitude is not None:
             out = _with_amplitude(values, self.amplitude)
+        elif self.method == "background" and self.backgrounds is not None:
+            out = self._before(values, self.backgrounds)
         elif self.method == "learned":
             out = _terms(values - self.shift, _places(values)) @ self.mix
         else:
             out = (values - self.shift) @ self.mix + self.offset
         return np.clip(255 * out + 0.5, 0, 255).astype(np.uint8)
+
+    def _before(self, values: Array, backgrounds: Array) -> Array:
+        """What moves, in adapted colours, before the wanted background."""
+        share = _moving(values, backgrounds)
+        return share * ((values - self.shift) @ self.mix + self.offset) + (1 - share) * backgrounds[1]
+
+    def tensors(self) -> dict[str, Array]:
+        """Its numbers by name, as a file of weights holds them."""
+        parts = {"shift": self.shift, "mix": self.mix, "offset": self.offset, "amplitude": self.amplitude}
+        parts["backgrounds"] = self.backgrounds
+        return {name: np.asarray(value, np.float32) for name, value in parts.items() if value is not None}
+
+
+def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
+    """The adapter of a method from its numbers by name."""
+    name: Method | None = next((known for known in METHODS if known == method), None)
+    if name is None:
+        raise UnknownName("adaptation", method, METHODS)
+    part = {"spectrum": ("amplitude",), "background": ("backgrounds",)}.get(name, ())
+    for one in ("shift", "mix", "offset", *part):
+        if one not in tensors:
+            raise BadInput(f"An adapter of images by {method!r} lacks its {one}; it was cut off or forged.")
+    shapes = {"shift": (3,), "offset": (3,), "mix": (15 if name == "learned" else 3, 3)}
+    for one, shape in shapes.items():
+        if tensors[one].shape != shape:
+            raise BadInput(f"An adapter of images by {method!r} has a {one} of the shape {tensors[one].shape}.")
+    for one in part:
+        if tensors[one].ndim != 3 + (one == "backgrounds") or tensors[one].shape[-1] != 3:
+            raise BadInput(f"An adapter of images by {method!r} has {one} of the shape {tensors[one].shape}.")
+    numbers = {one: np.asarray(tensors[one], float) for one in ("shift", "mix", "offset", *part)}
+    return ImageAdapter(name, **numbers)
 
 
 def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -> ImageAdapter:
@@ -80,6 +124,8 @@ def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -
             raise BadInput("Spectra are matched between images of one size; resize them first.")
         amplitude = np.abs(np.fft.fft2(b, axes=(1, 2))).mean(axis=0)
         return ImageAdapter(method, shift, np.eye(3), offset, amplitude)
+    if method == "background":
+        return _background(a, b)
     return _learned(a, b, np.random.default_rng((seed, 0x1A6E)))
 
 
@@ -173,6 +219,37 @@ def _learned(a: Array, b: Array, rng: np.random.Generator) -> ImageAdapter:
     terms = _terms(start - shift, place)
     gram: Array = terms.T @ terms + SMOOTH * PIXELS * np.diag([0.0, *[1.0] * (terms.shape[1] - 1)])
     return ImageAdapter("learned", shift, np.linalg.solve(gram, np.asarray(terms.T @ moved)), np.zeros(3))
+
+
+def _background(a: Array, b: Array) -> ImageAdapter:
+    """The medians of both kinds of images, and the colours of what moves before them."""
+    if a.shape[1:] != b.shape[1:]:
+        raise BadInput("Backgrounds are matched between images of one size; resize them first.")
+    layers, colours = list[Array](), list[Array]()
+    for images in (a, b):
+        still = np.median(images, axis=0)
+        noise = np.broadcast_to(np.median(np.abs(images - still), axis=0).mean(axis=-1, keepdims=True), still.shape)
+        backgrounds = np.stack([still, still, 1.48 * noise])
+        moving = _moving(images, backgrounds)[..., 0] > 0.5
+        # Where nothing moves, colours as they are.
+        colours.append(images[moving] if moving.sum() > 10 else images.reshape(-1, 3))
+        layers.append(backgrounds)
+    given, wanted = colours
+    mix = np.diag(wanted.std(axis=0) / np.maximum(given.std(axis=0), 1e-2))
+    both = np.stack([layers[0][0], layers[1][0], layers[0][2]])
+    return ImageAdapter("background", given.mean(axis=0), mix, wanted.mean(axis=0), backgrounds=both)
+
+
+def _moving(values: Array, backgrounds: Array) -> Array:
+    """The share of each pixel that is not the given background [..., height, width, 1], from the pixels around it."""
+    if backgrounds.shape[1:] != values.shape[-3:]:
+        height, width = backgrounds.shape[1:3]
+        raise BadInput(f"The adapter is for images of {width} x {height} pixels.")
+    off = np.abs(values - backgrounds[0]).max(axis=-1) / np.maximum(backgrounds[2, ..., 0], LEAST_NOISE)
+    padded = np.pad(off, [(0, 0)] * (off.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
+    height, width = off.shape[-2:]
+    near = sum(padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9
+    return (1 / (1 + np.exp(-2 * (near - NOISES))))[..., None]
 
 
 def _places(values: Array) -> Array:
