@@ -15,7 +15,7 @@ needed, and the rest of the policy stays as it is. What comes out is a set of we
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class EncoderOptions:
     steps: int = 400
     """Steps of training."""
     learning_rate: float = 1e-3
-    weight: float = 0.1
+    weight: float = 0.02
     """Weight of the alignment, beside that of the features that are kept."""
     seed: int = 0
 
@@ -69,7 +69,7 @@ def adapt_networks(
     for camera, net in zip(description.inputs.cameras, nets.nets, strict=True):
         rendered, real = (torch.from_numpy(np.ascontiguousarray(some)) for some in images[camera])
         if kind == "normalize":
-            _normalize(cast(Any, net), rendered, real)
+            _normalize(net, rendered, real)
         else:
             looks = None if translate is None else torch.from_numpy(translate[camera](rendered.numpy()))
             _train(net, kind, (rendered, rendered if looks is None else looks, real), options or EncoderOptions())
@@ -142,7 +142,7 @@ def varied(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     light = 1 + LIGHT * torch.randn((n, 3, 1, 1), generator=generator)
     coarse = torch.randn((n, 3, height // 6, width // 6), generator=generator)
     texture = nn.functional.interpolate(coarse, (height, width), mode="bilinear", align_corners=False)
-    amount = LIGHT * torch.rand((n, 1, 1, 1), generator=generator)
+    amount = 2 * LIGHT * torch.rand((n, 1, 1, 1), generator=generator)
     noise = GREY / 127.5 * torch.rand((n, 1, 1, 1), generator=generator) * torch.randn(x.shape, generator=generator)
     return ((x + 1) * light * (1 + amount * texture) - 1 + noise).clamp(-1, 1)
 

@@ -8,7 +8,7 @@ about a millisecond for an image of 96 x 96. `fit_adapter` knows five, from the 
     spectrum     amplitudes of low spatial frequencies, with the phases kept (Fourier domain adaptation)
     learned      a polynomial map of colours and place, trained on unpaired images by sliced optimal transport
     background   for cameras that stay in place: what never moves is replaced by what is there in the wanted images, and
-                 the colours of the rest get the mean and spread of those of the wanted rest
+                 the colours of the rest get the distribution of those of the wanted rest
 
 `pixel_translator` has a network for the same job. All run both ways: rendered images made to look like a robot's train
 a policy for it.
@@ -41,6 +41,12 @@ NOISES = 3.0
 """Difference from the background at which a pixel is half taken for something else, in deviations of the noise."""
 LEAST_NOISE = 0.02
 """Least deviation of the noise of a pixel, 0 to 1."""
+CELLS = 10
+"""Steps of each colour by which things that move are told from what does not."""
+QUANTILES = 33
+"""Quantiles by which the colours of what moves are matched."""
+LEAST_SEEN = 3
+"""Images that must show the background of a pixel."""
 
 
 @array_dataclass
@@ -51,7 +57,8 @@ class ImageAdapter:
     shift: Array
     """Colours that are subtracted first [3]."""
     mix: Array
-    """Matrix of the colours [3, 3], or of their polynomial [terms, 3]."""
+    """Matrix of the colours [3, 3], or of their polynomial [terms, 3]; of backgrounds the quantiles of each colour of
+    what moves, in the given and then in the wanted images [2 x QUANTILES, 3]."""
     offset: Array
     """Colours that are added last [3]."""
     amplitude: Array | None = None
@@ -74,14 +81,19 @@ class ImageAdapter:
 
     def _before(self, values: Array, backgrounds: Array) -> Array:
         """What moves, in adapted colours, before the wanted background."""
-        share = _moving(values, backgrounds)
-        return share * ((values - self.shift) @ self.mix + self.offset) + (1 - share) * backgrounds[1]
+        share, (given, wanted) = _moving(values, backgrounds), np.split(self.mix, 2)
+        moved = np.stack([np.interp(values[..., c], given[:, c], wanted[:, c]) for c in range(3)], axis=-1)
+        return share * moved + (1 - share) * backgrounds[1]
 
     def tensors(self) -> dict[str, Array]:
         """Its numbers by name, as a file of weights holds them."""
         parts = {"shift": self.shift, "mix": self.mix, "offset": self.offset, "amplitude": self.amplitude}
         parts["backgrounds"] = self.backgrounds
         return {name: np.asarray(value, np.float32) for name, value in parts.items() if value is not None}
+
+
+MIXES: Mapping[str, int] = {"learned": 15, "background": 2 * QUANTILES}
+"""Rows of the mix of methods other than by a matrix."""
 
 
 def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
@@ -93,7 +105,7 @@ def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
     for one in ("shift", "mix", "offset", *part):
         if one not in tensors:
             raise BadInput(f"An adapter of images by {method!r} lacks its {one}; it was cut off or forged.")
-    shapes = {"shift": (3,), "offset": (3,), "mix": (15 if name == "learned" else 3, 3)}
+    shapes = {"shift": (3,), "offset": (3,), "mix": (MIXES.get(name, 3), 3)}
     for one, shape in shapes.items():
         if tensors[one].shape != shape:
             raise BadInput(f"An adapter of images by {method!r} has a {one} of the shape {tensors[one].shape}.")
@@ -222,22 +234,41 @@ def _learned(a: Array, b: Array, rng: np.random.Generator) -> ImageAdapter:
 
 
 def _background(a: Array, b: Array) -> ImageAdapter:
-    """The medians of both kinds of images, and the colours of what moves before them."""
+    """The backgrounds of both kinds of images, and the colours of what moves before them."""
     if a.shape[1:] != b.shape[1:]:
         raise BadInput("Backgrounds are matched between images of one size; resize them first.")
     layers, colours = list[Array](), list[Array]()
     for images in (a, b):
-        still = np.median(images, axis=0)
-        noise = np.broadcast_to(np.median(np.abs(images - still), axis=0).mean(axis=-1, keepdims=True), still.shape)
-        backgrounds = np.stack([still, still, 1.48 * noise])
+        backgrounds = _still(images)
         moving = _moving(images, backgrounds)[..., 0] > 0.5
         # Where nothing moves, colours as they are.
         colours.append(images[moving] if moving.sum() > 10 else images.reshape(-1, 3))
         layers.append(backgrounds)
-    given, wanted = colours
-    mix = np.diag(wanted.std(axis=0) / np.maximum(given.std(axis=0), 1e-2))
+    curves = np.concatenate([np.quantile(some, np.linspace(0, 1, QUANTILES), axis=0) for some in colours])
     both = np.stack([layers[0][0], layers[1][0], layers[0][2]])
-    return ImageAdapter("background", given.mean(axis=0), mix, wanted.mean(axis=0), backgrounds=both)
+    return ImageAdapter("background", np.zeros(3), curves, np.zeros(3), backgrounds=both)
+
+
+def _still(images: Array) -> Array:
+    """What never moves, twice, and its noise [3, height, width, 3].
+
+    The median, where a pixel shows it most of the time. Where something often stands before it, colours that moving
+    things have elsewhere are left out.
+    """
+    still = np.median(images, axis=0)
+    spread = np.median(np.abs(images - still), axis=0).mean(axis=-1)
+    noise = max(1.48 * float(np.median(spread)), LEAST_NOISE)
+    quiet = spread < 3 * noise
+    off = np.abs(images - still).max(axis=-1)
+    cells = np.minimum((images * CELLS).astype(int), CELLS - 1) @ np.array([CELLS**2, CELLS, 1])
+    moving, resting = (
+        np.bincount(cells[which & quiet], minlength=CELLS**3) + 1.0 for which in (off > 5 * noise, off < 2 * noise)
+    )
+    own = (moving / moving.sum() > resting / resting.sum())[cells]  # of what moves, by its colour
+    seen = (~own).sum(axis=0) >= LEAST_SEEN
+    rest = np.ma.median(np.ma.masked_array(images, np.repeat(own[..., None], 3, axis=-1)), axis=0).filled(0.0)
+    still = np.where((seen & ~quiet)[..., None], rest, still)
+    return np.stack([still, still, np.full_like(still, noise)])
 
 
 def _moving(values: Array, backgrounds: Array) -> Array:

@@ -128,7 +128,8 @@ def some_images(episodes: Sequence[Episode], camera: str, size: int) -> Array:
     rows = [(k, i) for k, episode in enumerate(episodes) for i in range(len(episode))]
     if not rows:
         raise BadInput(f"There are no images of camera {camera!r}: the recordings are empty.")
-    picked = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, MAX_IMAGES).round().astype(int))]
+    chosen: list[int] = np.unique(np.linspace(0, len(rows) - 1, MAX_IMAGES).round().astype(int)).tolist()
+    picked = [rows[j] for j in chosen]
     return np.concatenate([resized(episodes[k][CAMERA + camera][i : i + 1], size) for k, i in picked])
 
 
