@@ -37,7 +37,7 @@ SLICES = 40
 """Random projections of the colours along which distributions are matched in turn."""
 SMOOTH = 1e-3
 """Ridge of the polynomial, as a share of the pixels."""
-NOISES = 3.0
+NOISES = 0.7
 """Difference from the background at which a pixel is half taken for something else, in deviations of the noise."""
 LEAST_NOISE = 0.02
 """Least deviation of the noise of a pixel, 0 to 1."""
@@ -45,6 +45,8 @@ CELLS = 10
 """Steps of each colour by which things that move are told from what does not."""
 QUANTILES = 33
 """Quantiles by which the colours of what moves are matched."""
+OFTEN = 0.15
+"""Share of the images in which something stands before a pixel, from which on its median is not trusted."""
 LEAST_SEEN = 3
 """Images that must show the background of a pixel."""
 
@@ -110,7 +112,12 @@ def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
         if tensors[one].shape != shape:
             raise BadInput(f"An adapter of images by {method!r} has a {one} of the shape {tensors[one].shape}.")
     for one in part:
-        if tensors[one].ndim != 3 + (one == "backgrounds") or tensors[one].shape[-1] != 3:
+        layers = (3,) if one == "backgrounds" else ()
+        if (
+            tensors[one].ndim != 3 + len(layers)
+            or tensors[one].shape[: len(layers)] != layers
+            or not (tensors[one].shape[-1] == 3)
+        ):
             raise BadInput(f"An adapter of images by {method!r} has {one} of the shape {tensors[one].shape}.")
     numbers = {one: np.asarray(tensors[one], float) for one in ("shift", "mix", "offset", *part)}
     return ImageAdapter(name, **numbers)
@@ -256,10 +263,9 @@ def _still(images: Array) -> Array:
     things have elsewhere are left out.
     """
     still = np.median(images, axis=0)
-    spread = np.median(np.abs(images - still), axis=0).mean(axis=-1)
-    noise = max(1.48 * float(np.median(spread)), LEAST_NOISE)
-    quiet = spread < 3 * noise
     off = np.abs(images - still).max(axis=-1)
+    noise = max(1.48 * float(np.median(np.median(np.abs(images - still), axis=0))), LEAST_NOISE)
+    quiet = (off > 4 * noise).mean(axis=0) < OFTEN
     cells = np.minimum((images * CELLS).astype(int), CELLS - 1) @ np.array([CELLS**2, CELLS, 1])
     moving, resting = (
         np.bincount(cells[which & quiet], minlength=CELLS**3) + 1.0 for which in (off > 5 * noise, off < 2 * noise)
