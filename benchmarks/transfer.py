@@ -71,6 +71,8 @@ class Plan:
     first: int = FIRST_ROBOT
     """Seed of the first robot."""
     compared: tuple[str, ...] = COMPARED
+    methods: tuple[str, ...] = ()
+    """Ways of adapting images; all where not given."""
 
 
 FULL = Plan(
@@ -282,7 +284,7 @@ def picture_rows(out: Path, quick: bool, plan: Plan) -> list[dict[str, Any]]:
     import transfer_images
 
     first = plan.first - FIRST_ROBOT + transfer_images.FIRST_ROBOT if plan.first >= FIRST_ROBOT else plan.first
-    return transfer_images.regained_rows(out, quick, on=plan.on, first=first, robots=plan.robots)
+    return transfer_images.regained_rows(out, quick, on=plan.on, first=first, robots=plan.robots, methods=plan.methods)
 
 
 def published_rows() -> list[dict[str, Any]]:
@@ -312,11 +314,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--first", type=int, default=FIRST_ROBOT)
     parser.add_argument("--robots", type=int, default=0)
     parser.add_argument("--techniques", nargs="*", default=())
+    parser.add_argument("--methods", nargs="*", default=())
     parser.add_argument("--bound", action="store_true", help="also train in the robots themselves")
     asked = parser.parse_args(arguments)
     plan = QUICK if asked.quick else FULL
     compared = (*(asked.techniques or COMPARED), *((BOUND,) if asked.bound else ()))
     plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
+    plan = replace(plan, methods=tuple(asked.methods))
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = run(asked.out, asked.quick, asked.parts, plan)
     name = "-".join(part.replace(" ", "_") for part in asked.parts)

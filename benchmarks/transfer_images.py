@@ -56,7 +56,7 @@ class Plan:
 
 
 FULL = Plan(
-    robots=20, demos=240, steps=2500, runs=24, starts=16, adapt_steps=300,
+    robots=20, demos=240, steps=2500, runs=24, starts=12, adapt_steps=200,
     methods=("statistics", "colour", "spectrum", "learned", "background", "translator", "normalize", "coral",
              "adversarial", "auto"),
 )  # fmt: skip
@@ -204,13 +204,17 @@ def demonstrations(folder: Path, plan: Plan) -> list[Any]:
 
 def train_base(folder: Path, plan: Plan) -> Path:
     """The policy that every robot is given: cloned from demonstrations with plainly rendered images."""
+    from instep.policy.flow_policy import read_policy
     from instep.policy.training import TrainOptions, train
 
+    kept = folder / f"base_{plan.demos}_{plan.steps}"
+    if (kept / "policy.json").is_file() and read_policy(kept)[0].metadata.get("steps") == str(plan.steps):
+        return kept
     options = TrainOptions(
         steps=plan.steps, checkpoint_every=plan.steps, frame=("pusher_x", "pusher_y", "tee"), cameras=(CAMERA,),
         channels=CHANNELS, images_per_step=48, width=128, batch=128, threads=4,
     )  # fmt: skip
-    return train(demonstrations(folder, plan), folder / f"base_{plan.demos}_{plan.steps}", options)
+    return train(demonstrations(folder, plan), kept, options)
 
 
 def judged(robot: int, folder: Path, plan: Plan) -> list[bool]:
@@ -272,14 +276,21 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def regained_rows(
-    out: Path, quick: bool = False, *, on: str = "", first: int = FIRST_ROBOT, robots: int = 0
+    out: Path,
+    quick: bool = False,
+    *,
+    on: str = "",
+    first: int = FIRST_ROBOT,
+    robots: int = 0,
+    methods: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Success lost and regained, robot by robot; robots that are done are kept in files."""
     plan, folder = QUICK if quick else FULL, out / "pictures"
-    plan = replace(plan, robots=robots or plan.robots)
+    plan = replace(plan, robots=robots or plan.robots, methods=tuple(methods) or plan.methods)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     base = train_base(folder, plan)
+    demonstrations(folder, plan)  # once, before every process reads them
     robots = range(first, first + plan.robots)
     missing = [robot for robot in robots if not (folder / f"robot_{robot}.json").is_file()]
     with open_map(on, deadline=7200.0) as mapped:

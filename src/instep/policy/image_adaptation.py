@@ -37,8 +37,9 @@ SLICES = 40
 """Random projections of the colours along which distributions are matched in turn."""
 SMOOTH = 1e-3
 """Ridge of the polynomial, as a share of the pixels."""
-NOISES = 0.7
-"""Difference from the background at which a pixel is half taken for something else, in deviations of the noise."""
+OFF, LEAST_OFF = 2.0, 0.01
+"""Difference from the background at which a pixel is half taken for something else, as a multiple of the median one,
+and the least that is taken for the median, 0 to 1."""
 LEAST_NOISE = 0.02
 """Least deviation of the noise of a pixel, 0 to 1."""
 CELLS = 10
@@ -66,7 +67,8 @@ class ImageAdapter:
     amplitude: Array | None = None
     """Amplitudes of the spectrum [height, width, 3]."""
     backgrounds: Array | None = None
-    """What never moves in the given and in the wanted images, and the noise of the given one [3, height, width, 3]."""
+    """What never moves in the given and in the wanted images, and the median difference from the given one
+    [3, height, width, 3]."""
 
     def __call__(self, images: Array) -> Array:
         """Images uint8 [..., height, width, 3], adapted."""
@@ -257,7 +259,7 @@ def _background(a: Array, b: Array) -> ImageAdapter:
 
 
 def _still(images: Array) -> Array:
-    """What never moves, twice, and its noise [3, height, width, 3].
+    """What never moves, twice, and the median difference from it [3, height, width, 3].
 
     The median, where a pixel shows it most of the time. Where something often stands before it, colours that moving
     things have elsewhere are left out.
@@ -274,7 +276,7 @@ def _still(images: Array) -> Array:
     seen = (~own).sum(axis=0) >= LEAST_SEEN
     rest = np.ma.median(np.ma.masked_array(images, np.repeat(own[..., None], 3, axis=-1)), axis=0).filled(0.0)
     still = np.where((seen & ~quiet)[..., None], rest, still)
-    return np.stack([still, still, np.full_like(still, noise)])
+    return np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
 
 
 def _moving(values: Array, backgrounds: Array) -> Array:
@@ -282,11 +284,16 @@ def _moving(values: Array, backgrounds: Array) -> Array:
     if backgrounds.shape[1:] != values.shape[-3:]:
         height, width = backgrounds.shape[1:3]
         raise BadInput(f"The adapter is for images of {width} x {height} pixels.")
-    off = np.abs(values - backgrounds[0]).max(axis=-1) / np.maximum(backgrounds[2, ..., 0], LEAST_NOISE)
+    off = _off(values, backgrounds[0]) / np.maximum(backgrounds[2, ..., 0], LEAST_OFF)
+    return (1 / (1 + np.exp(-4 * (off - OFF))))[..., None]
+
+
+def _off(values: Array, background: Array) -> Array:
+    """Largest difference of any colour from a background [..., height, width], mean over the pixels around each."""
+    off = np.abs(values - background).max(axis=-1)
     padded = np.pad(off, [(0, 0)] * (off.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
     height, width = off.shape[-2:]
-    near = sum(padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9
-    return (1 / (1 + np.exp(-2 * (near - NOISES))))[..., None]
+    return np.asarray(sum(padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9)
 
 
 def _places(values: Array) -> Array:
