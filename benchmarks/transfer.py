@@ -284,7 +284,9 @@ def picture_rows(out: Path, quick: bool, plan: Plan) -> list[dict[str, Any]]:
     import transfer_images
 
     first = plan.first - FIRST_ROBOT + transfer_images.FIRST_ROBOT if plan.first >= FIRST_ROBOT else plan.first
-    return transfer_images.regained_rows(out, quick, on=plan.on, first=first, robots=plan.robots, methods=plan.methods)
+    usual = transfer_images.QUICK if quick else transfer_images.FULL
+    chosen = replace(usual, robots=usual.robots if quick else plan.robots, methods=plan.methods or usual.methods)
+    return transfer_images.regained_rows(out, chosen, plan.on, first)
 
 
 def published_rows() -> list[dict[str, Any]]:

@@ -275,18 +275,9 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
     return found
 
 
-def regained_rows(
-    out: Path,
-    quick: bool = False,
-    *,
-    on: str = "",
-    first: int = FIRST_ROBOT,
-    robots: int = 0,
-    methods: Sequence[str] = (),
-) -> list[dict[str, Any]]:
+def regained_rows(out: Path, plan: Plan, on: str = "", first: int = FIRST_ROBOT) -> list[dict[str, Any]]:
     """Success lost and regained, robot by robot; robots that are done are kept in files."""
-    plan, folder = QUICK if quick else FULL, out / "pictures"
-    plan = replace(plan, robots=robots or plan.robots, methods=tuple(methods) or plan.methods)
+    folder = out / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     base = train_base(folder, plan)
