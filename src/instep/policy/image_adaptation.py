@@ -273,9 +273,8 @@ def _still(images: Array) -> Array:
         np.bincount(cells[which & quiet], minlength=CELLS**3) + 1.0 for which in (off > 5 * noise, off < 2 * noise)
     )
     own = (moving / moving.sum() > resting / resting.sum())[cells]  # of what moves, by its colour
-    seen = (~own).sum(axis=0) >= LEAST_SEEN
-    rest = np.ma.median(np.ma.masked_array(images, np.repeat(own[..., None], 3, axis=-1)), axis=0).filled(0.0)
-    still = np.where((seen & ~quiet)[..., None], rest, still)
+    hidden = ((~own).sum(axis=0) >= LEAST_SEEN) & ~quiet
+    still[hidden] = np.nanmedian(np.where(own[:, hidden, None], np.nan, images[:, hidden]), axis=0)
     return np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
 
 
