@@ -2,9 +2,9 @@
 
     normalize     the mean and spread of every channel of every layer become those of rendered images (test-time
                   normalization, as AdaBN, Li 2016): no training at all
-    coral         the network is trained to keep the features that rendered images gave, as they are and made to look
-                  like the robot's, while the covariance of features of the robot's images is drawn to theirs (Deep
-                  CORAL, Sun 2016)
+    coral         the network is trained to keep the features that rendered images gave, in other light, texture and
+                  noise too, while the covariance of features of the robot's images is drawn to theirs (Deep CORAL,
+                  Sun 2016)
     adversarial   the same with a judge that tells features of both kinds apart, and whose gradient is reversed
                   (Ganin 2016)
 
@@ -14,7 +14,7 @@ needed, and the rest of the policy stays as it is. What comes out is a set of we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -37,9 +37,6 @@ largest noise [grey levels]: none of them may change its features."""
 LIMIT = 1e-3
 """Least spread of a feature."""
 
-Translate = Callable[[Array], Array]
-"""Makes rendered images uint8 [n, height, width, 3] look like those of the robot."""
-
 
 @options_dataclass
 class EncoderOptions:
@@ -58,7 +55,6 @@ def adapt_networks(
     tensors: Mapping[str, Array],
     kind: Alignment,
     images: Mapping[str, tuple[Array, Array]],
-    translate: Mapping[str, Translate] | None = None,
     options: EncoderOptions | None = None,
 ) -> dict[str, Array]:
     """The weights of a policy with image networks adapted; `images` are rendered ones and the robot's, by camera.
@@ -71,8 +67,7 @@ def adapt_networks(
         if kind == "normalize":
             _normalize(net, rendered, real)
         else:
-            looks = None if translate is None else torch.from_numpy(translate[camera](rendered.numpy()))
-            _train(net, kind, (rendered, rendered if looks is None else looks, real), options or EncoderOptions())
+            _train(net, kind, (rendered, real), options or EncoderOptions())
     own = {f"{part}.{name}": value.detach().numpy().copy() for name, value in nets.state_dict().items()}
     return {**tensors, **own}
 
@@ -105,7 +100,7 @@ def _normalize(net: Any, rendered: torch.Tensor, real: torch.Tensor) -> None:
 
 def _train(net: nn.Module, kind: Alignment, images: Sequence[torch.Tensor], options: EncoderOptions) -> None:
     """Train a network to keep its features while those of a robot's images are drawn to them."""
-    rendered, looks, real = images
+    rendered, real = images
     generator = torch.Generator().manual_seed(options.seed)
     with torch.no_grad():
         kept = torch.cat([net(_normalized(part)) for part in rendered.split(64)])
@@ -119,9 +114,7 @@ def _train(net: nn.Module, kind: Alignment, images: Sequence[torch.Tensor], opti
     net.train()
     for step in range(options.steps):
         rows, others = (torch.randint(len(some), (BATCH,), generator=generator) for some in (rendered, real))
-        plain = torch.rand((BATCH, 1, 1, 1), generator=generator) < 0.25
-        shown = torch.where(plain, rendered[rows], looks[rows])
-        features = (net(varied(_normalized(shown), generator)) - centre) / size
+        features = (net(varied(_normalized(rendered[rows]), generator)) - centre) / size
         loss = ((features - (kept[rows] - centre) / size) ** 2).clamp_max(9.0).mean()
         theirs = (net(varied(_normalized(real[others]), generator)) - centre) / size
         if kind == "coral":

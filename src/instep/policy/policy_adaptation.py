@@ -47,7 +47,7 @@ class AdaptOptions:
 
     adapt_by: AdaptBy = "auto"
     """how: images by statistics, colour, spectrum, learned, background or translator; the image network by normalize,
-    coral or adversarial; auto: background where cameras stay in place, else colour, and coral on top."""
+    coral or adversarial; auto: background where cameras stay in place, else colour."""
     adapt_steps: int = 400
     """steps of what is trained for it."""
 
@@ -87,15 +87,14 @@ def adapt_policy(
     description, tensors = read_policy(folder)
     _check(description, folder)
     images = {camera: _images(description, camera, rendered, real) for camera in description.inputs.cameras}
-    adapters, round_trips = _adapters(images, options, seed)
+    adapters = _adapters(images, options, seed)
     adapted = {camera: adapters[camera](own.real) if adapters else own.real for camera, own in images.items()}
-    if options.adapt_by in ("normalize", "coral", "adversarial", AUTO):
+    if options.adapt_by in ("normalize", "coral", "adversarial"):
         from .encoder_adaptation import EncoderOptions, adapt_networks
 
-        kind = "coral" if options.adapt_by == AUTO else options.adapt_by
-        pairs = {camera: (own.rendered, adapted[camera]) for camera, own in images.items()}
+        pairs = {camera: (own.rendered, own.real) for camera, own in images.items()}
         how = EncoderOptions(steps=options.adapt_steps, seed=seed)
-        tensors = adapt_networks(description, tensors, kind, pairs, round_trips or None, how)
+        tensors = adapt_networks(description, tensors, options.adapt_by, pairs, how)
     for camera, adapter in adapters.items():
         tensors |= {f"{ADAPTER}{camera}.{name}": value for name, value in adapter.tensors().items()}
     metadata = {**description.metadata, "adapted": options.adapt_by}
@@ -133,12 +132,9 @@ def some_images(episodes: Sequence[Episode], camera: str, size: int) -> Array:
     return np.concatenate([resized(episodes[k][CAMERA + camera][i : i + 1], size) for k, i in picked])
 
 
-def _adapters(
-    images: Mapping[str, CameraImages], options: AdaptOptions, seed: int
-) -> tuple[dict[str, Any], dict[str, Callable[[Array], Array]]]:
-    """Adapters of the robot's images by camera, and what rendered ones become on the way there and back."""
+def _adapters(images: Mapping[str, CameraImages], options: AdaptOptions, seed: int) -> dict[str, Any]:
+    """Adapters of the robot's images by camera."""
     found: dict[str, Any] = {}
-    trips: dict[str, Callable[[Array], Array]] = {}
     for camera, own in images.items():
         method = options.adapt_by
         if method == AUTO:
@@ -149,14 +145,7 @@ def _adapters(
             found[camera] = fit_translators(own.real, own.rendered, steps=options.adapt_steps, seed=seed)[0]
         elif method in METHODS:
             found[camera] = fit_adapter(method, own.real, own.rendered, seed=seed)
-            if options.adapt_by == AUTO:
-                there = fit_adapter(method, own.rendered, own.real, seed=seed)
-                trips[camera] = _after(there, found[camera])
-    return found, trips
-
-
-def _after(first: Callable[[Array], Array], second: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    return lambda images: second(first(images))
+    return found
 
 
 def stays(images: Array) -> bool:
