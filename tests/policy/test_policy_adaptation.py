@@ -55,7 +55,7 @@ def base(tmp_path_factory, torch) -> Path:
     from instep.policy.training import TrainOptions, train
 
     options = TrainOptions(
-        steps=400, checkpoint_every=400, cameras=("top",), image_size=SIZE, width=32, batch=64, horizon=1, execute=1,
+        steps=300, checkpoint_every=300, cameras=("top",), image_size=SIZE, width=32, batch=32, horizon=1, execute=1,
         threads=1,
     )  # fmt: skip
     return train(RENDERED, tmp_path_factory.mktemp("policy"), options)
