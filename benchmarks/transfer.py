@@ -8,7 +8,8 @@ policies of every quality in the simulator and on robots. (d) Features of real a
 these robots or starts; the objective of training and the width of posteriors were chosen on robots 1 to 4 and 101 to
 103. Each robot that is done is kept, so that a stopped benchmark continues.
 
-Parts alone, such as "so101 reach" or "images": python benchmarks/transfer.py OUT PART... [--quick]
+Parts alone, such as "so101 reach" or "images", on other cores or robots:
+python benchmarks/transfer.py OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.app.closing.robot_trial import TECHNIQUES, ClosingBudget
+from instep.app.closing.robot_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
 from instep.core.records import options_dataclass
@@ -65,11 +66,18 @@ class Plan:
     """Episodes on PushT are longer, so generations are fewer."""
     shootout_min: float
     """Longest time of the experiment on PushT [min]."""
+    on: str = "processes:2"
+    """Where robots run."""
+    first: int = FIRST_ROBOT
+    """Seed of the first robot."""
+    compared: tuple[str, ...] = COMPARED
+    methods: tuple[str, ...] = ()
+    """Ways of adapting images; all where not given."""
 
 
 FULL = Plan(
-    robots=20, tasks=TASKS, seconds=6.0, generations=14, population=10, samples=8, starts=6, foretold=48, trials=20,
-    every=tuple(TECHNIQUES), pusht_seconds=12.0, pusht_generations=7, shootout_min=120.0,
+    robots=20, tasks=TASKS, seconds=6.0, generations=10, population=10, samples=6, starts=6, foretold=48, trials=20,
+    every=USUAL, pusht_seconds=12.0, pusht_generations=7, shootout_min=120.0,
 )  # fmt: skip
 QUICK = Plan(
     robots=3, tasks=TASKS[1:2], seconds=1.5, generations=3, population=6, samples=4, starts=2, foretold=14, trials=4,
@@ -77,25 +85,39 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-def run(out: Path, quick: bool = False, parts: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | None = None) -> list[dict[str, Any]]:
     """All rows, or those of some parts."""
-    plan = QUICK if quick else FULL
+    plan = plan or (QUICK if quick else FULL)
     won: dict[str, dict[str, bool]] = {}
     every: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        " ".join(task): partial(closing_rows, out, *task, plan, won) for task in plan.tasks
+        " ".join(task): partial(closing_rows, out, *task, plan, won, plan.compared) for task in TASKS
     }
     every |= {
         "pusht": lambda: pusht_rows(out, plan, won),
         "score": lambda: [*foretold_rows(out, plan), *published_rows()],
         "images": lambda: image_rows(quick),
+        "pictures": lambda: picture_rows(out, quick, plan),
     }
     unknown = [part for part in parts if part not in every]
     if unknown:
         raise UnknownName("part of the benchmark", unknown[0], every)
-    rows = [one for name, make in every.items() if name in (parts or every) for one in make()]
-    for words, met in won.items():
-        rows.append(row(words, sum(met.values()), "", at_least=min(2, len(met))))
-    return rows
+    asked = parts or [
+        name for name in every if name not in {" ".join(task) for task in TASKS if task not in plan.tasks}
+    ]
+    rows = [one for name, make in every.items() if name in asked for one in make()]
+    return [*rows, *(goal_of_two(words, met) for words, met in won.items())]
+
+
+def goal_of_two(words: str, met: dict[str, bool]) -> dict[str, Any]:
+    """A goal that asks for two tasks or robots: no verdict where fewer were run."""
+    if len(met) < 2:
+        return row(f"{words}, of the only one that was run: no verdict on two", sum(met.values()), "")
+    return row(f"{words}, of {len(met)}", sum(met.values()), "", at_least=2.0)
+
+
+def absent(part: str, library: str, extra: str) -> dict[str, Any]:
+    """The row of a part that needs a library which is not installed: what was not run has not passed."""
+    return row(f"{part}: not run, {library} is absent (pip install 'instep[{extra}]')", 1.0, "", at_most=0.0)
 
 
 def closing_rows(
@@ -137,17 +159,17 @@ def closing_rows(
 
 
 def closing_study(
-    out: Path, scene: str, task: str, plan: Plan, techniques: tuple[str, ...], on: str = "processes:2", robots: int = 0
+    out: Path, scene: str, task: str, plan: Plan, techniques: tuple[str, ...], on: str = "", robots: int = 0
 ) -> ClosingStudy:
     """The experiment closing on hidden robots, kept in a folder of its own."""
-    long = scene == PUSHT[0]
+    long, on = scene == PUSHT[0], on or plan.on
     seconds, generations = (plan.pusht_seconds, plan.pusht_generations) if long else (plan.seconds, plan.generations)
     budget = ClosingBudget(
         starts=plan.starts, seconds=seconds, generations=generations, population=plan.population,
         samples=plan.samples, recordings=min(4, plan.starts),
     )  # fmt: skip
-    seeds = tuple(range(FIRST_ROBOT, FIRST_ROBOT + (robots or plan.robots)))
-    folder = out / (f"{scene}_{task}" if on.startswith("processes") else f"{scene}_{task}_{on}")
+    seeds = tuple(range(plan.first, plan.first + (robots or plan.robots)))
+    folder = out / (f"{scene}_{task}" if on == plan.on else f"{scene}_{task}_{on}")
     folder.mkdir(parents=True, exist_ok=True)
     with open_map(on, deadline=7200.0) as mapped:
         return run_closing(ClosingPlan(scene, task, "expert", techniques, seeds, budget), folder, map=mapped)
@@ -157,7 +179,7 @@ def pusht_rows(out: Path, plan: Plan, won: dict[str, dict[str, bool]]) -> list[d
     """The whole experiment on PushT, its time, and whether Ray gives the same returns bit by bit."""
     rows = closing_rows(out, *PUSHT, plan, won, plan.every)
     if importlib.util.find_spec("ray") is None:
-        return rows
+        return [*rows, absent("pusht: returns on Ray", "ray", "cluster")]
     here = closing_study(out, *PUSHT, plan, plan.every, robots=RAY_ROBOTS)
     there = closing_study(out, *PUSHT, plan, plan.every, "ray", RAY_ROBOTS)
     words = f"pusht: returns on Ray that differ in any bit, {RAY_ROBOTS} robots"
@@ -173,9 +195,11 @@ def foretold_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
 
     file = out / "foretold.json"
     pairs: list[list[float]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    for number in range(len(pairs), plan.foretold):
-        pairs.append(list(foretold(number, plan.trials)))
-        file.write_text(json.dumps(pairs), encoding="utf-8")
+    missing = range(len(pairs), plan.foretold)
+    with open_map(plan.on, deadline=3600.0) as mapped:
+        for pair in mapped(partial(foretold, trials=plan.trials), missing):
+            pairs.append(list(pair))
+            file.write_text(json.dumps(pairs), encoding="utf-8")
     n = plan.trials
     known = [SuccessRates("reach", str(i), real, sim, n, n) for i, (sim, real) in enumerate(pairs)]
     real = np.array([r.real for r in known])
@@ -215,8 +239,10 @@ def image_rows(quick: bool) -> list[dict[str, Any]]:
 
     Adapters and alignments are fitted on every other image and judged on the rest. The encoder has random weights.
     """
-    if not VIDEOS.is_dir() or importlib.util.find_spec("torch") is None:
-        return []
+    if importlib.util.find_spec("torch") is None:
+        return [absent("images", "torch", "learn")]
+    if not VIDEOS.is_dir():
+        return [row(f"images: not run, the recordings of PushT are absent ({VIDEOS.parent.name})", 1.0, at_most=0.0)]
     from instep.physics.mujoco_cameras import MujocoRenderer
     from instep.policy.image_adaptation import METHODS, align_features, feature_distance, fit_adapter
     from instep.policy.networks import encoder_features, resized
@@ -251,12 +277,24 @@ def _frames(path: Path) -> Any:
         return np.stack([f.to_ndarray(format="rgb24") for i, f in enumerate(container.decode(video=0)) if i % 8 == 0])
 
 
+def picture_rows(out: Path, quick: bool, plan: Plan) -> list[dict[str, Any]]:
+    """Success from images that is lost under another light, lens and texture, and what adaptation regains."""
+    if importlib.util.find_spec("torch") is None:
+        return [absent("pictures", "torch", "learn")]
+    import transfer_images
+
+    first = plan.first - FIRST_ROBOT + transfer_images.FIRST_ROBOT if plan.first >= FIRST_ROBOT else plan.first
+    usual = transfer_images.QUICK if quick else transfer_images.FULL
+    chosen = replace(usual, robots=usual.robots if quick else plan.robots, methods=plan.methods or usual.methods)
+    return transfer_images.regained_rows(out, chosen, plan.on, first)
+
+
 def published_rows() -> list[dict[str, Any]]:
     """The same on published success rates of real robots, where the table is there."""
     from instep.evaluate import read_rates, score_coverage
 
     if not TABLE.is_file():
-        return []
+        return [row("transfer score, published policies: not run, their table is absent", 1.0, at_most=0.0)]
     rates = read_rates(TABLE)
     words = f"transfer score: coverage over {len(rates)} published policies and tasks, each left out"
     return [_coverage(words, score_coverage(rates))]
@@ -268,11 +306,27 @@ def _coverage(words: str, found: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run outside of instep bench."""
-    folder, *parts = [word for word in arguments if word != "--quick"]
-    where = Path(folder)
-    where.mkdir(parents=True, exist_ok=True)
-    rows = run(where, quick="--quick" in arguments, parts=parts)
-    (where / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Parts of the benchmark transfer, on other cores or robots.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("parts", nargs="*")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--on", default="processes:2")
+    parser.add_argument("--first", type=int, default=FIRST_ROBOT)
+    parser.add_argument("--robots", type=int, default=0)
+    parser.add_argument("--techniques", nargs="*", default=())
+    parser.add_argument("--methods", nargs="*", default=())
+    parser.add_argument("--bound", action="store_true", help="also train in the robots themselves")
+    asked = parser.parse_args(arguments)
+    plan = QUICK if asked.quick else FULL
+    compared = (*(asked.techniques or COMPARED), *((BOUND,) if asked.bound else ()))
+    plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
+    plan = replace(plan, methods=tuple(asked.methods))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rows = run(asked.out, asked.quick, asked.parts, plan)
+    name = "-".join(part.replace(" ", "_") for part in asked.parts)
+    (asked.out / f"rows{name and '-'}{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
     for one in rows:
         print(one["name"], one["value"], one["low"], one["high"], one["ok"])
 

@@ -83,3 +83,37 @@ def test_what_cannot_be_done_is_said_in_one_sentence(words, said, policy, data, 
     assert main([place.get(word, word) for word in words]) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert said in shown and "Traceback" not in shown
+
+
+CAMERA = """[top]
+at = [0.46, 0.33, 0.75]
+towards = [0.46, 0.33, 0.0]
+up = [0.0, 1.0, 0.0]
+angle = 44
+size = [32, 32]
+"""
+
+
+def test_a_policy_from_images_is_adapted_fine_tuned_and_run(tmp_path, monkeypatch, capsys, torch):
+    monkeypatch.chdir(tmp_path)
+    Path("top.toml").write_text(CAMERA)
+    views = ["--virtual", "top.toml", "--cameras", "top"]
+    assert main(["augment", "expert", "pusht", "--demos", "1", *views, "--out", "shown"]) == 0
+    words = ["--frame", "pusher_x", "pusher_y", "tee", "--without", "observation.environment_state"]
+    assert main(["train", "shown/demonstrations", "seeing", "--cameras", "top", *words, "--steps", "2"]) == 0
+    adapt = ["--base", "seeing", "--adapt-images", "shown/demonstrations", "--adapt-by", "colour"]
+    assert main(["train", "shown/demonstrations", "adapted", *adapt]) == 0
+    assert (tmp_path / "adapted/adaptation_top.png").read_bytes()[1:4] == b"PNG"
+    assert set(json.loads((tmp_path / "adapted/result.json").read_text())["distances"]) == {"top"}
+    further = ["--base", "adapted", "--rehearse", "shown/demonstrations", "--steps", "3"]
+    assert main(["train", "shown/demonstrations", "finer", *further]) == 0
+    assert json.loads((tmp_path / "finer/policy.json").read_text())["adapters"] == {"top": "colour"}
+    assert main(["run", "finer", "sim:pusht", "--steps", "6", *views, "--out", "ran"]) == 0
+    capsys.readouterr()
+    for wrong, said in (
+        (["train", "shown/demonstrations", "x", "--adapt-images", "shown/demonstrations"], "need --base"),
+        (["train", "shown/demonstrations", "seeing", *adapt], "over the one of --base"),
+        (["train", "shown/demonstrations", "x", "--base", "shown"], "not a policy that instep train wrote"),
+    ):
+        assert main(wrong) == 2
+        assert said in " ".join(capsys.readouterr().err.split())

@@ -12,12 +12,14 @@ from instep import BadInput, Param
 from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
 from instep.app.closing.robot_trial import (
+    BOUND,
     DELTA,
     FIRST,
     NOMINAL,
     POSTERIOR,
     RANGES,
     UNTOUCHED,
+    USUAL,
     ClosingBudget,
     TechniqueResult,
     hand_ranges,
@@ -61,6 +63,18 @@ def test_where_nothing_surely_gains_nothing_is_bought():
     study = study_of(untouched=[0.3, 0.4, 0.5, 0.6], ranges=[0.2, 0.5, 0.4, 0.7])
     assert study.buy_first() == ""
     assert study.advice().startswith("Nothing pays here")
+
+
+def test_a_training_in_the_robot_itself_bounds_what_can_be_gained_and_is_not_sold(tmp_path):
+    plan = replace(PLAN, techniques=(UNTOUCHED, BOUND))
+    study = run_closing(plan, tmp_path)
+    assert study.techniques == (UNTOUCHED, BOUND)
+    assert study.robot_minutes(BOUND) == 0
+    assert BOUND not in study.pareto() and BOUND not in USUAL
+    base = [0.3, 0.4, 0.5, 0.35, 0.45]
+    better = study_of(untouched=base, ranges=[x + 0.2 for x in base])
+    robots = {k: {UNTOUCHED: own[UNTOUCHED], BOUND: own[RANGES]} for k, own in better.robots.items()}
+    assert replace(better, robots=robots).buy_first() == ""
 
 
 def test_robots_that_are_done_are_kept(tmp_path):

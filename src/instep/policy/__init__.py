@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .model_files import onnx_policy, torchscript_policy
     from .observation_encoding import BodyFrame, PolicyInputs
     from .openpi import OpenpiClient, PolicyServer, openpi_policy
+    from .policy_adaptation import AdaptOptions, adapt_policy, fine_tune
     from .policy_map import MappedPolicy, PolicyMap, default_map
     from .predictive import PredictiveGait, PredictiveOptions
     from .residual import Residual, ResidualPolicy, load_residual, zero_residual
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from .weight_shift import WeightShift
 
 __all__ = [
-    "AdaptedPolicy", "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions", "BodyFrame",
-    "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile",
+    "AdaptOptions", "AdaptedPolicy", "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions",
+    "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile",
     "GrootClient", "GrootServer", "ImageAdapter", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy",
     "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "PredictiveGait",
-    "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "WeightShift",
-    "adaptation_sheet", "align_features", "as_policy", "checked_map", "default_groot_map", "default_map",
-    "expert_of", "feature_distance", "fit_adapter", "groot_policy", "is_lerobot_checkpoint", "lerobot_policy",
+    "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "WeightShift", "adapt_policy",
+    "adaptation_sheet", "align_features", "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of",
+    "feature_distance", "fine_tune", "fit_adapter", "groot_policy", "is_lerobot_checkpoint", "lerobot_policy",
     "load_policy", "load_residual", "onnx_policy", "openpi_policy", "ranges_gait", "read_gait", "read_map",
     "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy", "stairs_gait", "torchscript_policy",
     "train", "wheel_velocity", "zero_residual",
@@ -65,6 +66,7 @@ __getattr__ = lazy_names(
         "image_adaptation": "AdaptedPolicy ImageAdapter adaptation_sheet align_features feature_distance fit_adapter",
         "map_file": "checked_map read_map",
         "model_files": "onnx_policy torchscript_policy",
+        "policy_adaptation": "AdaptOptions adapt_policy fine_tune",
         "policy_map": "MappedPolicy PolicyMap default_map",
         "predictive": "PredictiveGait PredictiveOptions",
         "residual": "Residual ResidualPolicy load_residual zero_residual",

@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from instep.core import counter_rng
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
 from instep.core.reading import parse_json, parsing, read_file, read_json_table
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Observation, Spec
 
 from .chunking import Chunked
+from .image_adaptation import METHODS, read_adapter
 from .observation_encoding import JOINTS, POSES, PolicyInputs
-from .policy_map import batch_of
+from .policy_map import CAMERA, batch_of
 
-VERSION = 2
+VERSION, ADAPTED_VERSION = 2, 3
+"""Versions of the description, without and with adapters of images: a release that knows none must refuse these."""
+ADAPTER = "adapter."
+"""Prefix of the numbers of adapters among the weights, before the camera."""
 TIME_FREQUENCIES = 8
 """Frequencies of the encoding of the flow's time."""
 SCALES = ("feature_mean", "feature_size", "action_mean", "action_size")
@@ -163,6 +167,8 @@ class PolicyDescription:
     image_size: int = 96
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """What it was trained on."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """How images are adapted before the policy reads them: camera -> method; their numbers are among the weights."""
 
     def offsets(self, observation: Observation) -> Array:
         """The joint positions that relative actions are added to, else 0 [..., nu]."""
@@ -194,7 +200,9 @@ class PolicyDescription:
         """The form in policy.json."""
         plain = {name: getattr(self, name) for name in ("horizon", "execute", "flow_steps", "dt", "image_size")}
         named = {"actions": list(self.actions), "relative": list(self.relative), "metadata": dict(self.metadata)}
-        return {"kind": "flow", "version": VERSION, "inputs": self.inputs.as_json(), **named, **plain}
+        version = ADAPTED_VERSION if self.adapters else VERSION
+        adapted = {"adapters": dict(self.adapters)} if self.adapters else {}
+        return {"kind": "flow", "version": version, "inputs": self.inputs.as_json(), **named, **plain, **adapted}
 
 
 class FlowPolicy:
@@ -208,6 +216,7 @@ class FlowPolicy:
         self._scale = {name: np.asarray(tensors[f"scale.{name}"], np.float32) for name in SCALES}
         self._net = FlowNet({k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")})
         self._encoder, self.pose_estimator = _image_networks(description, tensors)
+        self._adapters = image_adapters(description, tensors)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -218,9 +227,12 @@ class FlowPolicy:
         """The next actions [..., horizon, nu]."""
         description, batch = self.description, batch_of(observation)
         n = int(np.prod(batch))
+        if self._adapters:
+            observation = self._adapted(observation, n)
         if self.pose_estimator is not None:
+            poses = self.pose_estimator(observation, batch)
             given = {name: observation[name] for name in description.inputs.channels if name != POSES}
-            observation = {**given, POSES: self.pose_estimator(observation, batch)}
+            observation = {**given, POSES: poses}
         features = description.inputs.features(observation).reshape(n, -1)
         features = (features - self._scale["feature_mean"]) / self._scale["feature_size"]
         if self._encoder is not None:
@@ -232,6 +244,20 @@ class FlowPolicy:
         chunk = x * self._scale["action_size"] + self._scale["action_mean"]
         chunk = chunk.reshape(*batch, description.horizon, len(description.actions)).astype(float)
         return description.to_world(observation, chunk) + description.offsets(observation)[..., None, :]
+
+    def _adapted(self, observation: Observation, n: int) -> Observation:
+        """What the policy observes, with the images of its cameras adapted, in the size that it uses."""
+        from .networks import resized
+
+        inputs, size = self.description.inputs, self.description.image_size
+        channels = [name for name in inputs.channels if not (inputs.estimated_body and name == POSES)]
+        seen = {name: observation[name] for name in channels}
+        for camera in inputs.cameras:
+            images = np.asarray(observation[CAMERA + camera], np.uint8)
+            if camera in self._adapters:
+                images = self._adapters[camera](resized(images.reshape(n, *images.shape[-3:]), size))
+            seen[CAMERA + camera] = images
+        return seen
 
 
 def save_policy(folder: Path, description: PolicyDescription, tensors: Mapping[str, Array]) -> Path:
@@ -266,12 +292,13 @@ def read_policy(folder: Path) -> tuple[PolicyDescription, dict[str, Array]]:
     path = folder / "policy.json"
     table = read_json_table(path)
     with parsing(path, "the description of a policy"):
-        if table.get("kind") != "flow" or table.get("version") != VERSION:
+        if table.get("kind") != "flow" or table.get("version") not in (VERSION, ADAPTED_VERSION):
             raise BadInput(f"{str(path)!r} is of another kind or version than this release reads.")
         description = PolicyDescription(
             PolicyInputs.from_json(table["inputs"]), tuple(table["actions"]), tuple(map(bool, table["relative"])),
             int(table["horizon"]), int(table["execute"]), int(table["flow_steps"]), float(table["dt"]),
             int(table["image_size"]), {str(k): str(v) for k, v in table["metadata"].items()},
+            {str(k): str(v) for k, v in table.get("adapters", {}).items()},
         )  # fmt: skip
     _check_description(description, path)
     tensors = read_weights(folder / "weights.safetensors")
@@ -290,6 +317,9 @@ def _check_description(description: PolicyDescription, path: Path) -> None:
     ]  # fmt: skip
     if not all(isinstance(label, str) for part in labels for label in part):
         raise BadInput(f"{str(path)!r} names actions or observations by something else than text.")
+    for camera in description.adapters:
+        if camera not in description.inputs.cameras:
+            raise UnknownName(f"camera of an adapter in {str(path)!r}", camera, description.inputs.cameras)
     if len(description.relative) != len(description.actions):
         raise BadInput(f"{str(path)!r} has {len(description.relative)} flags 'relative' for its actions.")
 
@@ -321,3 +351,20 @@ def _image_networks(description: PolicyDescription, tensors: Mapping[str, Array]
     if inputs.estimated_body:
         return None, PoseEstimator(inputs.cameras, description.image_size, tensors)
     return ImageEncoder(inputs.cameras, description.image_size, tensors), None
+
+
+def image_adapters(description: PolicyDescription, tensors: Mapping[str, Array]) -> dict[str, Any]:
+    """The adapters of a policy's images, by camera."""
+    found: dict[str, Any] = {}
+    for camera, method in description.adapters.items():
+        prefix = f"{ADAPTER}{camera}."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if method in METHODS:
+            found[camera] = read_adapter(method, own)
+            continue
+        from .pixel_translator import TRANSLATOR, read_translator
+
+        if method != TRANSLATOR:
+            raise UnknownName("adaptation", method, (*METHODS, TRANSLATOR))
+        found[camera] = read_translator(own)
+    return found

@@ -1,12 +1,17 @@
 """Adaptation of images without labels: make those of a robot look like the rendered ones that a policy was trained on.
 
 An adapter is fitted from unpaired images of both kinds, applied to every image before the policy reads it, and costs
-about a millisecond for an image of 96 x 96. `fit_adapter` knows four, from the plainest to a learned one:
+about a millisecond for an image of 96 x 96. `fit_adapter` knows five, from the plainest to a learned one:
 
     statistics   mean and spread of each colour
     colour       mean and covariance of the three colours (the colour transfer of Reinhard and Pitie; CORAL of pixels)
     spectrum     amplitudes of low spatial frequencies, with the phases kept (Fourier domain adaptation)
     learned      a polynomial map of colours and place, trained on unpaired images by sliced optimal transport
+    background   for cameras that stay in place: what never moves is replaced by what is there in the wanted images, and
+                 the colours of the rest get the distribution of those of the wanted rest
+
+`pixel_translator` has a network for the same job. All run both ways: rendered images made to look like a robot's train
+a policy for it.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from instep.core.world import Array, Observation, Policy
 
 from .policy_map import CAMERA
 
-Method = Literal["statistics", "colour", "spectrum", "learned"]
-METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned")
+Method = Literal["statistics", "colour", "spectrum", "learned", "background"]
+METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned", "background")
 SPECTRUM_SHARE = 0.05
 """Share of the spatial frequencies, from the lowest on, whose amplitudes are matched."""
 PIXELS = 20_000
@@ -32,6 +37,19 @@ SLICES = 40
 """Random projections of the colours along which distributions are matched in turn."""
 SMOOTH = 1e-3
 """Ridge of the polynomial, as a share of the pixels."""
+OFF, LEAST_OFF = 2.0, 0.01
+"""Difference from the background at which a pixel is half taken for something else, as a multiple of the median one,
+and the least that is taken for the median, 0 to 1."""
+LEAST_NOISE = 0.02
+"""Least deviation of the noise of a pixel, 0 to 1."""
+CELLS = 10
+"""Steps of each colour by which things that move are told from what does not."""
+QUANTILES = 33
+"""Quantiles by which the colours of what moves are matched."""
+OFTEN = 0.15
+"""Share of the images in which something stands before a pixel, from which on its median is not trusted."""
+LEAST_SEEN = 3
+"""Images that must show the background of a pixel."""
 
 
 @array_dataclass
@@ -42,22 +60,69 @@ class ImageAdapter:
     shift: Array
     """Colours that are subtracted first [3]."""
     mix: Array
-    """Matrix of the colours [3, 3], or of their polynomial [terms, 3]."""
+    """Matrix of the colours [3, 3], or of their polynomial [terms, 3]; of backgrounds the quantiles of each colour of
+    what moves, in the given and then in the wanted images [2 x QUANTILES, 3]."""
     offset: Array
     """Colours that are added last [3]."""
     amplitude: Array | None = None
     """Amplitudes of the spectrum [height, width, 3]."""
+    backgrounds: Array | None = None
+    """What never moves in the given and in the wanted images, and the median difference from the given one
+    [3, height, width, 3]."""
 
     def __call__(self, images: Array) -> Array:
         """Images uint8 [..., height, width, 3], adapted."""
         values = np.asarray(images, float) / 255
         if self.method == "spectrum" and self.amplitude is not None:
             out = _with_amplitude(values, self.amplitude)
+        elif self.method == "background" and self.backgrounds is not None:
+            out = self._before(values, self.backgrounds)
         elif self.method == "learned":
             out = _terms(values - self.shift, _places(values)) @ self.mix
         else:
             out = (values - self.shift) @ self.mix + self.offset
         return np.clip(255 * out + 0.5, 0, 255).astype(np.uint8)
+
+    def _before(self, values: Array, backgrounds: Array) -> Array:
+        """What moves, in adapted colours, before the wanted background."""
+        share, (given, wanted) = _moving(values, backgrounds), np.split(self.mix, 2)
+        moved = np.stack([np.interp(values[..., c], given[:, c], wanted[:, c]) for c in range(3)], axis=-1)
+        return share * moved + (1 - share) * backgrounds[1]
+
+    def tensors(self) -> dict[str, Array]:
+        """Its numbers by name, as a file of weights holds them."""
+        parts = {"shift": self.shift, "mix": self.mix, "offset": self.offset, "amplitude": self.amplitude}
+        parts["backgrounds"] = self.backgrounds
+        return {name: np.asarray(value, np.float32) for name, value in parts.items() if value is not None}
+
+
+MIXES: Mapping[str, int] = {"learned": 15, "background": 2 * QUANTILES}
+"""Rows of the mix of methods other than by a matrix."""
+
+
+def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
+    """The adapter of a method from its numbers by name."""
+    name: Method | None = next((known for known in METHODS if known == method), None)
+    if name is None:
+        raise UnknownName("adaptation", method, METHODS)
+    part = {"spectrum": ("amplitude",), "background": ("backgrounds",)}.get(name, ())
+    for one in ("shift", "mix", "offset", *part):
+        if one not in tensors:
+            raise BadInput(f"An adapter of images by {method!r} lacks its {one}; it was cut off or forged.")
+    shapes = {"shift": (3,), "offset": (3,), "mix": (MIXES.get(name, 3), 3)}
+    for one, shape in shapes.items():
+        if tensors[one].shape != shape:
+            raise BadInput(f"An adapter of images by {method!r} has a {one} of the shape {tensors[one].shape}.")
+    for one in part:
+        layers = (3,) if one == "backgrounds" else ()
+        if (
+            tensors[one].ndim != 3 + len(layers)
+            or tensors[one].shape[: len(layers)] != layers
+            or not (tensors[one].shape[-1] == 3)
+        ):
+            raise BadInput(f"An adapter of images by {method!r} has {one} of the shape {tensors[one].shape}.")
+    numbers = {one: np.asarray(tensors[one], float) for one in ("shift", "mix", "offset", *part)}
+    return ImageAdapter(name, **numbers)
 
 
 def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -> ImageAdapter:
@@ -80,6 +145,8 @@ def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -
             raise BadInput("Spectra are matched between images of one size; resize them first.")
         amplitude = np.abs(np.fft.fft2(b, axes=(1, 2))).mean(axis=0)
         return ImageAdapter(method, shift, np.eye(3), offset, amplitude)
+    if method == "background":
+        return _background(a, b)
     return _learned(a, b, np.random.default_rng((seed, 0x1A6E)))
 
 
@@ -173,6 +240,59 @@ def _learned(a: Array, b: Array, rng: np.random.Generator) -> ImageAdapter:
     terms = _terms(start - shift, place)
     gram: Array = terms.T @ terms + SMOOTH * PIXELS * np.diag([0.0, *[1.0] * (terms.shape[1] - 1)])
     return ImageAdapter("learned", shift, np.linalg.solve(gram, np.asarray(terms.T @ moved)), np.zeros(3))
+
+
+def _background(a: Array, b: Array) -> ImageAdapter:
+    """The backgrounds of both kinds of images, and the colours of what moves before them."""
+    if a.shape[1:] != b.shape[1:]:
+        raise BadInput("Backgrounds are matched between images of one size; resize them first.")
+    layers, colours = list[Array](), list[Array]()
+    for images in (a, b):
+        backgrounds = _still(images)
+        moving = _moving(images, backgrounds)[..., 0] > 0.5
+        # Where nothing moves, colours as they are.
+        colours.append(images[moving] if moving.sum() > 10 else images.reshape(-1, 3))
+        layers.append(backgrounds)
+    curves = np.concatenate([np.quantile(some, np.linspace(0, 1, QUANTILES), axis=0) for some in colours])
+    both = np.stack([layers[0][0], layers[1][0], layers[0][2]])
+    return ImageAdapter("background", np.zeros(3), curves, np.zeros(3), backgrounds=both)
+
+
+def _still(images: Array) -> Array:
+    """What never moves, twice, and the median difference from it [3, height, width, 3].
+
+    The median, where a pixel shows it most of the time. Where something often stands before it, colours that moving
+    things have elsewhere are left out.
+    """
+    still = np.median(images, axis=0)
+    off = np.abs(images - still).max(axis=-1)
+    noise = max(1.48 * float(np.median(np.median(np.abs(images - still), axis=0))), LEAST_NOISE)
+    quiet = (off > 4 * noise).mean(axis=0) < OFTEN
+    cells = np.minimum((images * CELLS).astype(int), CELLS - 1) @ np.array([CELLS**2, CELLS, 1])
+    moving, resting = (
+        np.bincount(cells[which & quiet], minlength=CELLS**3) + 1.0 for which in (off > 5 * noise, off < 2 * noise)
+    )
+    own = (moving / moving.sum() > resting / resting.sum())[cells]  # of what moves, by its colour
+    hidden = ((~own).sum(axis=0) >= LEAST_SEEN) & ~quiet
+    still[hidden] = np.nanmedian(np.where(own[:, hidden, None], np.nan, images[:, hidden]), axis=0)
+    return np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
+
+
+def _moving(values: Array, backgrounds: Array) -> Array:
+    """The share of each pixel that is not the given background [..., height, width, 1], from the pixels around it."""
+    if backgrounds.shape[1:] != values.shape[-3:]:
+        height, width = backgrounds.shape[1:3]
+        raise BadInput(f"The adapter is for images of {width} x {height} pixels.")
+    off = _off(values, backgrounds[0]) / np.maximum(backgrounds[2, ..., 0], LEAST_OFF)
+    return (1 / (1 + np.exp(-4 * (off - OFF))))[..., None]
+
+
+def _off(values: Array, background: Array) -> Array:
+    """Largest difference of any colour from a background [..., height, width], mean over the pixels around each."""
+    off = np.abs(values - background).max(axis=-1)
+    padded = np.pad(off, [(0, 0)] * (off.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
+    height, width = off.shape[-2:]
+    return np.asarray(sum(padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9)
 
 
 def _places(values: Array) -> Array:

@@ -264,13 +264,20 @@ def _shifted(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 class Learner:
-    """Optimisation of the networks of a policy."""
+    """Optimisation of the networks of a policy, from random weights or from those of a policy."""
 
-    def __init__(self, description: PolicyDescription, data: TrainingData, options: TrainOptions):
+    def __init__(
+        self,
+        description: PolicyDescription,
+        data: TrainingData,
+        options: TrainOptions,
+        start: Mapping[str, Array] | None = None,
+    ):
         torch.manual_seed(options.seed)
         self._options = options
         self._device = torch.device(options.device)
-        self._scale = _scales(data)
+        self._start = start or {}
+        self._scale = {name: self._start.get(f"scale.{name}", value) for name, value in _scales(data).items()}
         self._features = self._placed((data.features - self._scale["feature_mean"]) / self._scale["feature_size"])
         self._chunks = self._placed((data.chunks - self._scale["action_mean"]) / self._scale["action_size"])
         self._images = [self._placed(images) for images in data.images]
@@ -281,7 +288,10 @@ class Learner:
         self._net = TorchFlowNet(size, data.chunks.shape[1], options.width, options.blocks)
         parts = {"net": self._net, "encoder": self._encoder, "pose": self._pose}
         self._all = nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
+        for name in self._all if start is not None else ():
+            load_weights(self._all[name], name, self._start)
         self._all.to(self._device)
+        self._all.train()
         self._mean = {k: v.detach().clone() for k, v in self._all.state_dict().items()}
         self._optimizer = torch.optim.AdamW(self._all.parameters(), lr=options.learning_rate, weight_decay=1e-4)
 
@@ -305,6 +315,11 @@ class Learner:
             self._average(step)
             losses.append(loss.detach())
         return float(torch.stack(losses[-200:]).mean())
+
+    def freeze(self, parts: Sequence[str]) -> None:
+        """Leave the weights whose names begin so as they are; all others are trained."""
+        for name, weight in self._all.named_parameters():
+            weight.requires_grad_(not name.startswith(tuple(parts)))
 
     def tensors(self) -> dict[str, Array]:
         """The running mean of the weights and the scales, as a policy holds them."""
@@ -369,7 +384,9 @@ class Learner:
         size = data.joints.std(axis=0)
         scale = {"joint_mean": data.joints.mean(axis=0), "joint_size": np.where(size > 1e-6, size, 1.0)}
         scale["pose_mean"] = data.poses[:, :2].mean(axis=0)
-        self._scale |= {name: value.astype(np.float32) for name, value in scale.items()}
+        self._scale |= {
+            name: self._start.get(f"scale.{name}", value.astype(np.float32)) for name, value in scale.items()
+        }
         joints = (data.joints - self._scale["joint_mean"]) / self._scale["joint_size"]
         self._joints = self._placed(joints.astype(np.float32))
         self._targets = self._placed(pose_targets(data.poses, self._scale["pose_mean"]))

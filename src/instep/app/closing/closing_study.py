@@ -28,6 +28,7 @@ from instep.tune.policy_search import search_residual
 
 from .robot_trial import (
     ADR,
+    BOUND,
     FIRST,
     FROM_FIRST,
     NOMINAL,
@@ -36,6 +37,7 @@ from .robot_trial import (
     SHARED,
     TECHNIQUES,
     UNTOUCHED,
+    USUAL,
     ClosingBudget,
     RobotJob,
     TechniqueResult,
@@ -51,7 +53,7 @@ class ClosingPlan:
     scene: str
     task: str = ""
     base: str = "expert"
-    techniques: tuple[str, ...] = tuple(TECHNIQUES)
+    techniques: tuple[str, ...] = USUAL
     robots: tuple[int, ...] = tuple(range(1, 21))
     """Seeds of the hidden parameters."""
     budget: ClosingBudget = ClosingBudget()
@@ -116,7 +118,8 @@ class ClosingStudy:
 
     def pareto(self) -> tuple[str, ...]:
         """Techniques that no other one beats in return while costing no more on the robot and on the computer."""
-        costs = {n: (self.robot_minutes(n), self.computer_minutes(n), -self.score(n).value) for n in self.techniques}
+        sold = [name for name in self.techniques if name != BOUND]
+        costs = {n: (self.robot_minutes(n), self.computer_minutes(n), -self.score(n).value) for n in sold}
 
         def beaten(name: str) -> bool:
             mine = costs[name]
@@ -124,11 +127,11 @@ class ClosingStudy:
                 all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in costs.values()
             )
 
-        return tuple(name for name in self.techniques if not beaten(name))
+        return tuple(name for name in sold if not beaten(name))
 
     def buy_first(self) -> str:
         """The cheapest technique that surely gains and is not surely worse than the best; empty where none gains."""
-        sure = [name for name in self.techniques if name != UNTOUCHED and self.gain(name).low > 0]
+        sure = [name for name in self.techniques if name not in (UNTOUCHED, BOUND) and self.gain(name).low > 0]
         if not sure:
             return ""
         best = max(sure, key=lambda name: self.score(name).value)

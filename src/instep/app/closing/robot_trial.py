@@ -33,11 +33,13 @@ from instep.tune.policy_search import SearchOptions, search_residual
 UNTOUCHED, NOMINAL, RANGES, ADR = "untouched", "nominal training", "hand ranges", "ADR ranges"
 IDENTIFIED, POSTERIOR, DELTA = "identified", "posterior", "delta action"
 IDENTIFIED_DELTA, ON_ROBOT, POSTERIOR_ON_ROBOT = "identified + delta action", "on the robot", "posterior + on the robot"
+BOUND = "in the robot itself"
+"""No technique but a bound: what a training gains that knows all about the robot."""
 SHARED = (NOMINAL, RANGES, ADR)
 """Techniques that never meet the robot: one training serves every robot."""
 FIRST = "first half of hand ranges"
 """The training over hand ranges after half of its generations."""
-FROM_FIRST = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT)
+FROM_FIRST = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT, BOUND)
 """Techniques that go on from it; fine-tuning with a delta action begins at the untouched policy."""
 TECHNIQUES = {
     UNTOUCHED: "the policy as it is",
@@ -50,8 +52,11 @@ TECHNIQUES = {
     IDENTIFIED_DELTA: "the same on top of the identified parameters",
     ON_ROBOT: "trained over hand ranges, then fine-tuned by episodes on the robot",
     POSTERIOR_ON_ROBOT: "trained over the posterior, then fine-tuned by episodes on the robot",
+    BOUND: "trained in the simulated robot itself, its engine and hidden parameters: a bound, not to be had of a robot",
 }
 """Techniques, and what each does."""
+USUAL = tuple(name for name in TECHNIQUES if name != BOUND)
+"""Those that a robot can be given."""
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
 """Hand ranges: parameters from value / factor to value x factor, and delays up to this [s]."""
 HAND_PATTERNS = ("joint.*.damping", "joint.*.frictionloss", "actuator.*.kp", "actuator.*.kv", "geom.*.friction")
@@ -164,6 +169,7 @@ class _Robot:
             UNTOUCHED: lambda: (self._setup.start, 0.0),
             **{name: self._shared(name) for name in SHARED},
             IDENTIFIED: lambda: self._trained(self._identified(), None),
+            BOUND: lambda: (self._trained_in(cast(Tasked[Simulator], self._real), None), 0.0),
             POSTERIOR: lambda: self._trained(self._setup.world, self._posterior()),
             DELTA: lambda: self._fine_tuned(self._with_delta(self._setup.world)),
             IDENTIFIED_DELTA: lambda: self._fine_tuned(self._with_delta(self._identified())),
@@ -230,8 +236,10 @@ class _Robot:
         return replace(world, world=cast(Simulator, DeltaCorrected(cast(Any, world.world), delta)))
 
     def _trained(self, world: Tasked[Simulator], belief: SampleBelief | None) -> tuple[Residual, float]:
-        found = search_residual(world, self._setup.base, self._weights(FIRST), belief, self._budget.second)
-        return found.residual, self._recorded_s()
+        return self._trained_in(world, belief), self._recorded_s()
+
+    def _trained_in(self, world: Tasked[Simulator], belief: SampleBelief | None) -> Residual:
+        return search_residual(world, self._setup.base, self._weights(FIRST), belief, self._budget.second).residual
 
     def _fine_tuned(self, world: Tasked[Simulator]) -> tuple[Residual, float]:
         """Both halves of a training in a corrected simulator, from the untouched policy on: no other training helps."""

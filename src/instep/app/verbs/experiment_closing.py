@@ -11,7 +11,7 @@ from rich.table import Table
 from instep.app.arguments import Options, SceneArg
 from instep.app.closing.closing_page import closing_page, closing_scores
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.app.closing.robot_trial import TECHNIQUES, UNTOUCHED, ClosingBudget
+from instep.app.closing.robot_trial import UNTOUCHED, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.app.output import new_output, progress_bar
 from instep.core.errors import BadInput
@@ -35,7 +35,8 @@ class ClosingArgs:
     first: int = 1
     """seed of the hidden parameters of the first robot."""
     techniques: tuple[str, ...] = ()
-    """techniques by name, among which untouched must be; all where not given."""
+    """techniques by name, among which untouched must be; all where not given, but for
+    "in the robot itself", a bound: what a training gains that knows the simulated robot."""
     quick: bool = False
     """a small budget, minutes instead of an hour; it replaces the options of the budget."""
     budget: Options[ClosingBudget] = ClosingBudget()
@@ -62,7 +63,7 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
     output = new_output("experiment closing", args.out, seed=args.first)
     output.kept = f"finished robots are kept; the same command with --out {output.folder} goes on from them"
     output.read_scene(loaded)
-    robots, techniques = tuple(range(args.first, args.first + args.robots)), args.techniques or tuple(TECHNIQUES)
+    robots, techniques = tuple(range(args.first, args.first + args.robots)), args.techniques or USUAL
     budget = QUICK if args.quick else args.budget
     plan = ClosingPlan(scene, args.task, args.policy, techniques, robots, budget)
     work = output.folder / "robots"

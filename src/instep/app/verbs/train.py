@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -20,6 +20,7 @@ from instep.core.records import options_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
 from instep.policy.observation_encoding import STATE
+from instep.policy.policy_adaptation import AdaptOptions
 from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
 from instep.tune.policy_search import SearchBudget, SearchOptions
@@ -60,7 +61,14 @@ class TrainArgs:
     bounds while the policy keeps its return at their ends (action.delay=0..0.1)."""
     base: str = "expert"
     """in simulation: the policy whose actions are corrected, as in instep eval; that of an earlier training in
-    simulation is trained further."""
+    simulation is trained further. From data: a policy that instep train wrote, which is adapted to the images of
+    --adapt-images, or else trained further on the data, the convolutions of image networks last."""
+    adapt_images: tuple[str, ...] = ()
+    """adapt --base, without labels, to the images in these recordings of a robot; the data is what it was trained
+    on. The adapters become part of the policy."""
+    adaptation: Options[AdaptOptions] = AdaptOptions()
+    rehearse: tuple[str, ...] = ()
+    """earlier data that --base is trained on beside the new, so that it does not forget it."""
     search: Options[SearchBudget] = SearchBudget()
     without: tuple[str, ...] = ()
     """channels that the policy does not use, such as observation.environment_state."""
@@ -81,15 +89,14 @@ def train(
     With data: chunks of actions are learned from observations by flow matching, with small networks for two cores. The
     policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same command
     continues an interrupted training. Policies without cameras run without torch. Without data and with --scene: a
-    small correction of the actions of --base is trained in simulated worlds, sampled by --randomize or --adr.
+    small correction of the actions of --base is trained in simulated worlds, sampled by --randomize or --adr. With
+    data and --base, the folder of a policy: it is adapted to the images of a robot, or trained further.
 
     Args:
         data: one or more datasets (LeRobot folders), then the folder of the policy; that folder alone to train in
             simulation.
 
     """
-    from instep.scene.folder import Scene
-
     if len(data) == 1 and args.scene:
         search = SearchOptions(**asdict(args.search), seed=args.cloning.seed)
         job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
@@ -102,26 +109,17 @@ def train(
     if args.adr:
         raise BadInput("--adr is for training in simulation: give the folder of the policy alone, and --scene.")
     *sources, folder = data
+    if args.base != "expert":
+        return _from_policy(sources, Path(folder), args)
+    if args.adapt_images or args.rehearse:
+        raise BadInput("--adapt-images and --rehearse need --base, the folder of the policy.")
     if args.eval_starts and not args.scene:
         raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")
     if len(args.frame) not in (0, 3):
         raise BadInput(f"--frame takes two joints and a body, not {len(args.frame)} words.")
     output = new_output("train", Path(folder), seed=args.cloning.seed)
-    episodes: list[Episode] = []
-    for source in sources:
-        output.read(Path(source))
-        episodes += list(read_at_rate(source, args.source))
-    device = "cuda" if args.cloning.device.startswith("cuda") else "cpu"
-    if args.virtual is not None:
-        if not args.scene:
-            raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
-        from instep.splat.rendered_world import load_rendered_cameras
-
-        rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=device)
-        args = replace(args, cameras=tuple(c.name for c in rendered.cameras))
-        episodes = _rendered(episodes, rendered, args.randomize, args.cloning.seed)
-    elif args.randomize:
-        raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
+    episodes, cameras = _read(sources, args, output)
+    args, device = replace(args, cameras=cameras), _device(args)
     views = CameraOptions(args.virtual, args.cameras, device=device)
     options = TrainOptions(
         **asdict(args.cloning),
@@ -148,6 +146,48 @@ def train(
     _write(output, reports, args.eval_starts)
     print(output.folder)
     return 0
+
+
+def _device(args: TrainArgs) -> Literal["cpu", "cuda"]:
+    return "cuda" if args.cloning.device.startswith("cuda") else "cpu"
+
+
+def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list[Episode], tuple[str, ...]]:
+    """The episodes of datasets, with the images of --virtual where it is given, and the cameras of the policy."""
+    from instep.scene.folder import Scene
+
+    episodes: list[Episode] = []
+    for source in sources:
+        output.read(Path(source))
+        episodes += list(read_at_rate(source, args.source))
+    if args.virtual is None:
+        if args.randomize:
+            raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
+        return episodes, args.cameras
+    if not args.scene:
+        raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
+    from instep.splat.rendered_world import load_rendered_cameras
+
+    rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=_device(args))
+    names = tuple(camera.name for camera in rendered.cameras)
+    return _rendered(episodes, rendered, args.randomize, args.cloning.seed), names
+
+
+def _from_policy(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
+    """Adapt a policy to the images of a robot, or train it further."""
+    from instep.app.policy_refinement import adapt_to_images, train_further
+
+    output = new_output("train", folder, seed=args.cloning.seed)
+    output.read(Path(args.base))
+    base, robot = Path(args.base), replace(args, virtual=None, randomize=())
+    if args.adapt_images and args.rehearse:
+        raise BadInput("--rehearse is for training --base further; --adapt-images needs the data alone.")
+    if args.adapt_images:
+        rendered, real = _read(sources, args, output)[0], _read(args.adapt_images, robot, output)[0]
+        return adapt_to_images(base, rendered, real, args.adaptation, output)
+    # The new data is of the robot, with images of its own; --virtual renders those of the earlier data.
+    new, earlier = _read(sources, robot, output)[0], _read(args.rehearse, args, output)[0]
+    return train_further(base, new, earlier, TrainOptions(**asdict(args.cloning)), output)
 
 
 def _rendered(

@@ -1,0 +1,233 @@
+"""Adaptation of a trained policy to the images of a robot, from folder to folder.
+
+`adapt_policy` needs no labels: images that the robot's cameras took, and those that the policy was trained on.
+`fine_tune` needs a few demonstrations on the robot: it trains the policy further on them and on as many of the earlier
+ones, first what follows the convolutions, then everything (progressive fine-tuning). What is written is a policy like
+any other, with its adapters of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.lazy import optional_library
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+
+from .flow_policy import ADAPTER, FlowNet, PolicyDescription, read_policy, save_policy
+from .image_adaptation import METHODS, fit_adapter
+from .policy_map import CAMERA
+from .training import TrainingData, TrainOptions, training_data
+
+AUTO = "auto"
+AdaptBy = Literal[
+    "auto", "statistics", "colour", "spectrum", "learned", "background", "translator", "normalize", "coral",
+    "adversarial",
+]  # fmt: skip
+MAX_IMAGES = 600
+"""Most images of each kind and camera that an adaptation looks at, evenly spaced."""
+STILL = 0.5
+"""Share of the pixels that hardly change in the images of a camera that stays in place."""
+STILL_GREY = 12.0
+"""Median change of such a pixel, besides noise [grey levels]."""
+HELD_BACK = ("pose.nets", "encoder.nets")
+"""Weights that the first third of a fine-tuning leaves as they are: the convolutions."""
+
+
+@options_dataclass
+class AdaptOptions:
+    """How a policy is adapted to the images of a robot."""
+
+    adapt_by: AdaptBy = "auto"
+    """how: images by statistics, colour, spectrum, learned, background or translator; the image network by normalize,
+    coral or adversarial; auto: background where cameras stay in place, else colour."""
+    adapt_steps: int = 400
+    """steps of what is trained for it."""
+
+
+@array_dataclass
+class CameraImages:
+    """Images of one camera, in the size that the policy uses, uint8 [n, size, size, 3]."""
+
+    rendered: Array
+    """Those that the policy was trained on."""
+    real: Array
+    """Those of the robot."""
+
+
+@array_dataclass
+class PolicyAdaptation:
+    """What an adaptation did."""
+
+    folder: Path
+    images: Mapping[str, CameraImages]
+    adapted: Mapping[str, Array]
+    """The robot's images as the network is given them, by camera."""
+
+
+def adapt_policy(
+    folder: Path,
+    rendered: Sequence[Episode],
+    real: Sequence[Episode],
+    out: Path,
+    options: AdaptOptions | None = None,
+    *,
+    seed: int = 0,
+) -> PolicyAdaptation:
+    """Adapt the policy in a folder to the images of a robot's recordings, without labels, and write it to `out`."""
+    optional_library("torch", "learn")
+    options = options or AdaptOptions()
+    description, tensors = read_policy(folder)
+    _check(description, folder)
+    images = {camera: _images(description, camera, rendered, real) for camera in description.inputs.cameras}
+    adapters = _adapters(images, options, seed)
+    adapted = {camera: adapters[camera](own.real) if adapters else own.real for camera, own in images.items()}
+    if options.adapt_by in ("normalize", "coral", "adversarial"):
+        from .encoder_adaptation import EncoderOptions, adapt_networks
+
+        pairs = {camera: (own.rendered, own.real) for camera, own in images.items()}
+        how = EncoderOptions(steps=options.adapt_steps, seed=seed)
+        tensors = adapt_networks(description, tensors, options.adapt_by, pairs, how)
+    for camera, adapter in adapters.items():
+        tensors |= {f"{ADAPTER}{camera}.{name}": value for name, value in adapter.tensors().items()}
+    metadata = {**description.metadata, "adapted": options.adapt_by}
+    methods = {camera: str(adapter.method) for camera, adapter in adapters.items()}
+    save_policy(out, replace(description, metadata=metadata, adapters=methods), tensors)
+    return PolicyAdaptation(out, images, adapted)
+
+
+def _check(description: PolicyDescription, folder: Path) -> None:
+    if not description.inputs.cameras:
+        raise BadInput(f"The policy in {str(folder)!r} uses no camera, so there are no images to adapt it to.")
+    if description.adapters:
+        raise BadInput(f"The policy in {str(folder)!r} is adapted already; give the one that it was adapted from.")
+
+
+def _images(
+    description: PolicyDescription, camera: str, rendered: Sequence[Episode], real: Sequence[Episode]
+) -> CameraImages:
+    return CameraImages(*(some_images(episodes, camera, description.image_size) for episodes in (rendered, real)))
+
+
+def some_images(episodes: Sequence[Episode], camera: str, size: int) -> Array:
+    """Some images of a camera, evenly spaced over all episodes, uint8 [n, size, size, 3]."""
+    from .networks import resized
+
+    for episode in episodes:
+        if CAMERA + camera not in episode:
+            known = [name.removeprefix(CAMERA) for name in episode.columns if name.startswith(CAMERA)]
+            raise UnknownName("camera in the recordings", camera, known)
+    rows = [(k, i) for k, episode in enumerate(episodes) for i in range(len(episode))]
+    if not rows:
+        raise BadInput(f"There are no images of camera {camera!r}: the recordings are empty.")
+    chosen: list[int] = np.unique(np.linspace(0, len(rows) - 1, MAX_IMAGES).round().astype(int)).tolist()
+    picked = [rows[j] for j in chosen]
+    return np.concatenate([resized(episodes[k][CAMERA + camera][i : i + 1], size) for k, i in picked])
+
+
+def _adapters(images: Mapping[str, CameraImages], options: AdaptOptions, seed: int) -> dict[str, Any]:
+    """Adapters of the robot's images by camera."""
+    found: dict[str, Any] = {}
+    for camera, own in images.items():
+        method = options.adapt_by
+        if method == AUTO:
+            method = "background" if all(stays(some) for some in (own.real, own.rendered)) else "colour"
+        if method == "translator":
+            from .pixel_translator import fit_translators
+
+            found[camera] = fit_translators(own.real, own.rendered, steps=options.adapt_steps, seed=seed)[0]
+        elif method in METHODS:
+            found[camera] = fit_adapter(method, own.real, own.rendered, seed=seed)
+    return found
+
+
+def stays(images: Array) -> bool:
+    """Whether a camera stays in place: most of its pixels hardly change."""
+    change = np.median(np.abs(images.astype(np.int16) - np.median(images, axis=0).astype(np.int16)), axis=0)
+    return bool((change.max(axis=-1) < STILL_GREY).mean() > STILL)
+
+
+def fine_tune(
+    folder: Path,
+    real: Sequence[Episode],
+    rendered: Sequence[Episode],
+    out: Path,
+    options: TrainOptions | None = None,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+) -> Path:
+    """Train the policy in a folder further on demonstrations of a robot, beside earlier ones, and write it to `out`.
+
+    Half of the examples are of either kind, so that a few episodes do not make it forget the rest.
+    """
+    torch = optional_library("torch", "learn")
+    from .networks import Learner
+
+    description, tensors = read_policy(folder)
+    if not real:
+        raise BadInput("A policy is fine-tuned on demonstrations of a robot, and there are none.")
+    net = FlowNet({name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")})
+    options = replace(
+        options or TrainOptions(steps=400, learning_rate=1e-3), ema_decay=0.98,
+        width=len(net.weights["input.bias"]), blocks=net.blocks,
+    )  # fmt: skip
+    torch.set_num_threads(max(1, options.threads))
+    data = _adapted_data(description, tensors, real)
+    if rendered:
+        data = _balanced(data, training_data(rendered, description), np.random.default_rng((options.seed, 0xF17)))
+    learner, begin = Learner(description, data, options, tensors), 0
+    for until, frozen in ((options.steps // 3, HELD_BACK), (options.steps, ())):
+        learner.freeze(frozen)
+        loss = learner.run(begin, until) if until > begin else float("nan")
+        begin = until
+        if progress is not None:
+            progress(until, loss)
+    kept = {name: value for name, value in tensors.items() if name.startswith(ADAPTER)}
+    found = {**learner.tensors(), **kept}
+    if not all(np.isfinite(value).all() for value in found.values()):
+        raise BadInput(f"The fine-tuning diverged; try a smaller --learning-rate than {options.learning_rate:g}.")
+    metadata = {**description.metadata, "fine_tuned_on": str(len(real))}
+    return save_policy(out, replace(description, metadata=metadata), found)
+
+
+def _adapted_data(
+    description: PolicyDescription, tensors: Mapping[str, Array], episodes: Sequence[Episode]
+) -> TrainingData:
+    """Examples of a robot's demonstrations, with images as the policy adapts them."""
+    from .flow_policy import image_adapters
+
+    data, adapters = training_data(episodes, description), image_adapters(description, tensors)
+    if not adapters:
+        return data
+    images = [
+        adapters[camera](own) if camera in adapters else own
+        for camera, own in zip(description.inputs.cameras, data.images, strict=True)
+    ]
+    return replace(data, images=tuple(images))
+
+
+def _balanced(few: TrainingData, many: TrainingData, rng: np.random.Generator) -> TrainingData:
+    """As many examples of both: those of the few repeated, some of the many, at most twice as many as are few."""
+    count = min(len(many.features), 3 * len(few.features))
+    rows, again = np.sort(rng.permutation(len(many.features))[:count]), np.arange(count) % len(few.features)
+
+    def both(a: Array, b: Array) -> Array:
+        return np.concatenate([a[again], b[rows]])
+
+    def maybe(a: Array | None, b: Array | None) -> Array | None:
+        return None if a is None or b is None else both(a, b)
+
+    return TrainingData(
+        both(few.features, many.features),
+        both(few.chunks, many.chunks),
+        tuple(both(a, b) for a, b in zip(few.images, many.images, strict=True)),
+        maybe(few.joints, many.joints),
+        maybe(few.poses, many.poses),
+    )

@@ -1,0 +1,181 @@
+"""Adaptation of a policy to a robot's images: the adapter is saved, no labels are needed, few are used."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from instep import BadInput, Episode, UnknownName
+from instep.core.world import Channel, Spec, vector
+from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
+from instep.policy.policy_adaptation import AdaptOptions, adapt_policy, fine_tune, some_images, stays
+
+SIZE = 64
+SPEC = Spec(
+    0.02,
+    vector(["x"], "m"),
+    vector(["x"], "m/s"),
+    vector(["x"], "m"),
+    {
+        "observation.state": vector(["x"], "m"),
+        "observation.images.top": Channel(("height", "width", "channels"), "", (SIZE, SIZE, 3), "uint8"),
+    },
+)
+METHODS = ["statistics", "spectrum", "learned", "background", "translator", "normalize", "coral", "adversarial", "auto"]
+
+
+def episode(seed: int, robot: bool = False, rows: int = 12) -> Episode:
+    """The action is where the red square is; a robot sees it in dim blue light, beside a red spot that is no square."""
+    rng = np.random.default_rng(seed)
+    images = np.full((rows, SIZE, SIZE, 3), (150, 140, 120), float)
+    images += rng.normal(0, 2, images.shape)
+    place = rng.uniform(-1, 1, rows)
+    for image, x in zip(images, place, strict=True):
+        column, line = round(25 + 22 * x), int(rng.integers(2, SIZE - 16))
+        image[line : line + 14, column : column + 14] = (210, 50, 40)
+    if robot:
+        images[:, 46:62, 4:20] = (240, 60, 40)
+        images = images * np.array([0.5, 0.6, 0.8])
+    state = np.zeros((rows, 1))
+    columns = {"observation.state": state, "action": place[:, None]}
+    return Episode(SPEC, {**columns, "observation.images.top": np.clip(images, 0, 255).astype(np.uint8)})
+
+
+RENDERED = [episode(k) for k in range(24)]
+REAL = [episode(100 + k, robot=True) for k in range(12)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, torch) -> Path:
+    from instep.policy.training import TrainOptions, train
+
+    options = TrainOptions(
+        steps=300, checkpoint_every=300, cameras=("top",), image_size=SIZE, width=32, batch=32, horizon=1, execute=1,
+        threads=1,
+    )  # fmt: skip
+    return train(RENDERED, tmp_path_factory.mktemp("policy"), options)
+
+
+def error(folder: Path, robot: bool) -> float:
+    """Mean error of the actions on images that nothing was fitted to."""
+    fresh = [episode(200 + k, robot) for k in range(6)]
+    policy = load_policy(folder, SPEC)
+    policy.reset(0)
+    off = []
+    for one in fresh:
+        seen = {name: one[name] for name in SPEC.observation}
+        off.append(np.abs(policy.policy.infer(seen)[:, 0, 0] - one.action[:, 0]))
+    return float(np.mean(off))
+
+
+def test_a_policy_that_another_light_broke_works_again_without_labels(base, tmp_path):
+    clean, lost = error(base, False), error(base, True)
+    assert lost > 2 * clean, "the light must cost something, or nothing is tested"
+    for method in ("background", "auto"):
+        adapt_policy(base, RENDERED, REAL, tmp_path / method, AdaptOptions(adapt_by=method, adapt_steps=60))
+        assert error(tmp_path / method, True) < lost - 0.6 * (lost - clean), method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_adapted_is_loaded_like_any_policy(base, tmp_path, method):
+    found = adapt_policy(base, RENDERED, REAL, tmp_path / "out", AdaptOptions(adapt_by=method, adapt_steps=3))
+    description, _ = read_policy(tmp_path / "out")
+    pixels = method not in ("normalize", "coral", "adversarial")
+    assert description.adapters == ({"top": "background" if method == "auto" else method} if pixels else {})
+    assert json.loads((tmp_path / "out/policy.json").read_text())["version"] == (3 if pixels else 2)
+    assert np.array_equal(found.adapted["top"], found.images["top"].real) == (not pixels)
+    assert np.isfinite(error(tmp_path / "out", True))
+
+
+def test_labels_of_the_robot_are_not_read(base, tmp_path):
+    wrong = [replace(one, columns={**one.columns, "action": 7 + one.action}) for one in REAL]
+    for name, given in (("a", REAL), ("b", wrong)):
+        adapt_policy(base, RENDERED, given, tmp_path / name, AdaptOptions(adapt_steps=3))
+    a, b = (read_weights(tmp_path / name / "weights.safetensors") for name in "ab")
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_a_few_demonstrations_help_and_the_adapter_stays(base, tmp_path):
+    from instep.policy.training import TrainOptions
+
+    adapt_policy(base, RENDERED, REAL, tmp_path / "adapted", AdaptOptions(adapt_by="statistics"))
+    before = error(tmp_path / "adapted", True)
+    how = TrainOptions(steps=150, learning_rate=1e-3, batch=64)
+    steps: list[int] = []
+    out = fine_tune(
+        tmp_path / "adapted", REAL[:5], RENDERED, tmp_path / "finer", how, progress=lambda step, _: steps.append(step)
+    )
+    assert error(out, True) < before
+    assert read_policy(out)[0].adapters == {"top": "statistics"}
+    assert steps == [50, 150]
+
+
+def test_the_first_part_of_a_fine_tuning_leaves_convolutions_alone(base, tmp_path):
+    from instep.policy.networks import Learner
+    from instep.policy.training import TrainOptions, training_data
+
+    description, tensors = read_policy(base)
+    options = TrainOptions(steps=3, batch=16, width=32)
+    learner = Learner(description, training_data(REAL[:2], description), options, tensors)
+    learner.freeze(("encoder.nets",))
+    learner.run(0, 3)
+    now = learner.state()
+    assert all(np.array_equal(now[f"now.{name}"], tensors[name]) for name in tensors if name.startswith("encoder.nets"))
+    assert any(not np.array_equal(now[f"now.{name}"], tensors[name]) for name in tensors if name.startswith("net."))
+
+
+def test_the_background_behind_what_often_hides_it_is_found():
+    rng = np.random.default_rng(0)
+    from instep.policy.image_adaptation import fit_adapter
+
+    def table(colour: tuple[int, int, int], count: int = 60) -> Any:
+        images = np.full((count, SIZE, SIZE, 3), colour, float) + rng.normal(0, 2, (count, SIZE, SIZE, 3))
+        for k, image in enumerate(images):
+            y, x = (12, 12) if k % 5 < 3 else rng.integers(0, SIZE - 8, 2)  # three times of five in the middle
+            image[y : y + 8, x : x + 8] = (220, 60, 40)
+        return images.clip(0, 255).astype(np.uint8)
+
+    adapter = fit_adapter("background", table((90, 90, 140)), table((150, 140, 120)))
+    assert adapter.backgrounds is not None
+    assert np.abs(255 * adapter.backgrounds[0][16, 16] - (90, 90, 140)).max() < 6
+
+
+def test_cameras_that_move_are_told_from_those_that_stay():
+    assert stays(some_images(REAL, "top", SIZE))
+    table = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3)).astype(np.uint8)
+    assert not stays(np.stack([np.roll(table, 5 * k, axis=1) for k in range(20)]))
+
+
+def test_what_does_not_fit_is_refused(base, tmp_path):
+    bare = [replace(REAL[0], columns={"action": REAL[0].action, "observation.state": REAL[0]["observation.state"]})]
+    with pytest.raises(UnknownName, match="camera"):
+        adapt_policy(base, RENDERED, bare, tmp_path / "a")
+    adapt_policy(base, RENDERED, REAL, tmp_path / "b", AdaptOptions(adapt_by="colour"))
+    with pytest.raises(BadInput, match="adapted already"):
+        adapt_policy(tmp_path / "b", RENDERED, REAL, tmp_path / "c")
+    with pytest.raises(BadInput, match="there are none"):
+        fine_tune(base, [], RENDERED, tmp_path / "d")
+
+
+def test_adapters_of_a_forged_policy_are_refused(base, tmp_path):
+    folder = tmp_path / "forged"
+    adapt_policy(base, RENDERED, REAL, folder, AdaptOptions(adapt_by="background"))
+    tensors = read_weights(folder / "weights.safetensors")
+    whole = tensors["adapter.top.backgrounds"]
+    for wrong, words in ((whole[:1], "shape"), (np.zeros((3, 8, 8, 3), np.float32), "pixels")):
+        write_weights(folder / "weights.safetensors", {**tensors, "adapter.top.backgrounds": wrong})
+        with pytest.raises(BadInput, match=words):
+            error(folder, True)
+    del tensors["adapter.top.mix"]
+    write_weights(folder / "weights.safetensors", tensors)
+    with pytest.raises(BadInput, match="lacks its mix"):
+        load_policy(folder, SPEC)
+    table = json.loads((folder / "policy.json").read_text())
+    (folder / "policy.json").write_text(json.dumps({**table, "adapters": {"side": "colour"}}))
+    with pytest.raises(UnknownName, match="camera"):
+        load_policy(folder, SPEC)
