@@ -3,9 +3,9 @@
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
 `zmq`, `gsply`, `rerun`, `mujoco_warp`, `pycolmap` (optional libraries), `cuda`, `opengl`, `recordings`, `weights`,
 `models`. Where it is absent the test is skipped with the reason "needs X: ...". `pytest --extras` runs exactly the
-tests that ask for an optional library; there only CUDA, recordings, weights and LeRobot may be absent. Tests marked
-`nightly` run with `pytest --nightly`. A skip for any other reason fails the run. Tests marked `realtime` are described
-in `reference_loop`.
+tests that ask for an optional library; there only CUDA, recordings, weights, LeRobot and pycolmap (no wheel for every
+machine) may be absent. Tests marked `nightly` run with `pytest --nightly`. A skip for any other reason fails the run.
+Tests marked `realtime` are described in `reference_loop`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEEDS = re.compile(
     r"needs (CUDA|recordings|weights|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
     r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun|mujoco_warp|pycolmap): "
 )
-NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|weights|a quieter machine|lerobot): ")
+NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|weights|a quieter machine|lerobot|pycolmap): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
 
 

@@ -29,7 +29,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "scene": ("gap", "tune", "run", "eval", "train", "augment", "gate"),
     "build": ("build", "build pose", "scene edit"),
     "splat": ("scene splat", "run", "eval", "train"),
-    "policy": ("run", "eval", "train", "augment", "gate", "serve", "check"),
+    "policy": ("run", "eval", "train", "augment", "gate", "serve", "check", "experiment legs"),
     "twin": ("run", "robot"),
     "evaluate": ("eval", "gate", "augment", "check", "gap"),
     "robot": ("robot", "run", "record", "serve"),

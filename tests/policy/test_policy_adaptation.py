@@ -145,7 +145,7 @@ def test_the_background_behind_what_often_hides_it_is_found():
     assert np.abs(255 * adapter.backgrounds[0][16, 16] - (90, 90, 140)).max() < 6
 
 
-def test_cameras_that_move_are_told_from_those_that_stay():
+def test_cameras_that_move_are_told_from_those_that_stay(torch):
     assert stays(some_images(REAL, "top", SIZE))
     table = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3)).astype(np.uint8)
     assert not stays(np.stack([np.roll(table, 5 * k, axis=1) for k in range(20)]))

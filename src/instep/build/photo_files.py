@@ -148,7 +148,7 @@ def _exif(path: Path) -> tuple[float | None, int]:
             table = opened.getexif()
             millimetres = float(table.get_ifd(_EXIF).get(_FOCAL_35MM, 0.0))
             orientation = int(table.get(_ORIENTATION, 1))
-    except (UnidentifiedImageError, OSError, ValueError, TypeError, SyntaxError):
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError):
         return None, 1  # an image whose EXIF is damaged is as good as one that has none
     return millimetres if 5.0 < millimetres < 500.0 else None, orientation
 
