@@ -4,6 +4,7 @@ motion, against the cameras that took them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from instep.build.photo_poses import PhotoOptions, PhotoPoses, pose_photos
 from instep.build.pipeline import BuildOptions, build_scene
 from instep.build.prompts import parse_prompts
 from instep.build.triangle_mesh import TriangleMesh, surface_distances
+from instep.core.errors import UnknownName
 from instep.core.poses import angle_between, quat_from_matrix
 from instep.core.records import array_dataclass
 from instep.core.world import Array
@@ -73,9 +75,13 @@ def _pose_rows(name: str, photographs: Photographs, out: Path, build: bool) -> l
     unscaled = posed(photographs, out / "unscaled", "nothing")
     seconds = time.perf_counter() - begin
     again = replace(photographs, folder=out / "unscaled")
-    by_lengths, by_board = posed(again, out / "lengths", "lengths"), posed(again, out / "board", "board")
+    by_board = posed(again, out / "board", "board")
     errors = pose_errors(by_board, photographs)
-    marked = pose_errors(by_lengths, photographs)
+    try:
+        marked = pose_errors(posed(again, out / "lengths", "lengths"), photographs)
+    except UnknownName as unposed:  # a length is marked in a photograph that was not posed: a miss
+        print(f"{name}: {unposed}")
+        marked = {"metric": math.nan}
     rows = [
         row(f"{name}: posed", len(unscaled.cameras) / count, "", at_least=0.75),
         row(
