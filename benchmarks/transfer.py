@@ -76,7 +76,7 @@ class Plan:
 
 
 FULL = Plan(
-    robots=20, tasks=TASKS, seconds=6.0, generations=10, population=10, samples=6, starts=6, foretold=48, trials=20,
+    robots=20, tasks=TASKS, seconds=6.0, generations=10, population=10, samples=6, starts=6, foretold=200, trials=20,
     every=USUAL, pusht_seconds=12.0, pusht_generations=7, shootout_min=120.0,
 )  # fmt: skip
 QUICK = Plan(
