@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -189,6 +191,7 @@ def _started(process: Callable[[], ForkServerProcess]) -> ForkServerProcess:
 
 def _serve(pipe: Connection) -> None:
     """What a worker does until it is ended."""
+    _end_with_parent()
     while True:
         try:
             function, item = pipe.recv()
@@ -205,6 +208,19 @@ def _serve(pipe: Connection) -> None:
             return
         except Exception as error:  # noqa: BLE001, the parent raises it again
             pipe.send((False, f"{type(error).__name__}: {error}"))
+
+
+def _end_with_parent() -> None:
+    """End this worker when the process that gives it work is gone: one that was killed cannot end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="instep-parent", daemon=True).start()
 
 
 def _revived(failure: InstepError | str) -> Exception:
