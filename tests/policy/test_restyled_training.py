@@ -1,4 +1,4 @@
-"""Rendered images in the appearance of a robot: an adapter says what they would look like there, and training uses it."""
+"""Rendered images in the appearance of a robot: what an adapter says they would look like, and training on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.policy.image_adaptation import fit_adapter
+from instep.policy.image_adaptation import Method, fit_adapter
 from instep.policy.restyled_training import MAX_ROWS, restyled, some_rows
 from instep.policy.training import TrainingData
 
@@ -29,7 +29,7 @@ LIGHT = (0.5, 0.6, 0.8)
 
 
 @pytest.mark.parametrize("method", ["statistics", "colour", "background"])
-def test_the_inverse_of_an_adapter_shows_rendered_images_in_the_light_of_the_robot(method):
+def test_the_inverse_of_an_adapter_shows_rendered_images_in_the_light_of_the_robot(method: Method):
     adapter = fit_adapter(method, blocks(0, LIGHT), blocks(1))
     clean, wanted = blocks(2), blocks(2, LIGHT)
     before = np.abs(clean.astype(float) - wanted).mean()

@@ -30,7 +30,9 @@ TINT = 0.08
 PATCHES = 20
 """Patches of texture along each side of an image."""
 NOISE = (0.7, 1.2)
-"""Noise of restyled images, as a multiple of that of the camera."""
+"""Noise of restyled images, as a multiple of that of the camera where it was measured."""
+UNKNOWN_NOISE = 8 / 255
+"""Largest noise where it was not: a camera that moves shows no background to measure it on."""
 PORTION = 100
 """Images that are restyled at a time."""
 KEPT = ("net",)
@@ -55,7 +57,9 @@ def train_restyled(
     learner = Learner(description, data, options, tensors)
     learner.freeze(KEPT)
     learner.run(0, options.steps)
-    return learner.tensors()
+    # The running mean rounds, so what was not trained is taken as it was.
+    kept = {name: value for name, value in tensors.items() if name.startswith(tuple(f"{part}." for part in KEPT))}
+    return {**learner.tensors(), **kept}
 
 
 def restyled_data(
@@ -76,10 +80,16 @@ def restyled(images: Array, adapter: ImageAdapter, *, seed: int = 0) -> Array:
     for some in np.array_split(images, max(1, len(images) // PORTION)):
         like = back(some).astype(np.float32) / np.float32(255)
         factor = np.exp(back.moving(some) * _texture(like.shape, rng))
-        level = adapter.noise * rng.uniform(*NOISE, (len(some), 1, 1, 1))
-        like = like * factor + level.astype(np.float32) * rng.standard_normal(like.shape, np.float32)
+        like = like * factor + _levels(len(some), adapter, rng) * rng.standard_normal(like.shape, np.float32)
         portions.append(adapter(np.clip(255 * like + 0.5, 0, 255).astype(np.uint8)))
     return np.concatenate(portions)
+
+
+def _levels(count: int, adapter: ImageAdapter, rng: np.random.Generator) -> Array:
+    """Noise of each image, 0 to 1 [count, 1, 1, 1]."""
+    measured = adapter.backgrounds is not None
+    low, high = (adapter.noise * share for share in NOISE) if measured else (0.0, UNKNOWN_NOISE)
+    return rng.uniform(low, high, (count, 1, 1, 1)).astype(np.float32)
 
 
 def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
