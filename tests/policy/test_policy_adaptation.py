@@ -176,6 +176,9 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
     adapt_policy(base, RENDERED, REAL, tmp_path / "b", AdaptOptions(adapt_by="colour"))
     with pytest.raises(BadInput, match="adapted already"):
         adapt_policy(tmp_path / "b", RENDERED, REAL, tmp_path / "c")
+    blind = [replace(one, columns={k: v for k, v in one.columns.items() if k != "observation.state"}) for one in REAL]
+    with pytest.raises(BadInput, match="recordings that hold 'x'"):
+        adapt_policy(base, blind, REAL, tmp_path / "e")
     with pytest.raises(BadInput, match="there are none"):
         fine_tune(base, [], RENDERED, tmp_path / "d")
 
