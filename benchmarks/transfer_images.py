@@ -5,7 +5,8 @@ there. The policy observes the stick's joints and one rendered image of 96 x 96;
 the simulator, with plainly rendered images. Each robot has the same dynamics, so that nothing but images differs, and
 cameras of its own: brightness, colours and noise of the sensor, distortion of the lens, and texture of every surface,
 sampled from the ranges of `appearance` and `views`. Without labels a technique is given images of a few runs of the
-policy as it is; with five episodes, demonstrations on the robot.
+policy as it is, and what the policy was trained on, with the simulator's labels; with five episodes, demonstrations on
+the robot too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHOWN, SEEN, TAUGHT, JUDGED = 600_000, 610_000, 620_000, 630_000
 """First seeds of starts: of demonstrations in the simulator, of runs on the robot whose images are kept, of
 demonstrations on the robot, and of trials."""
 FIRST_ROBOT = 301
-"""Seed of the first hidden appearance; the code was developed on seeds 1 to 20."""
+"""Seed of the first hidden appearance; the code was developed on seeds 1 to 60."""
 CHANNELS = ("observation.state", "observation.velocity")
 
 

@@ -29,8 +29,12 @@ SPEC = Spec(
 METHODS = ["statistics", "spectrum", "learned", "background", "translator", "normalize", "coral", "adversarial", "auto"]
 
 
-def episode(seed: int, robot: bool = False, rows: int = 12) -> Episode:
-    """The action is where the red square is; a robot sees it in dim blue light, beside a red spot that is no square."""
+TEXTURE = np.exp(0.5 * np.kron(np.random.default_rng(7).standard_normal((4, 4, 3)), np.ones((4, 4, 1))))[:14, :14]
+
+
+def episode(seed: int, robot: bool = False, rows: int = 12, worn: bool = False) -> Episode:
+    """The action is where the red square is; a robot sees it in dim blue light, beside a red spot that is no square.
+    Worn, the square is textured, and the camera noisy."""
     rng = np.random.default_rng(seed)
     images = np.full((rows, SIZE, SIZE, 3), (150, 140, 120), float)
     images += rng.normal(0, 2, images.shape)
@@ -38,9 +42,12 @@ def episode(seed: int, robot: bool = False, rows: int = 12) -> Episode:
     for image, x in zip(images, place, strict=True):
         column, line = round(25 + 22 * x), int(rng.integers(2, SIZE - 16))
         image[line : line + 14, column : column + 14] = (210, 50, 40)
+        image[line : line + 14, column : column + 14] *= TEXTURE if worn else 1.0
     if robot:
         images[:, 46:62, 4:20] = (240, 60, 40)
         images = images * np.array([0.5, 0.6, 0.8])
+    if worn:
+        images += rng.normal(0, 8, images.shape)
     state = np.zeros((rows, 1))
     columns = {"observation.state": state, "action": place[:, None]}
     return Episode(SPEC, {**columns, "observation.images.top": np.clip(images, 0, 255).astype(np.uint8)})
@@ -61,9 +68,9 @@ def base(tmp_path_factory, torch) -> Path:
     return train(RENDERED, tmp_path_factory.mktemp("policy"), options)
 
 
-def error(folder: Path, robot: bool) -> float:
+def error(folder: Path, robot: bool, worn: bool = False) -> float:
     """Mean error of the actions on images that nothing was fitted to."""
-    fresh = [episode(200 + k, robot) for k in range(6)]
+    fresh = [episode(200 + k, robot, worn=worn) for k in range(6)]
     policy = load_policy(folder, SPEC)
     policy.reset(0)
     off = []
@@ -79,6 +86,17 @@ def test_a_policy_that_another_light_broke_works_again_without_labels(base, tmp_
     for method in ("background", "auto"):
         adapt_policy(base, RENDERED, REAL, tmp_path / method, AdaptOptions(adapt_by=method, adapt_steps=60))
         assert error(tmp_path / method, True) < lost - 0.6 * (lost - clean), method
+
+
+def test_training_on_restyled_images_changes_the_image_network_alone_and_leaves_no_less_success(base, tmp_path):
+    worn = [episode(100 + k, robot=True, worn=True) for k in range(12)]
+    for method in ("background", "auto"):
+        adapt_policy(base, RENDERED, worn, tmp_path / method, AdaptOptions(adapt_by=method, adapt_steps=40))
+    alone, trained = (error(tmp_path / method, True, worn=True) for method in ("background", "auto"))
+    assert trained < 1.1 * alone
+    before, after = (read_policy(folder)[1] for folder in (base, tmp_path / "auto"))
+    assert all(np.array_equal(before[name], after[name]) for name in before if name.startswith(("net.", "scale.")))
+    assert any(not np.array_equal(before[name], after[name]) for name in before if name.startswith("encoder."))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -158,6 +176,9 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
     adapt_policy(base, RENDERED, REAL, tmp_path / "b", AdaptOptions(adapt_by="colour"))
     with pytest.raises(BadInput, match="adapted already"):
         adapt_policy(tmp_path / "b", RENDERED, REAL, tmp_path / "c")
+    blind = [replace(one, columns={k: v for k, v in one.columns.items() if k != "observation.state"}) for one in REAL]
+    with pytest.raises(BadInput, match="recordings that hold 'x'"):
+        adapt_policy(base, blind, REAL, tmp_path / "e")
     with pytest.raises(BadInput, match="there are none"):
         fine_tune(base, [], RENDERED, tmp_path / "d")
 

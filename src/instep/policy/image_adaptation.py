@@ -17,6 +17,7 @@ a policy for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from .policy_map import CAMERA
 
 Method = Literal["statistics", "colour", "spectrum", "learned", "background"]
 METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned", "background")
+INVERTIBLE: tuple[Method, ...] = ("statistics", "colour", "background")
+"""Methods whose adapters say what rendered images would look like on the robot."""
 SPECTRUM_SHARE = 0.05
 """Share of the spatial frequencies, from the lowest on, whose amplitudes are matched."""
 PIXELS = 20_000
@@ -42,6 +45,8 @@ OFF, LEAST_OFF = 2.0, 0.01
 and the least that is taken for the median, 0 to 1."""
 LEAST_NOISE = 0.02
 """Least deviation of the noise of a pixel, 0 to 1."""
+LARGEST_OF_THREE = 1.33
+"""Mean of the largest of three magnitudes of independent normal numbers of deviation 1."""
 CELLS = 10
 """Steps of each colour by which things that move are told from what does not."""
 QUANTILES = 33
@@ -72,22 +77,47 @@ class ImageAdapter:
 
     def __call__(self, images: Array) -> Array:
         """Images uint8 [..., height, width, 3], adapted."""
+        if self.method == "background" and self.backgrounds is not None:
+            return np.clip(255 * self._before(images, self.backgrounds) + 0.5, 0, 255).astype(np.uint8)
         values = np.asarray(images, float) / 255
         if self.method == "spectrum" and self.amplitude is not None:
             out = _with_amplitude(values, self.amplitude)
-        elif self.method == "background" and self.backgrounds is not None:
-            out = self._before(values, self.backgrounds)
         elif self.method == "learned":
             out = _terms(values - self.shift, _places(values)) @ self.mix
         else:
             out = (values - self.shift) @ self.mix + self.offset
         return np.clip(255 * out + 0.5, 0, 255).astype(np.uint8)
 
-    def _before(self, values: Array, backgrounds: Array) -> Array:
+    @property
+    def inverse(self) -> ImageAdapter:
+        """The adapter of wanted images to given ones; of those by statistics, colour and background alone."""
+        if self.method == "background" and self.backgrounds is not None:
+            given, wanted = np.split(self.mix, 2)
+            layers = np.stack([self.backgrounds[1], self.backgrounds[0], np.zeros_like(self.backgrounds[2])])
+            return replace(self, mix=np.concatenate([wanted, given]), backgrounds=layers)
+        if self.method not in INVERTIBLE:
+            raise BadInput(f"Images adapted by {self.method!r} do not say what the robot's would look like.")
+        return replace(self, shift=self.offset, mix=np.linalg.inv(self.mix), offset=self.shift)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise of a pixel in the given images, 0 to 1; 0 where it was not measured."""
+        return 0.0 if self.backgrounds is None else float(self.backgrounds[2].mean()) / LARGEST_OF_THREE
+
+    def moving(self, images: Array) -> Array:
+        """How surely each pixel shows something before the background, 0 to 1 [..., height, width, 1]; 1 without."""
+        if self.backgrounds is None:
+            return np.ones((*np.shape(images)[:-1], 1), np.float32)
+        return _moving(_unit(images), self.backgrounds)
+
+    def _before(self, images: Array, backgrounds: Array) -> Array:
         """What moves, in adapted colours, before the wanted background."""
-        share, (given, wanted) = _moving(values, backgrounds), np.split(self.mix, 2)
-        moved = np.stack([np.interp(values[..., c], given[:, c], wanted[:, c]) for c in range(3)], axis=-1)
-        return share * moved + (1 - share) * backgrounds[1]
+        share, (given, wanted) = _moving(_unit(images), backgrounds), np.split(self.mix, 2)
+        levels, bytes_ = np.arange(256) / 255, np.asarray(images, np.uint8)
+        curves = [np.interp(levels, given[:, c], wanted[:, c]).astype(np.float32) for c in range(3)]
+        moved = np.stack([curve[bytes_[..., c]] for c, curve in enumerate(curves)], axis=-1)
+        behind = backgrounds[1].astype(np.float32)
+        return behind + share * (moved - behind)
 
     def tensors(self) -> dict[str, Array]:
         """Its numbers by name, as a file of weights holds them."""
@@ -247,7 +277,7 @@ def _background(a: Array, b: Array) -> ImageAdapter:
     if a.shape[1:] != b.shape[1:]:
         raise BadInput("Backgrounds are matched between images of one size; resize them first.")
     layers, colours = list[Array](), list[Array]()
-    for images in (a, b):
+    for images in (a.astype(np.float32), b.astype(np.float32)):
         backgrounds = _still(images)
         moving = _moving(images, backgrounds)[..., 0] > 0.5
         # Where nothing moves, colours as they are.
@@ -283,16 +313,26 @@ def _moving(values: Array, backgrounds: Array) -> Array:
     if backgrounds.shape[1:] != values.shape[-3:]:
         height, width = backgrounds.shape[1:3]
         raise BadInput(f"The adapter is for images of {width} x {height} pixels.")
-    off = _off(values, backgrounds[0]) / np.maximum(backgrounds[2, ..., 0], LEAST_OFF)
-    return (1 / (1 + np.exp(-4 * (off - OFF))))[..., None]
+    usual = np.maximum(backgrounds[2, ..., 0], LEAST_OFF).astype(np.float32)
+    off = _off(values, backgrounds[0].astype(np.float32)) / usual
+    # In single precision exp overflows above 88; the share is 0 long before.
+    return (1 / (1 + np.exp(np.minimum(-4 * (off - OFF), 60))))[..., None]
+
+
+def _unit(images: Array) -> Array:
+    """Bytes as numbers from 0 to 1 in single precision."""
+    return np.asarray(images, np.float32) / np.float32(255)
 
 
 def _off(values: Array, background: Array) -> Array:
     """Largest difference of any colour from a background [..., height, width], mean over the pixels around each."""
-    off = np.abs(values - background).max(axis=-1)
-    padded = np.pad(off, [(0, 0)] * (off.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
-    height, width = off.shape[-2:]
-    return np.asarray(sum(padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)) / 9)
+    apart = np.abs(values - background)
+    off = np.maximum(np.maximum(apart[..., 0], apart[..., 1]), apart[..., 2])
+    for axis in (-2, -1):
+        padded = np.pad(off, [(int(k == axis + off.ndim),) * 2 for k in range(off.ndim)], mode="edge")
+        size = off.shape[axis]
+        off = sum((padded.take(range(i, i + size), axis) for i in range(3)), start=np.float32(0)) / np.float32(3)
+    return np.asarray(off)
 
 
 def _places(values: Array) -> Array:

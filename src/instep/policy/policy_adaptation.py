@@ -21,9 +21,10 @@ from instep.core.lazy import optional_library
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 
-from .flow_policy import ADAPTER, FlowNet, PolicyDescription, read_policy, save_policy
-from .image_adaptation import METHODS, fit_adapter
+from .flow_policy import ADAPTER, FlowNet, PolicyDescription, image_adapters, read_policy, save_policy
+from .image_adaptation import INVERTIBLE, METHODS, fit_adapter
 from .policy_map import CAMERA
+from .restyled_training import restyled_data, some_rows, train_restyled
 from .training import TrainingData, TrainOptions, training_data
 
 AUTO = "auto"
@@ -37,6 +38,10 @@ STILL = 0.5
 """Share of the pixels that hardly change in the images of a camera that stays in place."""
 STILL_GREY = 12.0
 """Median change of such a pixel, besides noise [grey levels]."""
+RESTYLED_RATE = 2e-3
+"""Largest learning rate of the training on restyled images."""
+REHEARSED = 1200
+"""Least number of examples of earlier demonstrations in a fine-tuning, where there are as many."""
 HELD_BACK = ("pose.nets", "encoder.nets")
 """Weights that the first third of a fine-tuning leaves as they are: the convolutions."""
 
@@ -47,7 +52,8 @@ class AdaptOptions:
 
     adapt_by: AdaptBy = "auto"
     """how: images by statistics, colour, spectrum, learned, background or translator; the image network by normalize,
-    coral or adversarial; auto: background where cameras stay in place, else colour."""
+    coral or adversarial; auto: background where cameras stay in place, else colour, and then the image network is
+    trained on the rendered recordings in the robot's appearance."""
     adapt_steps: int = 400
     """steps of what is trained for it."""
 
@@ -95,6 +101,12 @@ def adapt_policy(
         pairs = {camera: (own.rendered, own.real) for camera, own in images.items()}
         how = EncoderOptions(steps=options.adapt_steps, seed=seed)
         tensors = adapt_networks(description, tensors, options.adapt_by, pairs, how)
+    if options.adapt_by == AUTO:
+        how_long = TrainOptions(
+            steps=options.adapt_steps, learning_rate=RESTYLED_RATE, images_per_step=32, batch=32, ema_decay=0.98,
+            seed=seed,
+        )  # fmt: skip
+        tensors = train_restyled(description, tensors, adapters, rendered, how_long)
     for camera, adapter in adapters.items():
         tensors |= {f"{ADAPTER}{camera}.{name}": value for name, value in adapter.tensors().items()}
     metadata = {**description.metadata, "adapted": options.adapt_by}
@@ -179,9 +191,10 @@ def fine_tune(
         width=len(net.weights["input.bias"]), blocks=net.blocks,
     )  # fmt: skip
     torch.set_num_threads(max(1, options.threads))
-    data = _adapted_data(description, tensors, real)
+    adapters = image_adapters(description, tensors)
+    data = _adapted_data(description, adapters, real, options)
     if rendered:
-        data = _balanced(data, training_data(rendered, description), np.random.default_rng((options.seed, 0xF17)))
+        data = _balanced(data, _rehearsed(description, adapters, rendered, len(data.features), options))
     learner, begin = Learner(description, data, options, tensors), 0
     for until, frozen in ((options.steps // 3, HELD_BACK), (options.steps, ())):
         learner.freeze(frozen)
@@ -198,14 +211,10 @@ def fine_tune(
 
 
 def _adapted_data(
-    description: PolicyDescription, tensors: Mapping[str, Array], episodes: Sequence[Episode]
+    description: PolicyDescription, adapters: Mapping[str, Any], episodes: Sequence[Episode], options: TrainOptions
 ) -> TrainingData:
     """Examples of a robot's demonstrations, with images as the policy adapts them."""
-    from .flow_policy import image_adapters
-
-    data, adapters = training_data(episodes, description), image_adapters(description, tensors)
-    if not adapters:
-        return data
+    data = training_data(episodes, description, options.pose_noise)
     images = [
         adapters[camera](own) if camera in adapters else own
         for camera, own in zip(description.inputs.cameras, data.images, strict=True)
@@ -213,13 +222,26 @@ def _adapted_data(
     return replace(data, images=tuple(images))
 
 
-def _balanced(few: TrainingData, many: TrainingData, rng: np.random.Generator) -> TrainingData:
-    """As many examples of both: those of the few repeated, some of the many, at most twice as many as are few."""
-    count = min(len(many.features), 3 * len(few.features))
-    rows, again = np.sort(rng.permutation(len(many.features))[:count]), np.arange(count) % len(few.features)
+def _rehearsed(
+    description: PolicyDescription,
+    adapters: Mapping[str, Any],
+    episodes: Sequence[Episode],
+    few: int,
+    options: TrainOptions,
+) -> TrainingData:
+    """Some examples of earlier demonstrations, in the appearance of the robot where its adapters tell it."""
+    rng, count = np.random.default_rng((options.seed, 0xF17)), max(REHEARSED, 3 * few)
+    data = some_rows(training_data(episodes, description, options.pose_noise), count, rng)
+    told = {camera: adapter for camera, adapter in adapters.items() if adapter.method in INVERTIBLE}
+    return restyled_data(description, told, data, options.seed)
+
+
+def _balanced(few: TrainingData, many: TrainingData) -> TrainingData:
+    """As many examples of both: those of the few repeated."""
+    again = np.arange(len(many.features)) % len(few.features)
 
     def both(a: Array, b: Array) -> Array:
-        return np.concatenate([a[again], b[rows]])
+        return np.concatenate([a[again], b])
 
     def maybe(a: Array | None, b: Array | None) -> Array | None:
         return None if a is None or b is None else both(a, b)

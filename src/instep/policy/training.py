@@ -204,6 +204,7 @@ def training_data(
     poses: list[dict[str, Array]] = []
     images: list[list[Array]] = [[] for _ in description.inputs.cameras]
     for number, episode in enumerate(episodes):
+        _check_channels(description, episode)
         rows, observed = len(episode), description.inputs.select(episode.columns, episode.spec)
         if description.inputs.estimated_body:
             poses.append(observed)
@@ -222,6 +223,18 @@ def training_data(
         tuple(np.concatenate(kept) for kept in images),
         *(np.concatenate([own[name] for own in poses]) for name in (JOINTS, POSES) if poses),
     )
+
+
+def _check_channels(description: PolicyDescription, episode: Episode) -> None:
+    """Raise where a recording lacks what the policy learns from."""
+    for name, labels in description.inputs.channels.items():
+        have = episode.spec.observation[name].labels if name in episode else ()
+        absent = [label for label in labels if label not in have]
+        if absent:
+            raise BadInput(
+                f"A policy with {name} learns from recordings that hold {absent[0]!r} there, and one does not; give "
+                "recordings with the observations that it was trained with."
+            )
 
 
 def _with_noise(poses: Array, noise: tuple[float, float], number: int) -> Array:
