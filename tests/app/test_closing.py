@@ -11,19 +11,19 @@ import pytest
 from instep import BadInput, Param
 from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
+from instep.app.closing.robot_kinds import hand_ranges, recorded
 from instep.app.closing.robot_trial import (
     BOUND,
     DELTA,
     FIRST,
     NOMINAL,
+    NOMINAL_FIRST,
     POSTERIOR,
     RANGES,
     UNTOUCHED,
     USUAL,
     ClosingBudget,
     TechniqueResult,
-    hand_ranges,
-    recorded,
 )
 from instep.app.simulation_training import TrainingSetup
 from instep.scene.folder import Scene
@@ -40,7 +40,7 @@ def study_of(**scores: list[float]) -> ClosingStudy:
     count = len(scores["untouched"])
     robots = {
         k: {
-            names[name]: TechniqueResult((own[k],), (own[k] > 0.5,), 60.0 * (i > 1), 60.0 * i)
+            names[name]: TechniqueResult((own[k],), (own[k] > 0.5,), (1 - own[k],), 60.0 * (i > 1), 60.0 * i)
             for i, (name, own) in enumerate(scores.items())
         }
         for k in range(count)
@@ -84,7 +84,7 @@ def test_robots_that_are_done_are_kept(tmp_path):
     (here / "robot_2.json").unlink()
     seen: list[str] = []
     assert run_closing(PLAN, here, watch=seen.append).digest == first.digest
-    assert seen == ["training: nominal training", "robot 1", "robot 2"]
+    assert seen == [f"training: {NOMINAL_FIRST}", "training: nominal training", "robot 1", "robot 2"]
     with pytest.raises(BadInput, match="another scene, policy or budget"):
         run_closing(replace(PLAN, budget=replace(TINY, starts=2)), here)
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, change, words):
 def test_a_planted_delay_lies_in_the_ensemble_posterior():
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     true = replace(setup.world, world=setup.world.world.tuned({"action.delay": 0.06}))
-    episodes = recorded(true, setup.base, 2, 50)
+    episodes = recorded(true, setup.trained.fixed, 2, 50)
     belief = ensemble_posterior(
         setup.world.world, episodes, [Param("action.delay", 0.0, 0.1)], EnsembleOptions(members=16, windows=4)
     )
@@ -138,7 +138,7 @@ def test_an_error_that_the_parameters_cannot_explain_does_not_get_smaller_with_m
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     wrong = {"action.delay": 0.06, "joint.*.damping": 0.96, "joint.*.armature": 0.036}
     true = replace(setup.world, world=setup.world.world.tuned(wrong))
-    episodes = recorded(true, setup.base, 2, 100)
+    episodes = recorded(true, setup.trained.fixed, 2, 100)
     widths: list[float] = []
     for windows in (2, 8):
         options = EnsembleOptions(members=32, windows=windows, window_s=0.4)
