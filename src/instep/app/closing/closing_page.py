@@ -51,7 +51,7 @@ def closing_page(study: ClosingStudy, source: str) -> HtmlReport:
             "Techniques",
             _left_out(study),
             [Table(("technique", "what it does"), [[n, TECHNIQUES[n]] for n in study.techniques])],
-        ),  # fmt: skip
+        ),
     ]
     status = "good" if first else "plain"
     return HtmlReport("Closing the gap", source, Headline(status, study.advice()), numbers, sections)

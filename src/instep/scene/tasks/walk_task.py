@@ -38,12 +38,12 @@ class Walk(WithoutGoal):
     """Speed to walk at [m/s]."""
     ramp: float = 1.0
     """Time in which the robot takes up its stance, and then again its speed [s]."""
-    push: float = 0.4
+    push: float = 0.6
     """Change of velocity by a push in a random direction [m/s]."""
-    push_every: float = 2.0
+    push_every: float = 1.5
     """Time between pushes [s]."""
     text: str = "Walk forward."
-    seconds: float = 8.0
+    seconds: float = 6.0
     dwell: float = 0.0
     events: tuple[str, ...] = ("a quarter", "half the time", "to the end")
     failures: tuple[str, ...] = ("fell",)
