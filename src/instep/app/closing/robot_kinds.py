@@ -30,12 +30,14 @@ from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import SampleBelief
 from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
 from instep.tune.factor_world import FACTOR, walk_ranges
-from instep.tune.leg_identification import SMOOTHED_ROWS, estimated_motion, identify_walker
+from instep.tune.leg_identification import SMOOTHED_ROWS, WINDOW_S, WINDOWS, estimated_motion
 from instep.tune.randomize import nominal_values
 
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
 """Hand ranges: parameters from value / factor to value x factor, and delays up to this [s]."""
 HAND_PATTERNS = ("joint.*.damping", "joint.*.frictionloss", "actuator.*.kp", "actuator.*.kv", "geom.*.friction")
+WALK_MEMBERS = 40
+"""Most members of an ensemble of a robot on legs, whose steps cost more."""
 RECORDED = 800_000
 """First seed of the starts of recordings."""
 VELOCITY_WINDOW_S = 0.05
@@ -68,7 +70,7 @@ class RobotKind(Protocol):
         """Recordings of the untouched policy on a robot, from what its own sensors show."""
         ...
 
-    def posterior(self, episodes: Sequence[Episode]) -> SampleBelief:
+    def posterior(self, episodes: Sequence[Episode], options: EnsembleOptions) -> SampleBelief:
         """The parameters that these recordings allow."""
         ...
 
@@ -106,9 +108,9 @@ class CommandedRobots:
         trained = self.setup.trained
         return recorded(robot, trained.policy(trained.weights), count, steps)
 
-    def posterior(self, episodes: Sequence[Episode]) -> SampleBelief:
+    def posterior(self, episodes: Sequence[Episode], options: EnsembleOptions) -> SampleBelief:
         """An ensemble over windows of the recordings."""
-        return ensemble_posterior(self.setup.sim, episodes, self.ranges, EnsembleOptions())
+        return ensemble_posterior(self.setup.sim, episodes, self.ranges, options)
 
 
 @array_dataclass
@@ -140,9 +142,11 @@ class LeggedRobots:
         taken = record_legs(robot, cast(SceneSimulator, self.setup.sim), gait, budget, RECORDED + seed)
         return [estimated_motion(one, body, stance) for one, stance in taken if len(one) > SMOOTHED_ROWS]
 
-    def posterior(self, episodes: Sequence[Episode]) -> SampleBelief:
+    def posterior(self, episodes: Sequence[Episode], options: EnsembleOptions) -> SampleBelief:
         """An ensemble over short windows, over factors and a delay."""
-        return identify_walker(cast(SceneSimulator, self.setup.sim), episodes)
+        members, windows = min(WALK_MEMBERS, options.members), min(WINDOWS, options.windows)
+        short = replace(options, members=members, windows=windows, window_s=WINDOW_S)
+        return ensemble_posterior(self.setup.sim, episodes, self.ranges, short)
 
 
 def hand_ranges(scene: Scene) -> list[Param]:

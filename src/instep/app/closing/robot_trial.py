@@ -19,6 +19,7 @@ from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import SampleBelief
 from instep.tune.delta_action import DeltaOptions, learn_delta
+from instep.tune.ensemble_sampling import EnsembleOptions
 from instep.tune.policy_search import SearchOptions, search_weights
 
 from .robot_kinds import RobotKind, robot_kind
@@ -87,6 +88,12 @@ class ClosingBudget:
     """candidates per generation."""
     samples: int = 8
     """worlds in which each candidate runs."""
+    members: int = 64
+    """members of the ensemble of the posterior."""
+    windows: int = 16
+    """windows of the recordings that they run through."""
+    delta_windows: int = 300
+    """windows of the recordings that a delta action is learned from."""
 
     @property
     def search(self) -> SearchOptions:
@@ -99,6 +106,11 @@ class ClosingBudget:
     def second(self) -> SearchOptions:
         """Those of the second half: other starts and samples, searched near where the first half ended."""
         return replace(self.search, seed=1, spread=NARROW * self.search.spread)
+
+    @property
+    def ensemble(self) -> EnsembleOptions:
+        """The options of the posterior."""
+        return EnsembleOptions(members=self.members, windows=self.windows)
 
 
 @frozen_dataclass
@@ -201,7 +213,7 @@ class _Robot:
 
     def _posterior(self) -> SampleBelief:
         episodes = self._recording()
-        return self._once(POSTERIOR, lambda: self._kind.posterior(episodes))
+        return self._once(POSTERIOR, lambda: self._kind.posterior(episodes, self._budget.ensemble))
 
     def _posterior_training(self) -> Array:
         belief = self._posterior()
@@ -219,7 +231,7 @@ class _Robot:
 
     def _fine_tuned(self, sim: Simulator) -> tuple[Array, float]:
         """The second half of a nominal training, in a simulator that a delta action corrects."""
-        delta = learn_delta(sim, self._recording(), DeltaOptions(limit=300, rounds=2))
+        delta = learn_delta(sim, self._recording(), DeltaOptions(limit=self._budget.delta_windows, rounds=2))
         corrected = self._setup.sensed(cast(Simulator, DeltaCorrected(cast(Any, sim), delta)))
         return self._searched(corrected, NOMINAL_FIRST), self._recorded_s()
 

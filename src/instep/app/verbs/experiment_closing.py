@@ -18,7 +18,10 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.scene.folder import Scene
 
-QUICK = ClosingBudget(starts=2, seconds=3.0, recordings=2, rehearsals=8, generations=5, population=6, samples=4)
+QUICK = ClosingBudget(
+    starts=2, seconds=3.0, recordings=2, rehearsals=4, generations=3, population=6, samples=3, members=32, windows=8,
+    delta_windows=150,
+)  # fmt: skip
 """The budget of --quick."""
 
 
