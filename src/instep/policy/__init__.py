@@ -43,13 +43,11 @@ __all__ = [
     "GrootClient", "GrootServer", "ImageAdapter", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy",
     "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "PredictiveGait",
     "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "Trainable", "TrainableGait",
-    "TrainableResidual",
-    "WeightShift", "adapt_policy",
-    "adaptation_sheet", "align_features", "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of",
-    "feature_distance", "fine_tune", "fit_adapter", "groot_policy", "is_lerobot_checkpoint", "lerobot_policy",
-    "load_policy", "load_residual", "onnx_policy", "openpi_policy", "ranges_gait", "read_gait", "read_map",
-    "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy", "stairs_gait", "torchscript_policy",
-    "train", "wheel_velocity", "zero_residual",
+    "TrainableResidual", "WeightShift", "adapt_policy", "adaptation_sheet", "align_features", "as_policy",
+    "checked_map", "default_groot_map", "default_map", "expert_of", "feature_distance", "fine_tune", "fit_adapter",
+    "groot_policy", "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy",
+    "openpi_policy", "ranges_gait", "read_gait", "read_map", "read_policy", "save_policy", "shipped_gait",
+    "stable_baselines_policy", "stairs_gait", "torchscript_policy", "train", "wheel_velocity", "zero_residual",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
