@@ -241,7 +241,6 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     from instep.app.simulated_robot import Perturbation, simulate_robot
     from instep.app.simulation_training import TrainingSetup
     from instep.evaluate import episode_returns, start_states
-    from instep.policy import ResidualPolicy
     from instep.scene.folder import Scene
     from instep.scene.tasks.task import Tasked
 
@@ -250,11 +249,10 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     rng = np.random.default_rng((number, 0xF0E))
     # From slow to restless; wider ranges fail on every robot with a delay, and say nothing about a score.
     weights = rng.uniform([-0.6, -0.3, -0.4, -0.3], [0.6, 0.3, 0.4, 1.2])
-    residual = replace(setup.start, weights=np.tile(weights, (len(setup.start.weights), 1)))
+    policy = setup.trained.policy(np.tile(weights, (len(setup.trained.weights), 1)))
     real = Tasked(simulate_robot(scene, Perturbation(hidden=FIRST_ROBOT + number)).world, setup.world.task)
     rates = []
     for world in (setup.world, real):
-        policy = ResidualPolicy(setup.base, residual, world.spec)
         found = episode_returns(world, policy, start_states(world, range(trials)), steps=round(3.0 / world.spec.dt))
         rates.append(float(found.success.mean()))
     return rates[0], rates[1]
