@@ -19,6 +19,7 @@ from instep.app.closing.robot_trial import (
     NOMINAL,
     NOMINAL_FIRST,
     POSTERIOR,
+    POSTERIOR_ON_ROBOT,
     RANGES,
     UNTOUCHED,
     USUAL,
@@ -26,11 +27,14 @@ from instep.app.closing.robot_trial import (
     TechniqueResult,
 )
 from instep.app.simulation_training import TrainingSetup
+from instep.evaluate.returns import episode_returns, start_states
 from instep.scene.folder import Scene
 from instep.tune.beliefs import estimates
 from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
 
-TINY = ClosingBudget(starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1)
+TINY = ClosingBudget(
+    starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1, members=8, windows=4
+)
 PLAN = ClosingPlan("so101", "reach", techniques=(UNTOUCHED, NOMINAL), robots=(1, 2), budget=TINY)
 
 
@@ -161,3 +165,31 @@ def test_hand_ranges_hold_the_scenes_own_values():
     found = {param.address: param for param in hand_ranges(Scene.load("so101"))}
     assert set(found) >= {"joint.*.damping", "actuator.*.kp", "action.delay"}
     assert found["joint.*.damping"].low < 0.6 < found["joint.*.damping"].high
+
+
+def test_a_delta_action_fine_tunes_what_was_trained_in_the_scene(tmp_path):
+    budget = replace(TINY, seconds=0.8, delta_windows=4)
+    plan = replace(PLAN, techniques=(UNTOUCHED, DELTA), budget=budget)
+    seen: list[str] = []
+    study = run_closing(plan, tmp_path, watch=seen.append)
+    assert seen[0] == f"training: {NOMINAL_FIRST}"
+    assert 60 * study.computer_minutes(DELTA) > study.shared[NOMINAL_FIRST].seconds > 0
+
+
+def test_what_two_techniques_share_is_counted_for_each_of_them(tmp_path):
+    plan = replace(PLAN, techniques=(UNTOUCHED, POSTERIOR, POSTERIOR_ON_ROBOT))
+    study = run_closing(plan, tmp_path)
+    for found in study.robots.values():
+        assert found[POSTERIOR_ON_ROBOT].computer_s > found[POSTERIOR].computer_s > 0
+        assert found[POSTERIOR_ON_ROBOT].robot_s > found[POSTERIOR].robot_s > 0
+
+
+def test_the_tracking_error_of_a_reach_is_the_distance_of_the_tip_which_counts_on_after_the_end():
+    setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
+    start = start_states(setup.world, range(2))
+    short, long = (episode_returns(setup.world, setup.trained.fixed, start, steps=n) for n in (4, 120))
+    state = start
+    for _ in range(4):
+        state = setup.world.step(state, setup.trained.fixed.act(setup.world.observe(state)))
+    assert np.allclose(short.error, setup.world.error(state))
+    assert (long.error < short.error).all() and (long.error > 0).all()
