@@ -88,7 +88,7 @@ FULL = Plan(
     efforts={
         "": Effort(seconds=6.0, generations=10, population=10, samples=6),
         # Episodes on PushT are longer and cost more.
-        "pusht": Effort(seconds=12.0, generations=6, population=8, samples=4),
+        "pusht": Effort(seconds=10.0, generations=5, population=8, samples=4),
         "quadruped": Effort(seconds=6.0, generations=4, population=10, samples=3),
     },
 )  # fmt: skip
