@@ -2,7 +2,8 @@
 
 Robots are simulated by rapier with hidden parameters, delay and noise, none of which any technique knows. (a) Training
 over the posterior against hand ranges and no randomization, and fine-tuning through a delta action against the
-untouched policy: the arm follows a moving point, reaches points, and the wheeled robot drives a course. (b) The whole
+untouched policy: the arm follows a moving point, reaches points, the wheeled robot drives a course, and the quadruped
+walks while it is pushed. (b) The whole
 experiment closing on PushT with every technique: its time on two cores, and its returns on Ray. (c) The transfer score:
 policies of every quality in the simulator and on robots. (d) Features of real and rendered images. Nothing was tuned on
 these robots or starts; the objective of training and the width of posteriors were chosen on robots 1 to 4 and 101 to
@@ -18,7 +19,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +32,11 @@ from instep.app.closing.robot_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
 from instep.core.records import options_dataclass
+from instep.scene.new_scene import make_scene
 from rows import row
 
-TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"))
+TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("quadruped", "walk"))
+QUADRUPED = Path(__file__).resolve().parents[1] / "examples/quadruped/quadruped.xml"
 PUSHT = ("pusht", "pusht")
 COMPARED = ("untouched", "nominal training", "hand ranges", "posterior", "delta action")
 FIRST_ROBOT = 201
@@ -45,15 +48,23 @@ TABLE = Path(__file__).resolve().parents[2] / "shared/data/policy_tables/simpler
 
 
 @options_dataclass
+class Effort:
+    """Length of the episodes of a task [s], and the width of each half of a training."""
+
+    seconds: float
+    generations: int
+    population: int
+    samples: int
+
+
+@options_dataclass
 class Plan:
     """How much is done."""
 
     robots: int
     tasks: tuple[tuple[str, str], ...]
-    seconds: float
-    generations: int
-    population: int
-    samples: int
+    efforts: Mapping[str, Effort]
+    """By scene; that of "" for the others."""
     starts: int
     foretold: int
     """Policies of the transfer score."""
@@ -61,9 +72,6 @@ class Plan:
     """Trials of each in the simulator and on a robot."""
     every: tuple[str, ...]
     """Techniques on PushT."""
-    pusht_seconds: float
-    pusht_generations: int
-    """Episodes on PushT are longer, so generations are fewer."""
     shootout_min: float
     """Longest time of the experiment on PushT [min]."""
     on: str = "processes:2"
@@ -76,12 +84,17 @@ class Plan:
 
 
 FULL = Plan(
-    robots=20, tasks=TASKS, seconds=6.0, generations=10, population=10, samples=6, starts=6, foretold=200, trials=20,
-    every=USUAL, pusht_seconds=12.0, pusht_generations=7, shootout_min=120.0,
+    robots=20, tasks=TASKS, starts=6, foretold=200, trials=20, every=USUAL, shootout_min=120.0,
+    efforts={
+        "": Effort(seconds=6.0, generations=10, population=10, samples=6),
+        # Episodes on PushT are longer and cost more.
+        "pusht": Effort(seconds=10.0, generations=5, population=8, samples=4),
+        "quadruped": Effort(seconds=6.0, generations=4, population=10, samples=3),
+    },
 )  # fmt: skip
 QUICK = Plan(
-    robots=3, tasks=TASKS[1:2], seconds=1.5, generations=3, population=6, samples=4, starts=2, foretold=14, trials=4,
-    every=COMPARED, pusht_seconds=1.5, pusht_generations=3, shootout_min=10.0,
+    robots=3, tasks=TASKS[1:2], starts=2, foretold=14, trials=4, every=COMPARED, shootout_min=10.0,
+    efforts={"": Effort(seconds=1.5, generations=3, population=6, samples=4)},
 )  # fmt: skip
 
 
@@ -138,6 +151,8 @@ def closing_rows(
     spent.write_text(json.dumps(minutes), encoding="utf-8")
     rows = [row(f"{name}: return, {one}", study.score(one)) for one in study.techniques]
     rows += [row(f"{name}: success, {one}", study.success(one)) for one in study.techniques]
+    errors = {one: off for one in study.techniques if (off := study.error(one)) is not None}
+    rows += [row(f"{name}: tracking error, {one}", off, study.error_unit) for one, off in errors.items()]
     pairs = [("posterior", "hand ranges"), ("posterior", "nominal training"), ("posterior", "untouched")]
     pairs += (
         [("delta action", other) for other in ("untouched", "nominal training", "posterior")]
@@ -162,17 +177,28 @@ def closing_study(
     out: Path, scene: str, task: str, plan: Plan, techniques: tuple[str, ...], on: str = "", robots: int = 0
 ) -> ClosingStudy:
     """The experiment closing on hidden robots, kept in a folder of its own."""
-    long, on = scene == PUSHT[0], on or plan.on
-    seconds, generations = (plan.pusht_seconds, plan.pusht_generations) if long else (plan.seconds, plan.generations)
+    on, effort = on or plan.on, plan.efforts.get(scene, plan.efforts[""])
     budget = ClosingBudget(
-        starts=plan.starts, seconds=seconds, generations=generations, population=plan.population,
-        samples=plan.samples, recordings=min(4, plan.starts),
+        starts=plan.starts, seconds=effort.seconds, generations=effort.generations, population=effort.population,
+        samples=effort.samples, recordings=min(4, plan.starts),
     )  # fmt: skip
     seeds = tuple(range(plan.first, plan.first + (robots or plan.robots)))
     folder = out / (f"{scene}_{task}" if on == plan.on else f"{scene}_{task}_{on}")
     folder.mkdir(parents=True, exist_ok=True)
     with open_map(on, deadline=7200.0) as mapped:
-        return run_closing(ClosingPlan(scene, task, "expert", techniques, seeds, budget), folder, map=mapped)
+        return run_closing(
+            ClosingPlan(scene_words(out, scene), task, "expert", techniques, seeds, budget), folder, map=mapped
+        )
+
+
+def scene_words(out: Path, scene: str) -> str:
+    """A shipped scene by its name; that of the quadruped is made of the example first."""
+    if scene != "quadruped":
+        return scene
+    folder = out / "scenes" / scene
+    if not folder.is_dir():
+        make_scene(QUADRUPED, folder, rate=100, legs=True)
+    return str(folder)
 
 
 def pusht_rows(out: Path, plan: Plan, won: dict[str, dict[str, bool]]) -> list[dict[str, Any]]:
@@ -215,7 +241,6 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     from instep.app.simulated_robot import Perturbation, simulate_robot
     from instep.app.simulation_training import TrainingSetup
     from instep.evaluate import episode_returns, start_states
-    from instep.policy import ResidualPolicy
     from instep.scene.folder import Scene
     from instep.scene.tasks.task import Tasked
 
@@ -224,11 +249,10 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     rng = np.random.default_rng((number, 0xF0E))
     # From slow to restless; wider ranges fail on every robot with a delay, and say nothing about a score.
     weights = rng.uniform([-0.6, -0.3, -0.4, -0.3], [0.6, 0.3, 0.4, 1.2])
-    residual = replace(setup.start, weights=np.tile(weights, (len(setup.start.weights), 1)))
+    policy = setup.trained.policy(np.tile(weights, (len(setup.trained.weights), 1)))
     real = Tasked(simulate_robot(scene, Perturbation(hidden=FIRST_ROBOT + number)).world, setup.world.task)
     rates = []
     for world in (setup.world, real):
-        policy = ResidualPolicy(setup.base, residual, world.spec)
         found = episode_returns(world, policy, start_states(world, range(trials)), steps=round(3.0 / world.spec.dt))
         rates.append(float(found.success.mean()))
     return rates[0], rates[1]

@@ -11,26 +11,30 @@ import pytest
 from instep import BadInput, Param
 from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
+from instep.app.closing.robot_kinds import hand_ranges, recorded
 from instep.app.closing.robot_trial import (
     BOUND,
     DELTA,
     FIRST,
     NOMINAL,
+    NOMINAL_FIRST,
     POSTERIOR,
+    POSTERIOR_ON_ROBOT,
     RANGES,
     UNTOUCHED,
     USUAL,
     ClosingBudget,
     TechniqueResult,
-    hand_ranges,
-    recorded,
 )
 from instep.app.simulation_training import TrainingSetup
+from instep.evaluate.returns import episode_returns, start_states
 from instep.scene.folder import Scene
 from instep.tune.beliefs import estimates
 from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
 
-TINY = ClosingBudget(starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1)
+TINY = ClosingBudget(
+    starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1, members=8, windows=4
+)
 PLAN = ClosingPlan("so101", "reach", techniques=(UNTOUCHED, NOMINAL), robots=(1, 2), budget=TINY)
 
 
@@ -40,7 +44,7 @@ def study_of(**scores: list[float]) -> ClosingStudy:
     count = len(scores["untouched"])
     robots = {
         k: {
-            names[name]: TechniqueResult((own[k],), (own[k] > 0.5,), 60.0 * (i > 1), 60.0 * i)
+            names[name]: TechniqueResult((own[k],), (own[k] > 0.5,), (1 - own[k],), 60.0 * (i > 1), 60.0 * i)
             for i, (name, own) in enumerate(scores.items())
         }
         for k in range(count)
@@ -84,7 +88,7 @@ def test_robots_that_are_done_are_kept(tmp_path):
     (here / "robot_2.json").unlink()
     seen: list[str] = []
     assert run_closing(PLAN, here, watch=seen.append).digest == first.digest
-    assert seen == ["training: nominal training", "robot 1", "robot 2"]
+    assert seen == [f"training: {NOMINAL_FIRST}", "training: nominal training", "robot 1", "robot 2"]
     with pytest.raises(BadInput, match="another scene, policy or budget"):
         run_closing(replace(PLAN, budget=replace(TINY, starts=2)), here)
 
@@ -125,7 +129,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, change, words):
 def test_a_planted_delay_lies_in_the_ensemble_posterior():
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     true = replace(setup.world, world=setup.world.world.tuned({"action.delay": 0.06}))
-    episodes = recorded(true, setup.base, 2, 50)
+    episodes = recorded(true, setup.trained.fixed, 2, 50)
     belief = ensemble_posterior(
         setup.world.world, episodes, [Param("action.delay", 0.0, 0.1)], EnsembleOptions(members=16, windows=4)
     )
@@ -138,7 +142,7 @@ def test_an_error_that_the_parameters_cannot_explain_does_not_get_smaller_with_m
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     wrong = {"action.delay": 0.06, "joint.*.damping": 0.96, "joint.*.armature": 0.036}
     true = replace(setup.world, world=setup.world.world.tuned(wrong))
-    episodes = recorded(true, setup.base, 2, 100)
+    episodes = recorded(true, setup.trained.fixed, 2, 100)
     widths: list[float] = []
     for windows in (2, 8):
         options = EnsembleOptions(members=32, windows=windows, window_s=0.4)
@@ -161,3 +165,31 @@ def test_hand_ranges_hold_the_scenes_own_values():
     found = {param.address: param for param in hand_ranges(Scene.load("so101"))}
     assert set(found) >= {"joint.*.damping", "actuator.*.kp", "action.delay"}
     assert found["joint.*.damping"].low < 0.6 < found["joint.*.damping"].high
+
+
+def test_a_delta_action_fine_tunes_what_was_trained_in_the_scene(tmp_path):
+    budget = replace(TINY, seconds=0.8, delta_windows=4)
+    plan = replace(PLAN, techniques=(UNTOUCHED, DELTA), budget=budget)
+    seen: list[str] = []
+    study = run_closing(plan, tmp_path, watch=seen.append)
+    assert seen[0] == f"training: {NOMINAL_FIRST}"
+    assert 60 * study.computer_minutes(DELTA) > study.shared[NOMINAL_FIRST].seconds > 0
+
+
+def test_what_two_techniques_share_is_counted_for_each_of_them(tmp_path):
+    plan = replace(PLAN, techniques=(UNTOUCHED, POSTERIOR, POSTERIOR_ON_ROBOT))
+    study = run_closing(plan, tmp_path)
+    for found in study.robots.values():
+        assert found[POSTERIOR_ON_ROBOT].computer_s > found[POSTERIOR].computer_s > 0
+        assert found[POSTERIOR_ON_ROBOT].robot_s > found[POSTERIOR].robot_s > 0
+
+
+def test_the_tracking_error_of_a_reach_is_the_distance_of_the_tip_which_counts_on_after_the_end():
+    setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
+    start = start_states(setup.world, range(2))
+    short, long = (episode_returns(setup.world, setup.trained.fixed, start, steps=n) for n in (4, 120))
+    state = start
+    for _ in range(4):
+        state = setup.world.step(state, setup.trained.fixed.act(setup.world.observe(state)))
+    assert np.allclose(short.error, setup.world.error(state))
+    assert (long.error < short.error).all() and (long.error > 0).all()

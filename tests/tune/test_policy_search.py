@@ -16,7 +16,7 @@ from instep.app.world_specs import policy_from_spec
 from instep.evaluate import episode_returns, start_states
 from instep.policy import ResidualPolicy, load_residual
 from instep.scene.folder import Scene
-from instep.tune import SearchOptions, parse_belief, search_residual
+from instep.tune import SearchOptions, nominal_values, parse_belief, parse_ranges, search_weights
 
 TINY = SearchOptions(generations=2, population=4, samples=3, seconds=1.0)
 
@@ -28,26 +28,25 @@ def setup() -> TrainingSetup:
 
 def test_a_zero_residual_changes_no_action(setup):
     start = start_states(setup.world, range(2))
-    policy = ResidualPolicy(setup.base, setup.start, setup.world.spec)
+    policy = ResidualPolicy(setup.trained.fixed, setup.trained.residual, setup.world.spec)
     seen = setup.world.observe(start)
-    bounds = setup.start.bounds
-    assert np.array_equal(policy.act(seen), np.clip(setup.base.act(seen), bounds[0], bounds[1]))
+    bounds = setup.trained.residual.bounds
+    assert np.array_equal(policy.act(seen), np.clip(setup.trained.fixed.act(seen), bounds[0], bounds[1]))
 
 
 def test_a_correction_stays_within_its_limit(setup):
-    wild = replace(setup.start, weights=np.full_like(setup.start.weights, 1e3))
+    wild = replace(setup.trained.residual, weights=np.full_like(setup.trained.residual.weights, 1e3))
     start = start_states(setup.world, range(2))
     seen = setup.world.observe(start)
-    change = ResidualPolicy(setup.base, wild, setup.world.spec).act(seen) - setup.base.act(seen)
+    change = ResidualPolicy(setup.trained.fixed, wild, setup.world.spec).act(seen) - setup.trained.fixed.act(seen)
     assert (np.abs(change) <= wild.limit + 1e-9).all()
 
 
 def test_success_counts_as_one_for_the_rest_of_the_time_and_a_batch_equals_single_episodes(setup):
     start = start_states(setup.world, range(3))
-    found = episode_returns(setup.world, setup.base, start, steps=60)
-    alone = [
-        episode_returns(setup.world, setup.base, start_states(setup.world, [k]), steps=60).score[0] for k in range(3)
-    ]
+    found = episode_returns(setup.world, setup.trained.fixed, start, steps=60)
+    fixed = setup.trained.fixed
+    alone = [episode_returns(setup.world, fixed, start_states(setup.world, [k]), steps=60).score[0] for k in range(3)]
     assert found.success.all()
     assert np.allclose(found.score, alone, atol=1e-9)
     assert (found.score > 0.5).all()
@@ -56,21 +55,23 @@ def test_success_counts_as_one_for_the_rest_of_the_time_and_a_batch_equals_singl
 
 def test_training_with_a_delay_recovers_some_of_the_return_it_costs(setup):
     late = Box((Param("action.delay", 0.05, 0.08),))
-    found = search_residual(setup.world, setup.base, setup.start, late, replace(TINY, generations=4, population=6))
+    found = search_weights(setup.world, setup.trained, None, late, replace(TINY, generations=4, population=6))
     assert found.after.value > found.before.value + 0.02
-    assert found.episodes == 3 * (3 * 3 + 4 * 6), "three residuals in three times the worlds, and the candidates"
+    assert found.episodes == 3 * (3 * 3 + 4 * 6), "three sets of weights in three times the worlds, and the candidates"
 
 
 def test_a_training_repeats_bit_by_bit(setup):
     late = Box((Param("action.delay", 0.0, 0.08),))
-    first, second = (search_residual(setup.world, setup.base, setup.start, late, TINY) for _ in range(2))
-    assert np.array_equal(first.residual.weights, second.residual.weights)
+    first, second = (search_weights(setup.world, setup.trained, None, late, TINY) for _ in range(2))
+    assert np.array_equal(first.weights, second.weights)
 
 
 def test_ranges_grow_while_the_policy_learns(setup, monkeypatch):
     monkeypatch.setattr(simulation_training, "ADR_ROUNDS", 1)
     tiny = replace(TINY, generations=1, samples=2, seconds=0.3)
-    found, ranges = grow_and_train(setup, Scene.load("so101"), ["joint.*.frictionloss=0.05..0.06"], tiny)
+    scene = Scene.load("so101")
+    params = parse_ranges(["joint.*.frictionloss=0.05..0.06"], scene)
+    found, ranges = grow_and_train(setup, params, nominal_values(params, scene), tiny)
     [param] = ranges.box.params
     assert param.high > 0.0521, "a tenth more friction does not matter, so the range must have grown"
     assert found.episodes > 0
@@ -103,7 +104,7 @@ def test_train_writes_a_policy_that_runs_and_is_trained_further(tmp_path, monkey
     [({"weights": [[0.0]]}, "another size"), ({"base": 3}, "expected a text"), ({"limit": [0.1]}, "limits or bounds")],
 )
 def test_a_damaged_residual_is_refused_with_one_sentence(tmp_path, setup, change, words):
-    path = setup.start.save(tmp_path) / "residual.json"
+    path = setup.trained.residual.save(tmp_path) / "residual.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(BadInput, match=words):
         load_residual(tmp_path)

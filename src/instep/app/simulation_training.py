@@ -1,4 +1,4 @@
-"""Training in simulation: a residual on top of a policy, over worlds sampled from a belief or grown by ADR."""
+"""Training in simulation over worlds sampled from a belief or grown by ADR: of a residual, or of a gait."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import numpy as np
 from rich.console import Console
 
 from instep.core.errors import BadInput
-from instep.core.param import Belief, Box
+from instep.core.param import Belief, Box, Param
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Policy, Simulator
+from instep.core.world import Array, Simulator
 from instep.evaluate.evaluation import action_bounds
+from instep.evaluate.leg_walks import WalkNoise, noisy_robot
 from instep.physics.engines import ENGINES, open_world
-from instep.policy.residual import RESIDUAL_FILE, SIGNALS, Residual, load_residual, zero_residual
-from instep.scene.folder import Scene
-from instep.scene.tasks import task_of
+from instep.policy.gait import GaitBody, GaitFile, read_gait, shipped_gait
+from instep.policy.residual import RESIDUAL_FILE, load_residual, zero_residual
+from instep.policy.trainable import GAIT_FILE, Trainable, TrainableGait, TrainableResidual
+from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import save_belief
-from instep.tune.policy_search import SearchOptions, SearchResult, TrainingWorlds, search_residual
+from instep.tune.factor_world import FactorWorld
+from instep.tune.policy_search import SearchOptions, SearchResult, TrainingWorlds, search_weights
 from instep.tune.randomize import AdrOptions, AdrResult, expand_ranges, nominal_values, parse_belief, parse_ranges
 
 from .output import Output, progress_bar
@@ -48,27 +52,64 @@ class SimulationTraining:
 
 @array_dataclass
 class TrainingSetup:
-    """A world with its task, the fixed policy, and the residual that a training begins with."""
+    """A simulator, what a task adds to it, and what is trained."""
 
-    world: Tasked[Simulator]
-    base: Policy
-    start: Residual
+    sim: Simulator
+    """The simulator alone."""
+    sensed: Callable[[Simulator], Tasked[Simulator]]
+    """A simulator with the task, and with the sensors and disturbances that the task asks for."""
+    trained: Trainable
+
+    @property
+    def world(self) -> Tasked[Simulator]:
+        """The world that the policy is trained in."""
+        return self.sensed(self.sim)
 
     @classmethod
     def of(cls, scene: Scene, task: str, base: str, engine: str = "mujoco") -> TrainingSetup:
         """The setup in a scene; a base that was trained in simulation is trained further."""
         if engine not in ENGINES:
             raise BadInput(f"A policy is trained in an engine ({', '.join(ENGINES)}), not in {engine!r}.")
-        world = Tasked(cast(Simulator, open_world(scene, engine, threads=1)), task_of(scene, task))
+        sim, wanted = open_world(scene, engine, threads=1), task_of(scene, task)
+        if isinstance(wanted, Walk):
+            return cls._of_legs(FactorWorld(sim), wanted, base)
+
+        def tasked(sim: Simulator) -> Tasked[Simulator]:
+            return Tasked(sim, wanted)
+
+        world = tasked(cast(Simulator, sim))
         if (Path(base) / RESIDUAL_FILE).is_file():
             start = load_residual(Path(base))
         else:
             start = zero_residual(base, world.spec, action_bounds(scene))
-        return cls(world, policy_from_spec(start.base, world), start)
+        trained = TrainableResidual(policy_from_spec(start.base, world), start, world.spec)
+        return cls(world.world, tasked, trained)
+
+    @classmethod
+    def _of_legs(cls, sim: FactorWorld, task: Walk, base: str) -> TrainingSetup:
+        body = GaitBody.of(sim.scene)
+        trained = TrainableGait(body, given_gait(base, body), base)
+        return cls(sim, lambda other: walked_robot(other, body, task), trained)
+
+
+def walked_robot(sim: Simulator, body: GaitBody, task: Walk) -> Tasked[Simulator]:
+    """A simulator as a robot on legs with an IMU and noisy joints, pushed as its task says."""
+    noise = WalkNoise(push=task.push, push_every=task.push_every)
+    return Tasked(cast(Simulator, noisy_robot(cast(SceneSimulator, sim), body, noise)), task)
+
+
+def given_gait(base: str, body: GaitBody) -> GaitFile:
+    """The gait that comes with instep for 'expert', else that of a file or of a folder that was trained."""
+    if base == "expert":
+        return shipped_gait(body.legs)
+    path = Path(base) / GAIT_FILE if Path(base).is_dir() else Path(base)
+    if not path.is_file():
+        raise BadInput(f"A robot on legs walks with 'expert' or with a gait.json, and {base!r} is none.")
+    return read_gait(path)
 
 
 def train_in_simulation(output: Output, job: SimulationTraining) -> int:
-    """Train, and write the residual, what was found, and the ranges that ADR reached."""
+    """Train, and write the policy, what was found, and the ranges that ADR reached."""
     if job.randomize and job.adr:
         raise BadInput("--randomize and --adr both say what to sample; give one of them.")
     scene = Scene.load(job.scene)
@@ -77,20 +118,21 @@ def train_in_simulation(output: Output, job: SimulationTraining) -> int:
     console = Console(stderr=True)
     total = job.search.generations * (ADR_ROUNDS + 1 if job.adr else 1)
     with progress_bar() as progress:
-        bar = progress.add_task(f"train on top of {setup.start.base}", total=total)
+        bar = progress.add_task(f"train on top of {setup.trained.base}", total=total)
 
         def watch(generation: int, value: float) -> None:
             progress.update(bar, advance=1, description=f"mean return {value:.3f}")
 
         if job.adr:
-            found, ranges = grow_and_train(setup, scene, job.adr, job.search, watch)
+            params = parse_ranges(job.adr, scene)
+            found, ranges = grow_and_train(setup, params, nominal_values(params, scene), job.search, watch)
             save_belief(ranges.box, output.folder / "belief.json")
         else:
-            found = search_residual(setup.world, setup.base, setup.start, belief, job.search, watch=watch)
-    metadata = {"scene": scene.name, "task": setup.world.task.name, "episodes": str(found.episodes)}
-    replace(found.residual, metadata=metadata).save(output.folder)
+            found = search_weights(setup.world, setup.trained, None, belief, job.search, watch=watch)
+    about = {"scene": scene.name, "task": setup.world.task.name, "episodes": str(found.episodes)}
+    setup.trained.save(found.weights, output.folder, about)
     console.print(f"mean return {found.before} before, {found.after} after {found.episodes} episodes", highlight=False)
-    weights = {name: found.residual.weights[:, i].tolist() for i, name in enumerate(SIGNALS)}
+    weights = {name: found.weights[:, i].tolist() for i, name in enumerate(setup.trained.names)}
     output.write(
         {"return before": found.before, "return after": found.after},
         weights=weights, history=list(found.history), episodes=found.episodes, processor_seconds=found.seconds,
@@ -101,32 +143,34 @@ def train_in_simulation(output: Output, job: SimulationTraining) -> int:
 
 def grow_and_train(
     setup: TrainingSetup,
-    scene: Scene,
-    words: Sequence[str],
+    params: Sequence[Param],
+    nominal: Mapping[str, float],
     options: SearchOptions,
     watch: Callable[[int, float], None] | None = None,
 ) -> tuple[SearchResult, AdrResult]:
     """Automatic domain randomization around a training: train in the ranges, then move their ends, round by round.
 
-    An end moves out where the policy keeps its return of the nominal world in most episodes there.
+    `nominal` are the values without randomization. An end moves out where the policy keeps its return of the nominal
+    world in most episodes there.
     """
-    params = parse_ranges(words, scene)
-    nominal = nominal_values(params, scene)
     found: list[SearchResult] = []
 
     def learn(box: Box) -> None:
-        start = found[-1].residual if found else setup.start
+        start = found[-1].weights if found else None
         belief: Belief | None = box if found else None
-        found.append(search_residual(setup.world, setup.base, start, belief, options, watch=watch))
+        found.append(search_weights(setup.world, setup.trained, start, belief, options, watch=watch))
+
+    nominal_returns: dict[tuple[int, int], Array] = {}
 
     def success(settings: Mapping[str, Array], seeds: Sequence[int]) -> Array:
-        given = replace(options, samples=len(seeds))
+        given, weights = replace(options, samples=len(seeds)), found[-1].weights[None]
         worlds = replace(TrainingWorlds.sample(setup.world, Box(tuple(params)), given), settings=settings)
-        usual = replace(worlds, settings={name: np.full(len(seeds), value) for name, value in nominal.items()})
-        residual = found[-1].residual
-        here, there = (some.returns(setup.base, residual).score[0] for some in (usual, worlds))
+        mark = len(found), len(seeds)
+        if mark not in nominal_returns:  # the starts are the same at every end of every range
+            same = {name: np.full(len(seeds), value) for name, value in nominal.items()}
+            nominal_returns[mark] = replace(worlds, settings=same).returns(setup.trained, weights).score[0]
         # Start by start: some starts are farther from their goal than others.
-        return np.asarray(there >= KEPT_RETURN * here)
+        return np.asarray(worlds.returns(setup.trained, weights).score[0] >= KEPT_RETURN * nominal_returns[mark])
 
     adr = AdrOptions(episodes=ADR_EPISODES, step=ADR_STEP, rounds=ADR_ROUNDS, seed=options.seed)
     ranges = expand_ranges(success, params, nominal, adr, train=learn)

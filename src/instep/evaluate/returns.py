@@ -29,6 +29,9 @@ class Returns:
     """Mean score over the time limit, 0 to 1 [n]."""
     success: Array
     """[n]."""
+    error: Array
+    """Mean tracking error [n]; that at the end of an episode counts for the rest of its time. NaN where the task
+    defines none."""
 
 
 def start_states(world: Tasked[Any], seeds: Sequence[int]) -> State:
@@ -42,6 +45,7 @@ def episode_returns(world: Tasked[Any], policy: Policy, start: State, *, steps: 
     n = len(start.q)
     policy.reset(seed)
     total, count = np.zeros(n), 0
+    error, away = np.zeros(n), np.zeros(n)
     lost, failed, done = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
     for row in range(limit):
         action = checked_action(policy.act(world.observe(state)), world.spec, state.batch)
@@ -51,9 +55,12 @@ def episode_returns(world: Tasked[Any], policy: Policy, start: State, *, steps: 
         if row % SCORE_EVERY == SCORE_EVERY - 1:
             now = np.asarray(world.score(state), float)
             total += np.where(failed, 0.0, np.where(done, 1.0, now))
+            # An episode that is over keeps the error of its end.
+            away = np.where((failed | done) & (count > 0), away, world.error(state))
+            error += away
             count += 1
         if (failed | done).all():
             left = limit // SCORE_EVERY - count
-            total, count = total + left * done, count + left
+            total, error, count = total + left * done, error + left * away, count + left
             break
-    return Returns(total / max(1, count), done)
+    return Returns(total / max(1, count), done, error / max(1, count))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .predictive import PredictiveGait, PredictiveOptions
     from .residual import Residual, ResidualPolicy, load_residual, zero_residual
     from .stable_baselines import stable_baselines_policy
+    from .trainable import Trainable, TrainableGait, TrainableResidual
     from .training import TrainOptions, TrainProgress, train
     from .weight_shift import WeightShift
 
@@ -41,12 +42,12 @@ __all__ = [
     "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile",
     "GrootClient", "GrootServer", "ImageAdapter", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy",
     "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "PredictiveGait",
-    "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "WeightShift", "adapt_policy",
-    "adaptation_sheet", "align_features", "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of",
-    "feature_distance", "fine_tune", "fit_adapter", "groot_policy", "is_lerobot_checkpoint", "lerobot_policy",
-    "load_policy", "load_residual", "onnx_policy", "openpi_policy", "ranges_gait", "read_gait", "read_map",
-    "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy", "stairs_gait", "torchscript_policy",
-    "train", "wheel_velocity", "zero_residual",
+    "PredictiveOptions", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress", "Trainable", "TrainableGait",
+    "TrainableResidual", "WeightShift", "adapt_policy", "adaptation_sheet", "align_features", "as_policy",
+    "checked_map", "default_groot_map", "default_map", "expert_of", "feature_distance", "fine_tune", "fit_adapter",
+    "groot_policy", "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy",
+    "openpi_policy", "ranges_gait", "read_gait", "read_map", "read_policy", "save_policy", "shipped_gait",
+    "stable_baselines_policy", "stairs_gait", "torchscript_policy", "train", "wheel_velocity", "zero_residual",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -71,6 +72,7 @@ __getattr__ = lazy_names(
         "predictive": "PredictiveGait PredictiveOptions",
         "residual": "Residual ResidualPolicy load_residual zero_residual",
         "stable_baselines": "stable_baselines_policy",
+        "trainable": "Trainable TrainableGait TrainableResidual",
         "training": "TrainOptions TrainProgress train",
         "weight_shift": "WeightShift",
     },

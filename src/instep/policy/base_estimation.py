@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation
@@ -141,6 +142,8 @@ class LeggedEstimate:
 
     def sense(self, observation: Observation) -> None:
         """Take the readings of a control period."""
+        if IMU not in observation:
+            raise BadInput(f"A gait needs {IMU!r}, and this world has no IMU; `instep experiment` adds one.")
         imu = np.asarray(observation[IMU], float)
         if self._begun:
             self.filter.predict(imu)

@@ -25,7 +25,7 @@ from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.schema import ANY_TEXT, NUMBER, checked_table, table_of
 from instep.core.world import Array, Observation, State, vector
 from instep.scene.folder import Scene
-from instep.scene.legs import Legs, legs_of
+from instep.scene.legs import MIN_HEIGHT, MIN_UPRIGHT, Legs, legs_of
 from instep.scene.stairs import Ground, ground_of
 
 BASE = "observation.base"
@@ -39,10 +39,6 @@ PLACE = "observation.place"
 """Where the base is and its heading, as x, y [m] and yaw [rad] from the start, true or estimated."""
 EDGE_M = 0.05
 """Distance that a foothold keeps from the edge of a step [m]."""
-MIN_UPRIGHT = 0.6
-"""Cosine of the tilt of the base from which on a robot has fallen."""
-MIN_HEIGHT = 0.6
-"""Height of the base from which on it has fallen, as a share of that in which it stands."""
 RAMP_S = 1.0
 """Time in which a gait takes up its speed and its stance [s]."""
 

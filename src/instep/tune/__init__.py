@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
     from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
     from .parameter_recovery import Recovery, recover_parameters
-    from .policy_search import SearchOptions, SearchResult, search_residual
+    from .policy_search import SearchOptions, SearchResult, search_weights
     from .posterior import eki, infer, laplace, likelihood, npe, svgd
     from .posterior_checks import (
         PosteriorCheck,
@@ -76,7 +76,7 @@ __all__ = [
     "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood",
     "limit_usage", "load_belief", "misspecification", "named_params", "nominal_values", "npe", "online_params",
     "online_world", "parse_belief", "parse_ranges", "predictable_windows", "predictive_band", "promote",
-    "recover_parameters", "reidentify", "save_belief", "scene_hash", "search_residual", "select_params", "split",
+    "recover_parameters", "reidentify", "save_belief", "scene_hash", "search_weights", "select_params", "split",
     "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
     "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip
@@ -101,7 +101,7 @@ __getattr__ = lazy_names(
         "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
-        "policy_search": "SearchOptions SearchResult search_residual",
+        "policy_search": "SearchOptions SearchResult search_weights",
         "posterior": "eki infer laplace likelihood npe svgd",
         "posterior_checks": "PosteriorCheck PredictiveBand RankCalibration calibration check_posterior "
         "misspecification predictive_band",

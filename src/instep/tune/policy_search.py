@@ -1,4 +1,4 @@
-"""Training of a residual policy in simulation, over sampled worlds, by CMA-ES without gradients.
+"""Training of a policy in simulation, over sampled worlds, by CMA-ES without gradients.
 
 Every candidate of a generation runs in every sampled world from the same start, all in one batch. What is maximised is
 the mean of return and success over these worlds; with a posterior these are the worlds that recordings allow. Each
@@ -19,9 +19,9 @@ from instep.core.errors import BadInput
 from instep.core.param import Belief
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array, Policy, Simulator, State, take
+from instep.core.world import Array, Simulator, State, take
 from instep.evaluate.returns import Returns, episode_returns, start_states
-from instep.policy.residual import Residual, ResidualPolicy
+from instep.policy.trainable import Trainable
 from instep.scene.tasks.task import Tasked
 
 from .beliefs import belief_addresses
@@ -30,7 +30,7 @@ from .randomize import with_imperfections
 FIRST_START = 700_000
 """Seed of the first start of a training in simulation; far from those on which policies are evaluated."""
 CHECKED = 3
-"""Worlds in which the residual of before and those of the search are compared, as a multiple of the sampled ones."""
+"""Worlds in which the weights of before and those of the search are compared, as a multiple of the sampled ones."""
 SHRINK = 0.02
 """Penalty of the squared weights in units of return: of two corrections that do the same the smaller is better."""
 
@@ -63,9 +63,10 @@ class SearchOptions(SearchBudget):
 
 @array_dataclass
 class SearchResult:
-    """A residual and how it was found."""
+    """Weights and how they were found."""
 
-    residual: Residual
+    weights: Array
+    """[groups, numbers]."""
     before: Estimate
     """Mean return before the search, in worlds and from starts that it does not use."""
     after: Estimate
@@ -104,39 +105,36 @@ class TrainingWorlds:
         starts = start_states(tuned, range(first, first + options.samples))
         return cls(world, settings, starts, min(steps, world.steps))
 
-    def returns(self, base: Policy, residual: Residual) -> Returns:
-        """The returns [candidates, worlds] of weights [candidates, actions, signals], all in one batch."""
-        n = len(self.starts.q)
-        weights = residual.weights.reshape(-1, *residual.weights.shape[-2:])
-        count = len(weights)
+    def returns(self, trained: Trainable, weights: Array) -> Returns:
+        """The returns [candidates, worlds] of weights [candidates, groups, numbers], all in one batch."""
+        n, count = len(self.starts.q), len(weights)
         many = {name: np.tile(values, count) for name, values in self.settings.items()}
         world = self.world.tuned(many) if many else self.world
-        policy = ResidualPolicy(base, replace(residual, weights=np.repeat(weights, n, axis=0)), world.spec)
         start = take(self.starts, np.tile(np.arange(n), count))
-        found = episode_returns(world, policy, start, steps=self.steps)
-        return Returns(found.score.reshape(count, n), found.success.reshape(count, n))
+        found = episode_returns(world, trained.policy(np.repeat(weights, n, axis=0)), start, steps=self.steps)
+        return Returns(*(part.reshape(count, n) for part in (found.score, found.success, found.error)))
 
 
-def search_residual(
+def search_weights(
     world: Tasked[Simulator],
-    base: Policy,
-    start: Residual,
+    trained: Trainable,
+    start: Array | None = None,
     belief: Belief | None = None,
     options: SearchOptions | None = None,
     *,
     watch: Callable[[int, float], None] | None = None,
 ) -> SearchResult:
-    """Train the residual on top of a policy in worlds sampled from a belief, from a first residual on.
+    """Train a policy in worlds sampled from a belief, from some weights on, else from where its training begins.
 
-    Starting from the residual of an earlier training is fine-tuning. The mean of the search over its last generations
-    is compared with the first residual in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
+    Starting from the weights of an earlier training is fine-tuning. The mean of the search over its last generations
+    is compared with the first weights in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
     """
     from cmaes import CMA
 
     options = options or SearchOptions()
     _check(options)
-    began = time.process_time()
-    centre = start.weights if options.per_joint else start.weights.mean(axis=0, keepdims=True)
+    began, first = time.process_time(), trained.weights if start is None else start
+    centre = first if options.per_joint else first.mean(axis=0, keepdims=True)
     search = CMA(
         mean=centre.reshape(-1),
         sigma=options.spread,
@@ -145,15 +143,15 @@ def search_residual(
     )
     history, means = list[float](), list[Array]()
 
-    def every_joint(points: Array) -> Array:
-        return np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *start.weights.shape))
+    def every_group(points: Array) -> Array:
+        return np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *first.shape))
 
     try:
         for generation in range(options.generations):
             worlds = TrainingWorlds.sample(world, belief, options, turn=generation + CHECKED)
             points = np.array([search.ask() for _ in range(options.population)])
-            weights = every_joint(points)
-            found = worlds.returns(base, replace(start, weights=weights))
+            weights = every_group(points)
+            found = worlds.returns(trained, weights)
             values = _value(found, weights)
             search.tell([(point, -float(value)) for point, value in zip(points, values, strict=True)])
             means.append(np.array(search.mean))
@@ -162,14 +160,14 @@ def search_residual(
                 watch(generation, history[-1])
     except KeyboardInterrupt:
         means = means or [centre.reshape(-1)]
-    kept = every_joint(np.array([np.mean(means[len(means) // 2 :], axis=0), means[-1]]))
-    weights = np.concatenate([start.weights[None], kept])
+    kept = every_group(np.array([np.mean(means[len(means) // 2 :], axis=0), means[-1]]))
+    weights = np.concatenate([first[None], kept])
     checked = replace(options, samples=CHECKED * options.samples)
-    found = TrainingWorlds.sample(world, belief, checked).returns(base, replace(start, weights=weights))
+    found = TrainingWorlds.sample(world, belief, checked).returns(trained, weights)
     best = int(np.argmax(_value(found, weights)))
     episodes = options.samples * (CHECKED * len(weights) + options.population * len(history))
     return SearchResult(
-        replace(start, weights=np.array(weights[best])), bootstrap(found.score[0]), bootstrap(found.score[best]),
+        np.array(weights[best]), bootstrap(found.score[0]), bootstrap(found.score[best]),
         tuple(history), episodes, time.process_time() - began,
     )  # fmt: skip
 

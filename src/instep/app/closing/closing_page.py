@@ -18,6 +18,8 @@ def closing_scores(study: ClosingStudy) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
     for name in study.techniques:
         found |= {f"return, {name}": study.score(name), f"success, {name}": study.success(name)}
+        if (off := study.error(name)) is not None:
+            found[f"tracking error, {name}"] = off
         if name != UNTOUCHED:
             found[f"gain, {name}"] = study.gain(name)
     return found
@@ -43,13 +45,32 @@ def closing_page(study: ClosingStudy, source: str) -> HtmlReport:
             "Techniques on the Pareto front are filled: no other one has a higher return for less time.",
             [_pareto_figure(study)],
         ),
+        *_tracking(study),
         Section("All numbers", "", [_numbers(study)]),
         Section(
-            "Techniques", "", [Table(("technique", "what it does"), [[n, TECHNIQUES[n]] for n in study.techniques])]
+            "Techniques",
+            _left_out(study),
+            [Table(("technique", "what it does"), [[n, TECHNIQUES[n]] for n in study.techniques])],
         ),
     ]
     status = "good" if first else "plain"
     return HtmlReport("Closing the gap", source, Headline(status, study.advice()), numbers, sections)
+
+
+def _left_out(study: ClosingStudy) -> str:
+    """Which techniques were asked for and cannot be used on this robot."""
+    missing = [name for name in study.plan.techniques if name not in study.techniques]
+    if not missing:
+        return ""
+    return f"Left out: {', '.join(missing)}; a delta action corrects position commands, and this robot has none."
+
+
+def _tracking(study: ClosingStudy) -> list[Section]:
+    """The tracking errors, where the task defines one."""
+    errors = {name: found for name in study.techniques if (found := study.error(name)) is not None}
+    words = f"Mean over an episode [{study.error_unit}]; the error at its end counts for the time that is left."
+    figure = bars_figure(errors, title="error", x=f"tracking error [{study.error_unit}]") if errors else None
+    return [Section("Tracking error", words, [figure])] if figure is not None else []
 
 
 def _numbers(study: ClosingStudy) -> Table:
@@ -57,13 +78,16 @@ def _numbers(study: ClosingStudy) -> Table:
     front = study.pareto()
     for name in study.techniques:
         score, rate, gain = study.score(name), study.success(name), study.gain(name)
+        off = study.error(name)
         rows.append([
             name, f"{score.value:.3f}", f"{score.low:.3f} to {score.high:.3f}",
             "" if name == UNTOUCHED else f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]",
-            f"{100 * rate.value:.0f} %", f"{study.robot_minutes(name):.2f}", f"{study.computer_minutes(name):.2f}",
+            f"{100 * rate.value:.0f} %", "" if off is None else f"{off.value:.4g} [{off.low:.4g}, {off.high:.4g}]",
+            f"{study.robot_minutes(name):.2f}", f"{study.computer_minutes(name):.2f}",
             "yes" if name in front else "",
         ])  # fmt: skip
-    head = ("technique", "return", "95 %", "gain", "success", "robot [min]", "computer [min]", "Pareto front")
+    off = f"tracking error [{study.error_unit}]" if study.error_unit else "tracking error"
+    head = ("technique", "return", "95 %", "gain", "success", off, "robot [min]", "computer [min]", "Pareto front")
     return Table(head, rows)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from instep.app.output import content_hash, write_json
 from instep.app.policy_specs import policy_fingerprint
-from instep.app.simulation_training import TrainingSetup, grow_and_train
+from instep.app.simulation_training import grow_and_train
 from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Box
 from instep.core.records import array_dataclass, frozen_dataclass
@@ -24,14 +24,18 @@ from instep.core.type_guards import is_list
 from instep.core.world import Array, MapFn
 from instep.evaluate.evaluation import LostBatch
 from instep.scene.folder import Scene
-from instep.tune.policy_search import search_residual
+from instep.scene.tasks import task_of, tracking_unit
+from instep.tune.policy_search import search_weights
 
+from .robot_kinds import robot_kind
 from .robot_trial import (
     ADR,
     BOUND,
     FIRST,
     FROM_FIRST,
+    FROM_NOMINAL,
     NOMINAL,
+    NOMINAL_FIRST,
     ON_ROBOT,
     RANGES,
     SHARED,
@@ -41,7 +45,6 @@ from .robot_trial import (
     ClosingBudget,
     RobotJob,
     TechniqueResult,
-    hand_ranges,
     run_robot,
 )
 
@@ -59,14 +62,6 @@ class ClosingPlan:
     budget: ClosingBudget = ClosingBudget()
 
 
-@frozen_dataclass
-class SharedJob:
-    """A training that serves every robot."""
-
-    plan: ClosingPlan
-    name: str
-
-
 @array_dataclass
 class SharedTraining:
     """The weights of such a training, and its processor time [s]."""
@@ -76,12 +71,24 @@ class SharedTraining:
 
 
 @array_dataclass
+class SharedJob:
+    """A training that serves every robot."""
+
+    plan: ClosingPlan
+    name: str
+    begun: SharedTraining | None = None
+    """The first half, where this is the second one."""
+
+
+@array_dataclass
 class ClosingStudy:
     """The results of every technique on every robot."""
 
     plan: ClosingPlan
     robots: Mapping[int, Mapping[str, TechniqueResult]]
     shared: Mapping[str, SharedTraining]
+    error_unit: str = ""
+    """Unit of the tracking error of the task."""
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -102,6 +109,11 @@ class ClosingStudy:
         won = [won for found in self.robots.values() for won in found[name].successes]
         return wilson(sum(won), len(won))
 
+    def error(self, name: str) -> Estimate | None:
+        """Mean tracking error, with robots resampled; None where the task defines none."""
+        rows = [found[name].errors for found in self.robots.values()]
+        return bootstrap([float(np.mean(row)) for row in rows], unit=self.error_unit) if all(rows) else None
+
     def gain(self, name: str, over: str = UNTOUCHED) -> Estimate:
         """Difference of returns, robot by robot."""
         return bootstrap(self.means(name) - self.means(over))
@@ -112,7 +124,8 @@ class ClosingStudy:
 
     def computer_minutes(self, name: str) -> float:
         """Processor time per robot [min]; trainings that serve every robot are counted whole."""
-        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else [FIRST] if name in FROM_FIRST else []
+        own = {**dict.fromkeys(SHARED, name), **dict.fromkeys(FROM_FIRST, FIRST), ON_ROBOT: RANGES}
+        parts = _with_first(own.get(name, NOMINAL_FIRST if name in FROM_NOMINAL else ""))
         once = sum(self.shared[part].seconds for part in parts if part in self.shared)
         return (float(np.mean([found[name].computer_s for found in self.robots.values()])) + once) / 60
 
@@ -166,14 +179,7 @@ def run_closing(
     """Run what is not yet kept in a folder: first the trainings that serve every robot, then every robot."""
     _check(plan)
     _same_plan(plan, folder)
-    shared: dict[str, SharedTraining] = {}
-    wanted = [name for name in (*SHARED, FIRST) if name in (*plan.techniques, *_needs(plan))]
-    jobs = [SharedJob(plan, name) for name in wanted]
-    files = [folder / f"{name.replace(' ', '_')}.json" for name in wanted]
-    for name, found in zip(wanted, _kept(jobs, files, _read_shared, train_shared, map), strict=True):
-        shared[name] = found
-        if watch is not None:
-            watch(f"training: {name}")
+    shared = _shared_trainings(plan, folder, map, watch)
     weights = {name: found.weights for name, found in shared.items()}
     robots: dict[int, Mapping[str, TechniqueResult]] = {}
     work = [
@@ -185,31 +191,52 @@ def run_closing(
         robots[robot] = found
         if watch is not None:
             watch(f"robot {robot}")
-    return ClosingStudy(plan, robots, shared)
+    unit = tracking_unit(task_of(Scene.load(plan.scene), plan.task))
+    return ClosingStudy(plan, robots, shared, unit)
 
 
-def _needs(plan: ClosingPlan) -> tuple[str, ...]:
-    """The trainings that techniques go on from."""
-    tailored = [name for name in plan.techniques if name in FROM_FIRST]
-    return (*([RANGES] if ON_ROBOT in plan.techniques else []), *([FIRST] if tailored else []))
+SECOND = {NOMINAL: NOMINAL_FIRST, RANGES: FIRST}
+"""Trainings that serve every robot, and their first halves."""
+
+
+def _shared_trainings(
+    plan: ClosingPlan, folder: Path, map: MapFn, watch: Callable[[str], None] | None
+) -> dict[str, SharedTraining]:
+    """The trainings that serve every robot: first halves and ADR at once, then second halves."""
+    named = {*plan.techniques, *([RANGES] if ON_ROBOT in plan.techniques else [])}
+    firsts = {SECOND[name] for name in named if name in SECOND}
+    firsts |= {FIRST} if named & set(FROM_FIRST) else set[str]()
+    firsts |= {NOMINAL_FIRST} if named & set(FROM_NOMINAL) else set[str]()
+    shared: dict[str, SharedTraining] = {}
+    for stage in ((NOMINAL_FIRST, FIRST, ADR), (NOMINAL, RANGES)):
+        wanted = [name for name in stage if name in firsts | named]
+        jobs = [SharedJob(plan, name, shared.get(SECOND.get(name, ""))) for name in wanted]
+        files = [folder / f"{name.replace(' ', '_')}.json" for name in wanted]
+        for name, found in zip(wanted, _kept(jobs, files, _read_shared, train_shared, map), strict=True):
+            shared[name] = found
+            if watch is not None:
+                watch(f"training: {name}")
+    return shared
+
+
+def _with_first(name: str) -> tuple[str, ...]:
+    """A training that serves every robot and its first half."""
+    return (name, *([SECOND[name]] if name in SECOND else []))
 
 
 def train_shared(job: SharedJob) -> SharedTraining:
     """A training that serves every robot."""
-    scene = Scene.load(job.plan.scene)
-    setup, options = TrainingSetup.of(scene, job.plan.task, job.plan.base), job.plan.budget.search
-    began = time.process_time()
+    kind, options = robot_kind(Scene.load(job.plan.scene), job.plan.task, job.plan.base), job.plan.budget.search
+    setup, began = kind.setup, time.process_time()
     if job.name == ADR:
         # As many episodes in all as the other trainings, spread over the rounds.
         share = replace(options, generations=max(1, 2 * options.generations // 7))
-        words = [f"{p.address}={p.low!r}..{p.high!r}" for p in hand_ranges(scene)]
-        found = grow_and_train(setup, scene, words, share)[0]
+        found = grow_and_train(setup, kind.ranges, kind.nominal, share)[0]
     else:
-        belief = None if job.name == NOMINAL else Box(tuple(hand_ranges(scene)))
-        found = search_residual(setup.world, setup.base, setup.start, belief, options)
-        if job.name != FIRST:
-            found = search_residual(setup.world, setup.base, found.residual, belief, job.plan.budget.second)
-    return SharedTraining(found.residual.weights, time.process_time() - began)
+        belief = None if job.name in (NOMINAL, NOMINAL_FIRST) else Box(tuple(kind.ranges))
+        half = options if job.begun is None else job.plan.budget.second
+        found = search_weights(setup.world, setup.trained, job.begun.weights if job.begun else None, belief, half)
+    return SharedTraining(found.weights, time.process_time() - began)
 
 
 def _kept(
@@ -244,14 +271,15 @@ def _read_shared(path: Path) -> SharedTraining:
 
 def _read_robot(path: Path) -> dict[str, TechniqueResult]:
     flags = Entry(lambda value: is_list(value) and all(map(FLAG.usable, value)), "a list of true and false")
-    schema = {"scores": NUMBERS, "successes": flags, "robot_s": NUMBER, "computer_s": NUMBER}
+    schema = {"scores": NUMBERS, "successes": flags, "errors": NUMBERS, "robot_s": NUMBER, "computer_s": NUMBER}
     table = read_entries(path, {})
     found: dict[str, TechniqueResult] = {}
     for name, entry in table.items():
         one = with_entries(with_entries({name: entry}, {name: TABLE}, str(path))[name], schema, f"{path}: {name}")
         found[name] = TechniqueResult(
-            tuple(one["scores"]), tuple(one["successes"]), float(one["robot_s"]), float(one["computer_s"])
-        )
+            tuple(one["scores"]), tuple(one["successes"]), tuple(one["errors"]), float(one["robot_s"]),
+            float(one["computer_s"]),
+        )  # fmt: skip
     return found
 
 

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
-from instep.app.simulated_robot import Perturbation, simulate_robot
-from instep.app.simulation_training import TrainingSetup
-from instep.core.episode import Episode, Log
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.param import Param
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.rollout import checked_action
-from instep.core.world import Array, Policy, Simulator
-from instep.data.resample import velocity
-from instep.evaluate.episode_batch import step_batch
+from instep.core.world import Array, Simulator
 from instep.evaluate.returns import Returns, episode_returns, start_states
 from instep.physics.delta_model import DeltaCorrected, position_actions
-from instep.policy.residual import Residual, ResidualPolicy
-from instep.scene import address
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import SampleBelief
 from instep.tune.delta_action import DeltaOptions, learn_delta
-from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
-from instep.tune.policy_search import SearchOptions, search_residual
+from instep.tune.ensemble_sampling import EnsembleOptions
+from instep.tune.policy_search import SearchOptions, search_weights
+
+from .robot_kinds import RobotKind, robot_kind
 
 UNTOUCHED, NOMINAL, RANGES, ADR = "untouched", "nominal training", "hand ranges", "ADR ranges"
 IDENTIFIED, POSTERIOR, DELTA = "identified", "posterior", "delta action"
@@ -39,8 +33,12 @@ SHARED = (NOMINAL, RANGES, ADR)
 """Techniques that never meet the robot: one training serves every robot."""
 FIRST = "first half of hand ranges"
 """The training over hand ranges after half of its generations."""
+NOMINAL_FIRST = "first half of nominal training"
+"""The training in the scene as it is after half of its generations."""
 FROM_FIRST = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT, BOUND)
-"""Techniques that go on from it; fine-tuning with a delta action begins at the untouched policy."""
+"""Techniques that go on from the first half of hand ranges."""
+FROM_NOMINAL = (DELTA, IDENTIFIED_DELTA)
+"""Techniques that go on from the first half of nominal training: a policy trained in the simulator is fine-tuned."""
 TECHNIQUES = {
     UNTOUCHED: "the policy as it is",
     NOMINAL: "trained in the scene as it is",
@@ -57,14 +55,19 @@ TECHNIQUES = {
 """Techniques, and what each does."""
 USUAL = tuple(name for name in TECHNIQUES if name != BOUND)
 """Those that a robot can be given."""
-HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
-"""Hand ranges: parameters from value / factor to value x factor, and delays up to this [s]."""
-HAND_PATTERNS = ("joint.*.damping", "joint.*.frictionloss", "actuator.*.kp", "actuator.*.kv", "geom.*.friction")
-RECORDED, JUDGED, REHEARSED = 800_000, 900_000, 850_000
-"""First seeds of starts of recordings, of evaluations, and of fine-tuning on the robot."""
-
-VELOCITY_WINDOW_S = 0.05
-"""Time over which velocities are differences of sensed positions [s]."""
+JUDGED, REHEARSED = 900_000, 850_000
+"""First seeds of starts of evaluations, and of fine-tuning on the robot."""
+NARROW = 0.5
+"""Spread of the second half of a training, as a share of that of the first: starting over with the whole spread, most
+candidates lie beyond where the policy still works, and the search only comes back to where it began."""
+RECORDING, TRAINED = "recording", "posterior training"
+NEEDS: dict[str, tuple[str, ...]] = {
+    IDENTIFIED: (POSTERIOR,),
+    IDENTIFIED_DELTA: (POSTERIOR,),
+    POSTERIOR: (POSTERIOR, TRAINED),
+    POSTERIOR_ON_ROBOT: (POSTERIOR, TRAINED),
+}
+"""What techniques share: computed once for a robot, counted for each of them."""
 
 
 @options_dataclass
@@ -85,6 +88,12 @@ class ClosingBudget:
     """candidates per generation."""
     samples: int = 8
     """worlds in which each candidate runs."""
+    members: int = 64
+    """members of the ensemble of the posterior."""
+    windows: int = 16
+    """windows of the recordings that they run through."""
+    delta_windows: int = 300
+    """windows of the recordings that a delta action is learned from."""
 
     @property
     def search(self) -> SearchOptions:
@@ -95,8 +104,13 @@ class ClosingBudget:
 
     @property
     def second(self) -> SearchOptions:
-        """Those of the second half: other starts and samples."""
-        return replace(self.search, seed=1)
+        """Those of the second half: other starts and samples, searched near where the first half ended."""
+        return replace(self.search, seed=1, spread=NARROW * self.search.spread)
+
+    @property
+    def ensemble(self) -> EnsembleOptions:
+        """The options of the posterior."""
+        return EnsembleOptions(members=self.members, windows=self.windows)
 
 
 @frozen_dataclass
@@ -106,6 +120,8 @@ class TechniqueResult:
     scores: tuple[float, ...]
     """Return from each start."""
     successes: tuple[bool, ...]
+    errors: tuple[float, ...]
+    """Mean tracking error from each start; empty where the task defines none."""
     robot_s: float
     """Time on the robot that it needed [s]."""
     computer_s: float
@@ -123,141 +139,113 @@ class RobotJob:
     """Seed of the hidden parameters."""
     techniques: tuple[str, ...]
     shared: dict[str, Array]
-    """Weights of the trainings that serve every robot, by technique, and of FIRST."""
+    """Weights of the trainings that serve every robot, by technique, and their first halves."""
     budget: ClosingBudget
-
-
-def hand_ranges(scene: Scene) -> list[Param]:
-    """Ranges around a scene's values, as one would write them by hand; patterns whose parts differ are left out."""
-    found: list[Param] = []
-    for pattern in HAND_PATTERNS:
-        values = {value for value in _values(scene, pattern) if value > 0}
-        if len(values) == 1:
-            value, unit = values.pop(), scene.params(pattern)[0].unit
-            found.append(Param(pattern, value / HAND_FACTOR, value * HAND_FACTOR, True, unit))
-    return [*found, Param(address.DELAY, 0.0, HAND_DELAY_S, False, "s")]
-
-
-def _values(scene: Scene, pattern: str) -> list[float]:
-    from fnmatch import fnmatchcase
-
-    known = [name for name in address.addresses(scene.model) if fnmatchcase(name, pattern)]
-    return list(address.read(scene.model, known).values()) if known else []
 
 
 def run_robot(job: RobotJob) -> dict[str, TechniqueResult]:
     """Every technique on one robot."""
-    scene = Scene.load(job.scene)
-    return _Robot(job, scene, TrainingSetup.of(scene, job.task, job.base)).results()
+    return _Robot(job, robot_kind(Scene.load(job.scene), job.task, job.base)).results()
 
 
 class _Robot:
     """A perturbed robot, what was recorded on it, and the trainings for it."""
 
-    def __init__(self, job: RobotJob, scene: Scene, setup: TrainingSetup):
-        self._job, self._scene, self._setup, self._budget = job, scene, setup, job.budget
-        real = simulate_robot(scene, Perturbation(hidden=job.robot)).world
-        self._real = Tasked(real, setup.world.task)
+    def __init__(self, job: RobotJob, kind: RobotKind):
+        self._job, self._kind, self._setup, self._budget = job, kind, kind.setup, job.budget
+        self._real = kind.robot(job.robot)
         self._starts = start_states(self._real, range(JUDGED, JUDGED + job.budget.starts))
         limit = round(job.budget.seconds / self._real.spec.dt)
         self._steps = min(limit, self._real.steps)
         self._kept: dict[str, tuple[Any, float]] = {}
 
     def results(self) -> dict[str, TechniqueResult]:
-        """The techniques that were asked for."""
-        makers: dict[str, Callable[[], tuple[Residual, float]]] = {
-            UNTOUCHED: lambda: (self._setup.start, 0.0),
+        """The techniques that were asked for and that this robot can use."""
+        makers: dict[str, Callable[[], tuple[Array, float]]] = {
+            UNTOUCHED: lambda: (self._setup.trained.weights, 0.0),
             **{name: self._shared(name) for name in SHARED},
-            IDENTIFIED: lambda: self._trained(self._identified(), None),
-            BOUND: lambda: (self._trained_in(cast(Tasked[Simulator], self._real), None), 0.0),
-            POSTERIOR: lambda: self._trained(self._setup.world, self._posterior()),
-            DELTA: lambda: self._fine_tuned(self._with_delta(self._setup.world)),
-            IDENTIFIED_DELTA: lambda: self._fine_tuned(self._with_delta(self._identified())),
+            IDENTIFIED: lambda: (self._searched(self._setup.sensed(self._identified()), FIRST), self._recorded_s()),
+            POSTERIOR: lambda: (self._posterior_training(), self._recorded_s()),
+            DELTA: lambda: self._fine_tuned(self._setup.sim),
+            IDENTIFIED_DELTA: lambda: self._fine_tuned(self._identified()),
             ON_ROBOT: lambda: self._rehearsed(self._weights(RANGES)),
-            POSTERIOR_ON_ROBOT: lambda: self._rehearsed(
-                self._trained(self._setup.world, self._posterior())[0], self._recorded_s()
-            ),
+            POSTERIOR_ON_ROBOT: lambda: self._rehearsed(self._posterior_training(), self._recorded_s()),
+            BOUND: lambda: (self._searched(self._real, FIRST), 0.0),
         }
         out: dict[str, TechniqueResult] = {}
         for name in self._job.techniques:
             if name in (DELTA, IDENTIFIED_DELTA) and not position_actions(self._real.spec):
                 continue
-            began = time.process_time()
-            residual, robot_s = makers[name]()
-            spent = time.process_time() - began + self._reused(name)
-            found = self._judged(residual)
+            ready, began = set(self._kept), time.process_time()
+            weights, robot_s = makers[name]()
+            spent = time.process_time() - began
+            fresh = sum(seconds for part, (_, seconds) in self._kept.items() if part not in ready)
+            found = self._judged(weights)
             out[name] = TechniqueResult(
-                tuple(map(float, found.score)), tuple(map(bool, found.success)), robot_s, spent
+                tuple(map(float, found.score)), tuple(map(bool, found.success)),
+                tuple(map(float, found.error)) if self._real.error_unit else (), robot_s,
+                spent - fresh + sum(self._kept[part][1] for part in NEEDS.get(name, ())),
             )  # fmt: skip
         return out
 
-    def _shared(self, name: str) -> Callable[[], tuple[Residual, float]]:
+    def _shared(self, name: str) -> Callable[[], tuple[Array, float]]:
         return lambda: (self._weights(name), 0.0)
 
-    def _weights(self, name: str) -> Residual:
+    def _weights(self, name: str) -> Array:
         if name not in self._job.shared:
             raise BadInput(f"The training {name!r} is missing; it is made before the robots are.")
-        return replace(self._setup.start, weights=self._job.shared[name])
+        return self._job.shared[name]
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Something that several techniques need, made once; its processor time is counted for each of them."""
+        """Something that several techniques need, made once, with the processor time of making it."""
         if name not in self._kept:
             began = time.process_time()
             made = make()
             self._kept[name] = (made, time.process_time() - began)
         return self._kept[name][0]
 
-    def _reused(self, name: str) -> float:
-        """Processor time of what a technique found ready, since an earlier one needed it too [s]."""
-        needs = {IDENTIFIED: ("posterior",), IDENTIFIED_DELTA: ("posterior",), POSTERIOR: ("posterior",),
-                 POSTERIOR_ON_ROBOT: ("posterior",)}  # fmt: skip
-        first = next((one for one in self._job.techniques if one in needs), "")
-        return 0.0 if name == first else sum(self._kept[part][1] for part in needs.get(name, ()) if part in self._kept)
-
     def _recording(self) -> list[Episode]:
         count = self._budget.recordings
-        return self._once("recording", lambda: recorded(self._real, self._setup.base, count, self._steps))
+        return self._once(RECORDING, lambda: self._kind.recorded(self._real, count, self._steps, self._job.robot))
 
     def _recorded_s(self) -> float:
         return sum(len(episode) for episode in self._recording()) * self._real.spec.dt
 
     def _posterior(self) -> SampleBelief:
-        sim, ranges = self._setup.world.world, hand_ranges(self._scene)
-        return self._once("posterior", lambda: ensemble_posterior(sim, self._recording(), ranges, EnsembleOptions()))
+        episodes = self._recording()
+        return self._once(POSTERIOR, lambda: self._kind.posterior(episodes, self._budget.ensemble))
 
-    def _identified(self) -> Tasked[Simulator]:
+    def _posterior_training(self) -> Array:
+        belief = self._posterior()
+        return self._once(TRAINED, lambda: self._searched(self._setup.world, FIRST, belief))
+
+    def _identified(self) -> Simulator:
         belief = self._posterior()
         points = np.median(belief.points, axis=0)
         middle = {param.address: float(param.from_unit(x)) for param, x in zip(belief.params, points, strict=True)}
-        return replace(self._setup.world, world=self._setup.world.world.tuned(middle))
+        return self._setup.sim.tuned(middle)
 
-    def _with_delta(self, world: Tasked[Simulator]) -> Tasked[Simulator]:
-        delta = learn_delta(world.world, self._recording(), DeltaOptions(limit=300, rounds=2))
-        return replace(world, world=cast(Simulator, DeltaCorrected(cast(Any, world.world), delta)))
+    def _searched(self, world: Tasked[Simulator], begin: str, belief: SampleBelief | None = None) -> Array:
+        """The second half of a training that another one began."""
+        return search_weights(world, self._setup.trained, self._weights(begin), belief, self._budget.second).weights
 
-    def _trained(self, world: Tasked[Simulator], belief: SampleBelief | None) -> tuple[Residual, float]:
-        return self._trained_in(world, belief), self._recorded_s()
+    def _fine_tuned(self, sim: Simulator) -> tuple[Array, float]:
+        """The second half of a nominal training, in a simulator that a delta action corrects."""
+        delta = learn_delta(sim, self._recording(), DeltaOptions(limit=self._budget.delta_windows, rounds=2))
+        corrected = self._setup.sensed(cast(Simulator, DeltaCorrected(cast(Any, sim), delta)))
+        return self._searched(corrected, NOMINAL_FIRST), self._recorded_s()
 
-    def _trained_in(self, world: Tasked[Simulator], belief: SampleBelief | None) -> Residual:
-        return search_residual(world, self._setup.base, self._weights(FIRST), belief, self._budget.second).residual
-
-    def _fine_tuned(self, world: Tasked[Simulator]) -> tuple[Residual, float]:
-        """Both halves of a training in a corrected simulator, from the untouched policy on: no other training helps."""
-        half = search_residual(world, self._setup.base, self._setup.start, None, self._budget.search).residual
-        found = search_residual(world, self._setup.base, half, None, self._budget.second)
-        return found.residual, self._recorded_s()
-
-    def _rehearsed(self, start: Residual, before_s: float = 0.0) -> tuple[Residual, float]:
+    def _rehearsed(self, start: Array, before_s: float = 0.0) -> tuple[Array, float]:
         """Fine-tune by episodes on the robot, four candidates from the same start per generation."""
         from cmaes import CMA
 
-        search = CMA(mean=start.weights.mean(axis=0), sigma=0.15, seed=self._job.robot, population_size=4)
+        search = CMA(mean=start.mean(axis=0), sigma=0.15, seed=self._job.robot, population_size=4)
         used, winners = 0, list[Array]()
         while used + 4 <= self._budget.rehearsals:
             points = np.array([search.ask() for _ in range(4)])
-            weights = np.broadcast_to(points[:, None], (4, *start.weights.shape))
+            weights = np.broadcast_to(points[:, None], (4, *start.shape))
             seeds = [REHEARSED + used // 4] * 4
-            policy = ResidualPolicy(self._setup.base, replace(start, weights=weights), self._real.spec)
+            policy = self._setup.trained.policy(weights)
             found = episode_returns(self._real, policy, start_states(self._real, seeds), steps=self._steps)
             search.tell([(p, -float(v)) for p, v in zip(points, found.score, strict=True)])
             used += 4
@@ -266,35 +254,7 @@ class _Robot:
             return start, before_s
         # The mean of the later winners: one lucky episode decides nothing.
         mean = np.mean(winners[len(winners) // 2 :], axis=0)
-        tuned = replace(start, weights=np.tile(mean, (len(start.weights), 1)))
-        return tuned, before_s + used * self._steps * self._real.spec.dt
+        return np.tile(mean, (len(start), 1)), before_s + used * self._steps * self._real.spec.dt
 
-    def _judged(self, residual: Residual) -> Returns:
-        policy = ResidualPolicy(self._setup.base, residual, self._real.spec)
-        return episode_returns(self._real, policy, self._starts, steps=self._steps)
-
-
-def recorded(world: Tasked[Any], policy: Policy, count: int, steps: int) -> list[Episode]:
-    """Episodes as the sensors of a robot report them: positions as observed, velocities from their differences."""
-    seeds = range(RECORDED, RECORDED + count)
-    state, log = start_states(world, seeds), Log(world.spec)
-    policy.reset(0)
-    lost = np.zeros(count, bool)
-    for _ in range(steps):
-        seen = world.observe(state)
-        action = checked_action(policy.act(seen), world.spec, state.batch)
-        log(state, seen, action)
-        state, lost = step_batch(world, state, action, lost)
-    episodes = log.episodes([{"seed": str(seed)} for seed in seeds])
-    return [_sensed(episode) for episode, gone in zip(episodes, lost, strict=True) if not gone]
-
-
-def _sensed(episode: Episode) -> Episode:
-    labels, q = episode.spec.q.labels, np.array(episode["q"])
-    for channel in ("observation.state", "observation.environment_state"):
-        known: Sequence[str] = episode.spec.observation[channel].labels if channel in episode.spec.observation else ()
-        for j, label in enumerate(known):
-            if label in labels:
-                q[:, labels.index(label)] = episode[channel][:, j]
-    v = velocity(episode.t, q, labels, VELOCITY_WINDOW_S)
-    return replace(episode, columns={"timestamp": episode.t, "q": q, "v": v, "action": episode.action})
+    def _judged(self, weights: Array) -> Returns:
+        return episode_returns(self._real, self._setup.trained.policy(weights), self._starts, steps=self._steps)

@@ -18,7 +18,10 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.scene.folder import Scene
 
-QUICK = ClosingBudget(starts=2, seconds=3.0, recordings=2, rehearsals=8, generations=5, population=6, samples=4)
+QUICK = ClosingBudget(
+    starts=2, seconds=3.0, recordings=2, rehearsals=4, generations=3, population=6, samples=3, members=32, windows=8,
+    delta_windows=150,
+)  # fmt: skip
 """The budget of --quick."""
 
 
@@ -89,13 +92,17 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
 
 
 def _print(study: ClosingStudy, console: Console) -> None:
-    table = Table("technique", "return", "gain", "95 %", "success", "robot [min]", "computer [min]", box=None)
+    table = Table(
+        "technique", "return", "gain", "95 %", "success", "tracking error", "robot [min]", "computer [min]", box=None
+    )
     for name in study.techniques:
         gain = study.gain(name)
         own = ("", "") if name == UNTOUCHED else (f"{gain.value:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}")
         success, minutes = study.success(name).value, (study.robot_minutes(name), study.computer_minutes(name))
+        off = study.error(name)
         table.add_row(
-            name, f"{study.score(name).value:.3f}", *own, f"{100 * success:.0f} %", *(f"{m:.2f}" for m in minutes)
-        )
+            name, f"{study.score(name).value:.3f}", *own, f"{100 * success:.0f} %",
+            "" if off is None else str(off), *(f"{m:.2f}" for m in minutes),
+        )  # fmt: skip
     console.print(table)
     console.print(study.advice(), highlight=False)

@@ -10,6 +10,8 @@ import numpy as np
 from instep.core.errors import UnknownName
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Observation, Policy, Stateless
+from instep.policy.base_estimation import LeggedEstimate
+from instep.policy.gait import Gait, GaitBody, shipped_gait
 from instep.scene.folder import Scene
 from instep.scene.tasks.push_task import heading, wrapped
 from instep.scene.tasks.task import Task
@@ -81,6 +83,13 @@ class DriveExpert(Stateless):
         return np.clip(np.clip(mean, now - self.brake, now + 2 * self.brake) + spin, -0.6, 0.6)
 
 
+def walker(scene: Scene) -> Policy:
+    """The gait that comes with instep for so many legs, fed by IMU and joints."""
+    body = GaitBody.of(scene)
+    gait = shipped_gait(body.legs)
+    return LeggedEstimate(Gait(body, gait.params, gait.speed))
+
+
 EXPERTS: dict[str, Callable[[Any, Scene], Policy]] = {
     "pusht": lambda task, scene: PushExpert.of(task),
     "pusht_arm": ArmPushExpert.of,
@@ -88,6 +97,7 @@ EXPERTS: dict[str, Callable[[Any, Scene], Policy]] = {
     "reach": lambda task, scene: ReachExpert.of(scene),
     "track": lambda task, scene: ReachExpert.of(scene),
     "course": lambda task, scene: DriveExpert(),
+    "walk": lambda task, scene: walker(scene),
 }
 
 

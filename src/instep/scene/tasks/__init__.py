@@ -12,9 +12,13 @@ from .course_task import Course
 from .handover_task import Handover
 from .push_task import PushOnto
 from .reach_task import Reach, Track
-from .task import Task, Tasked
+from .task import Task, Tasked, TrackingTask, tracking_unit
+from .walk_task import Walk
 
-__all__ = ["TASKS", "Task", "TaskEntry", "Tasked", "model_name", "task_of"]
+__all__ = [
+    "OWN_TASKS", "TASKS", "Task", "TaskEntry", "Tasked", "TrackingTask", "Walk", "model_name", "task_of",
+    "tracking_unit",
+]  # fmt: skip
 
 
 @frozen_dataclass
@@ -37,13 +41,18 @@ TASKS: dict[str, TaskEntry] = {
     "course": TaskEntry("diff_drive", "Course", Course.of),
 }
 
+OWN_TASKS: dict[str, Callable[[Scene, str], Task]] = {"walk": Walk.of}
+"""Tasks of scenes of yours that no shipped scene stands for, by name."""
+
 
 def task_of(scene: Scene, name: str = "") -> Task:
     """The task of a scene: the one named, the one its `[task]` table names, or the first that was made for it."""
     name = name or str(scene.task.get("kind", ""))
     if name:
+        if name in OWN_TASKS:
+            return OWN_TASKS[name](scene, name)
         if name not in TASKS:
-            raise UnknownName("task", name, TASKS)
+            raise UnknownName("task", name, (*TASKS, *OWN_TASKS))
         return TASKS[name].make(scene, name)
     # A tuned copy of a scene lies in another folder, but its model keeps its name.
     for known in (scene.name, model_name(scene)):
@@ -52,7 +61,7 @@ def task_of(scene: Scene, name: str = "") -> Task:
                 return entry.make(scene, key)
     raise BadInput(
         f"Scene {scene.name!r} has no task; name one with --task, or as kind under [task] of its scene.toml: "
-        f"{', '.join(TASKS)}."
+        f"{', '.join((*TASKS, *OWN_TASKS))}."
     )
 
 

@@ -33,6 +33,7 @@ class Course:
     events: tuple[str, ...] = tuple(f"gate {i + 1}" for i in range(len(GATES)))
     failures: tuple[str, ...] = ("left the course", "tipped over")
     goal_channel: Channel = SHOWN
+    error_unit: str = "m"
 
     @classmethod
     def of(cls, scene: Scene, name: str) -> Course:
@@ -63,6 +64,11 @@ class Course:
         q = state.q[..., self.body : self.body + 7]
         upright = 1 - 2 * (q[..., 4] ** 2 + q[..., 5] ** 2)
         return np.stack([np.hypot(q[..., 0], q[..., 1]) > 1.5, upright < 0.7], axis=-1)
+
+    def error(self, state: State, goal: Array, reached: Array) -> Array:
+        """Distance of the robot from the middle of the next gate [m]."""
+        gate = self.observed_goal(state, goal, reached)[..., :2]
+        return np.linalg.norm(gate - state.q[..., self.body : self.body + 2], axis=-1)
 
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """The share of the gates that were passed."""

@@ -38,6 +38,7 @@ class PushOnto(WithoutGoal):
     events: tuple[str, ...] = ("near", "aligned", "done")
     failures: tuple[str, ...] = ("block lost",)
     goal_channel: Channel = NO_GOAL
+    error_unit: str = "m"
 
     @classmethod
     def of(cls, scene: Scene, name: str) -> PushOnto:
@@ -77,6 +78,10 @@ class PushOnto(WithoutGoal):
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """The share of the outline that is covered."""
         return self._covered(self.pose(state) - np.array(self.target))
+
+    def error(self, state: State, goal: Array, reached: Array) -> Array:
+        """Distance of the block from its target [m]."""
+        return np.hypot(state.q[..., self.body] - self.target[0], state.q[..., self.body + 1] - self.target[1])
 
     def _covered(self, away: Array) -> Array:
         """Share of the block's points that lie on the outline, for poses relative to it [..., 3]."""

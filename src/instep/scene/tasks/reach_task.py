@@ -32,6 +32,7 @@ class Reach:
     events: tuple[str, ...] = ("near", "reached")
     failures: tuple[str, ...] = ()
     goal_channel: Channel = POINT
+    error_unit: str = "m"
 
     def sample_goal(self, seed: int) -> Array:
         """A point the arm can reach: where its tip is in some pose."""
@@ -53,6 +54,10 @@ class Reach:
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """1 at the point, 0 from 30 cm on."""
         return np.clip(1 - self._away(state, goal) / 0.3, 0, 1)
+
+    def error(self, state: State, goal: Array, reached: Array) -> Array:
+        """Distance of the tip from the point [m]."""
+        return self._away(state, goal)
 
     def _away(self, state: State, goal: Array) -> Array:
         return np.linalg.norm(tip(self.scene, state.q) - goal, axis=-1)
@@ -78,6 +83,7 @@ class Track:
     events: tuple[str, ...] = ("caught up", "half a round", "one round", "two rounds")
     failures: tuple[str, ...] = ("lost the target",)
     goal_channel: Channel = MOVING
+    error_unit: str = "m"
 
     def sample_goal(self, seed: int) -> Array:
         """The middle of the loop, the direction in which it leans, and where on it the point starts."""
@@ -114,6 +120,10 @@ class Track:
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """1 on the point, 0 from 10 cm on."""
         return np.clip(1 - self._away(state, goal) / 0.1, 0, 1)
+
+    def error(self, state: State, goal: Array, reached: Array) -> Array:
+        """Distance of the tip from the point [m]."""
+        return self._away(state, goal)
 
     def _away(self, state: State, goal: Array) -> Array:
         return np.linalg.norm(tip(self.scene, state.q) - self.target(state.t, goal)[0], axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -76,6 +76,25 @@ class Task(Protocol):
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """Progress in this state, 0 to 1."""
         ...
+
+
+@runtime_checkable
+class TrackingTask(Protocol):
+    """A task that also defines a tracking error: how far off the robot is, or what it moves."""
+
+    @property
+    def error_unit(self) -> str:
+        """Unit of the tracking error."""
+        ...
+
+    def error(self, state: State, goal: Array, reached: Array) -> Array:
+        """The tracking error in this state [...]."""
+        ...
+
+
+def tracking_unit(task: Task) -> str:
+    """Unit of the tracking error of a task; empty where it defines none."""
+    return task.error_unit if isinstance(task, TrackingTask) else ""
 
 
 class WithoutGoal:
@@ -158,6 +177,18 @@ class Tasked(Wrapper[W]):
         """Progress in this state, 0 to 1 [...]."""
         memory = state.hidden[self.key]
         return self.task.score(self._own(state, memory), memory["goal"], self.reached(state))
+
+    @property
+    def error_unit(self) -> str:
+        """Unit of the tracking error; empty where the task defines none."""
+        return tracking_unit(self.task)
+
+    def error(self, state: State) -> Array:
+        """Tracking error in this state, NaN where the task defines none [...]."""
+        if not isinstance(self.task, TrackingTask):
+            return np.full(state.batch, np.nan)
+        memory = state.hidden[self.key]
+        return np.asarray(self.task.error(self._own(state, memory), memory["goal"], self.reached(state)), float)
 
     def done(self, state: State) -> Array:
         """Whether the episode is over: success or failure [...]."""
