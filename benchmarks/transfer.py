@@ -7,7 +7,7 @@ walks while it is pushed. (b) The whole
 experiment closing on PushT with every technique: its time on two cores, and its returns on Ray. (c) The transfer score:
 policies of every quality in the simulator and on robots. (d) Features of real and rendered images. Nothing was tuned on
 these robots or starts; the objective of training and the width of posteriors were chosen on robots 1 to 4 and 101 to
-103. Each robot that is done is kept, so that a stopped benchmark continues.
+104. Each robot that is done is kept, so that a stopped benchmark continues.
 
 Parts alone, such as "so101 reach" or "images", on other cores or robots:
 python benchmarks/transfer.py OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
@@ -251,7 +251,7 @@ def foretold(number: int, trials: int) -> tuple[float, float]:
     weights = rng.uniform([-0.6, -0.3, -0.4, -0.3], [0.6, 0.3, 0.4, 1.2])
     policy = setup.trained.policy(np.tile(weights, (len(setup.trained.weights), 1)))
     real = Tasked(simulate_robot(scene, Perturbation(hidden=FIRST_ROBOT + number)).world, setup.world.task)
-    rates = []
+    rates = list[float]()
     for world in (setup.world, real):
         found = episode_returns(world, policy, start_states(world, range(trials)), steps=round(3.0 / world.spec.dt))
         rates.append(float(found.success.mean()))

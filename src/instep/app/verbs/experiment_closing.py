@@ -50,7 +50,7 @@ class ClosingArgs:
 
 
 def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> int:
-    """Compare the ways to close the gap on perturbed robots: return, success, time on the robot and on the computer.
+    """Compare ways to close the gap on perturbed robots: return, success, tracking error, time on robot and computer.
 
     Techniques: training in the scene as it is, over hand ranges, over ranges of ADR, at identified parameters, over the
     posterior, with a delta action, on the robot itself, and pairs of them. Every robot that is done is kept: the same
@@ -102,7 +102,7 @@ def _print(study: ClosingStudy, console: Console) -> None:
         off = study.error(name)
         table.add_row(
             name, f"{study.score(name).value:.3f}", *own, f"{100 * success:.0f} %",
-            "" if off is None else str(off), *(f"{m:.2f}" for m in minutes),
+            "" if off is None else f"{off.value:.3g} {off.unit}", *(f"{m:.2f}" for m in minutes),
         )  # fmt: skip
     console.print(table)
     console.print(study.advice(), highlight=False)
