@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
     from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
     from .parameter_recovery import Recovery, recover_parameters
-    from .policy_search import SearchOptions, SearchResult, search_weights
+    from .policy_search import SearchOptions, SearchResult, best_weights, search_weights
     from .posterior import eki, infer, laplace, likelihood, npe, svgd
     from .posterior_checks import (
         PosteriorCheck,
@@ -70,7 +70,8 @@ __all__ = [
     "ParamSelection", "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery",
     "Reidentification", "Reidentifier", "ReidentifyEvent", "ReidentifyOptions", "SampleBelief", "SearchOptions",
     "SearchResult", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit",
-    "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search", "command_limits",
+    "auto_params", "belief_addresses", "best_weights", "calibration", "check_posterior", "chirp", "cma_search",
+    "command_limits",
     "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki",
     "ensemble_posterior", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all",
     "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood",
@@ -101,7 +102,7 @@ __getattr__ = lazy_names(
         "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
-        "policy_search": "SearchOptions SearchResult search_weights",
+        "policy_search": "SearchOptions SearchResult best_weights search_weights",
         "posterior": "eki infer laplace likelihood npe svgd",
         "posterior_checks": "PosteriorCheck PredictiveBand RankCalibration calibration check_posterior "
         "misspecification predictive_band",

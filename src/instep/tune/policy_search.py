@@ -9,7 +9,7 @@ best of a hundred in the same few episodes lies at the edge of what just works t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -31,6 +31,8 @@ FIRST_START = 700_000
 """Seed of the first start of a training in simulation; far from those on which policies are evaluated."""
 CHECKED = 3
 """Worlds in which the weights of before and those of the search are compared, as a multiple of the sampled ones."""
+CHOICE_WORLDS, CHOICE_SEED = 24, 7
+"""Worlds in which several trainings are compared, and how far their seed is from that of a search."""
 SHRINK = 0.02
 """Penalty of the squared weights in units of return: of two corrections that do the same the smaller is better."""
 
@@ -170,6 +172,21 @@ def search_weights(
         np.array(weights[best]), bootstrap(found.score[0]), bootstrap(found.score[best]),
         tuple(history), episodes, time.process_time() - began,
     )  # fmt: skip
+
+
+def best_weights(
+    world: Tasked[Simulator],
+    trained: Trainable,
+    candidates: Sequence[Array],
+    belief: Belief | None = None,
+    options: SearchOptions | None = None,
+) -> Array:
+    """Of some weights those that do best in worlds of a belief that a search with these options never sees."""
+    options = options or SearchOptions()
+    samples = min(CHOICE_WORLDS, 8 * options.samples)
+    worlds = TrainingWorlds.sample(world, belief, replace(options, samples=samples, seed=options.seed + CHOICE_SEED))
+    weights = np.array(candidates)
+    return np.array(weights[int(np.argmax(_value(worlds.returns(trained, weights), weights)))])
 
 
 def _value(found: Returns, weights: Array) -> Array:

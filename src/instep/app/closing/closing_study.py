@@ -32,13 +32,10 @@ from .robot_trial import (
     ADR,
     BOUND,
     FIRST,
-    FROM_FIRST,
-    FROM_NOMINAL,
     NOMINAL,
     NOMINAL_FIRST,
-    ON_ROBOT,
     RANGES,
-    SHARED,
+    SHARED_NEEDS,
     TECHNIQUES,
     UNTOUCHED,
     USUAL,
@@ -124,9 +121,7 @@ class ClosingStudy:
 
     def computer_minutes(self, name: str) -> float:
         """Processor time per robot [min]; trainings that serve every robot are counted whole."""
-        own = {**dict.fromkeys(SHARED, name), **dict.fromkeys(FROM_FIRST, FIRST), ON_ROBOT: RANGES}
-        parts = _with_first(own.get(name, NOMINAL_FIRST if name in FROM_NOMINAL else ""))
-        once = sum(self.shared[part].seconds for part in parts if part in self.shared)
+        once = sum(self.shared[part].seconds for part in SHARED_NEEDS.get(name, ()))
         return (float(np.mean([found[name].computer_s for found in self.robots.values()])) + once) / 60
 
     def pareto(self) -> tuple[str, ...]:
@@ -203,13 +198,10 @@ def _shared_trainings(
     plan: ClosingPlan, folder: Path, map: MapFn, watch: Callable[[str], None] | None
 ) -> dict[str, SharedTraining]:
     """The trainings that serve every robot: first halves and ADR at once, then second halves."""
-    named = {*plan.techniques, *([RANGES] if ON_ROBOT in plan.techniques else [])}
-    firsts = {SECOND[name] for name in named if name in SECOND}
-    firsts |= {FIRST} if named & set(FROM_FIRST) else set[str]()
-    firsts |= {NOMINAL_FIRST} if named & set(FROM_NOMINAL) else set[str]()
+    needed = {part for name in plan.techniques for part in SHARED_NEEDS.get(name, ())}
     shared: dict[str, SharedTraining] = {}
     for stage in ((NOMINAL_FIRST, FIRST, ADR), (NOMINAL, RANGES)):
-        wanted = [name for name in stage if name in firsts | named]
+        wanted = [name for name in stage if name in needed]
         jobs = [SharedJob(plan, name, shared.get(SECOND.get(name, ""))) for name in wanted]
         files = [folder / f"{name.replace(' ', '_')}.json" for name in wanted]
         for name, found in zip(wanted, _kept(jobs, files, _read_shared, train_shared, map), strict=True):
@@ -217,11 +209,6 @@ def _shared_trainings(
             if watch is not None:
                 watch(f"training: {name}")
     return shared
-
-
-def _with_first(name: str) -> tuple[str, ...]:
-    """A training that serves every robot and its first half."""
-    return (name, *([SECOND[name]] if name in SECOND else []))
 
 
 def train_shared(job: SharedJob) -> SharedTraining:

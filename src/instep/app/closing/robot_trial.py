@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import SampleBelief
 from instep.tune.delta_action import DeltaOptions, learn_delta
 from instep.tune.ensemble_sampling import EnsembleOptions
-from instep.tune.policy_search import SearchOptions, search_weights
+from instep.tune.policy_search import SearchOptions, best_weights, search_weights
 
 from .robot_kinds import RobotKind, robot_kind
 
@@ -35,17 +35,27 @@ FIRST = "first half of hand ranges"
 """The training over hand ranges after half of its generations."""
 NOMINAL_FIRST = "first half of nominal training"
 """The training in the scene as it is after half of its generations."""
-FROM_FIRST = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT, BOUND)
-"""Techniques that go on from the first half of hand ranges."""
-FROM_NOMINAL = (DELTA, IDENTIFIED_DELTA)
-"""Techniques that go on from the first half of nominal training: a policy trained in the simulator is fine-tuned."""
+TAILORED = (IDENTIFIED, POSTERIOR, POSTERIOR_ON_ROBOT, BOUND)
+"""Techniques that train in what is known of the robot: on from the first half of a training that does best there. What
+is deployed is the best there of this training and of those that serve every robot."""
+_NOMINAL, _RANGES = (NOMINAL_FIRST, NOMINAL), (FIRST, RANGES)
+SHARED_NEEDS: dict[str, tuple[str, ...]] = {
+    NOMINAL: _NOMINAL,
+    RANGES: _RANGES,
+    ADR: (ADR,),
+    ON_ROBOT: _RANGES,
+    **dict.fromkeys(TAILORED, (*_NOMINAL, *_RANGES)),
+    **dict.fromkeys((DELTA, IDENTIFIED_DELTA), (NOMINAL_FIRST,)),
+}
+"""The trainings that serve every robot which a technique needs: made once, counted for each technique. With a delta
+action a policy that was trained in the simulator is fine-tuned."""
 TECHNIQUES = {
     UNTOUCHED: "the policy as it is",
     NOMINAL: "trained in the scene as it is",
     RANGES: "trained over hand ranges of parameters and delay",
     ADR: "trained over ranges that automatic domain randomization grew",
     IDENTIFIED: "trained at the parameters identified from a recording of the robot",
-    POSTERIOR: "trained over the posterior from that recording",
+    POSTERIOR: "trained over the posterior from that recording, or the training that does better over it",
     DELTA: "delta action learned from that recording, fine-tuned with it, deployed without it",
     IDENTIFIED_DELTA: "the same on top of the identified parameters",
     ON_ROBOT: "trained over hand ranges, then fine-tuned by episodes on the robot",
@@ -164,13 +174,13 @@ class _Robot:
         makers: dict[str, Callable[[], tuple[Array, float]]] = {
             UNTOUCHED: lambda: (self._setup.trained.weights, 0.0),
             **{name: self._shared(name) for name in SHARED},
-            IDENTIFIED: lambda: (self._searched(self._setup.sensed(self._identified()), FIRST), self._recorded_s()),
+            IDENTIFIED: lambda: (self._tailored(self._setup.sensed(self._identified())), self._recorded_s()),
             POSTERIOR: lambda: (self._posterior_training(), self._recorded_s()),
             DELTA: lambda: self._fine_tuned(self._setup.sim),
             IDENTIFIED_DELTA: lambda: self._fine_tuned(self._identified()),
             ON_ROBOT: lambda: self._rehearsed(self._weights(RANGES)),
             POSTERIOR_ON_ROBOT: lambda: self._rehearsed(self._posterior_training(), self._recorded_s()),
-            BOUND: lambda: (self._searched(self._real, FIRST), 0.0),
+            BOUND: lambda: (self._tailored(self._real), 0.0),
         }
         out: dict[str, TechniqueResult] = {}
         for name in self._job.techniques:
@@ -217,7 +227,7 @@ class _Robot:
 
     def _posterior_training(self) -> Array:
         belief = self._posterior()
-        return self._once(TRAINED, lambda: self._searched(self._setup.world, FIRST, belief))
+        return self._once(TRAINED, lambda: self._tailored(self._setup.world, belief))
 
     def _identified(self) -> Simulator:
         belief = self._posterior()
@@ -225,15 +235,22 @@ class _Robot:
         middle = {param.address: float(param.from_unit(x)) for param, x in zip(belief.params, points, strict=True)}
         return self._setup.sim.tuned(middle)
 
-    def _searched(self, world: Tasked[Simulator], begin: str, belief: SampleBelief | None = None) -> Array:
-        """The second half of a training that another one began."""
-        return search_weights(world, self._setup.trained, self._weights(begin), belief, self._budget.second).weights
+    def _tailored(self, world: Tasked[Simulator], belief: SampleBelief | None = None) -> Array:
+        """The second half of a training in what is known of the robot, or a training for all that does better there."""
+
+        def best(candidates: Sequence[Array]) -> Array:
+            return best_weights(world, self._setup.trained, candidates, belief, self._budget.second)
+
+        begin = best([self._weights(FIRST), self._weights(NOMINAL_FIRST)])
+        found = search_weights(world, self._setup.trained, begin, belief, self._budget.second).weights
+        return best([found, self._weights(RANGES), self._weights(NOMINAL)])
 
     def _fine_tuned(self, sim: Simulator) -> tuple[Array, float]:
         """The second half of a nominal training, in a simulator that a delta action corrects."""
         delta = learn_delta(sim, self._recording(), DeltaOptions(limit=self._budget.delta_windows, rounds=2))
         corrected = self._setup.sensed(cast(Simulator, DeltaCorrected(cast(Any, sim), delta)))
-        return self._searched(corrected, NOMINAL_FIRST), self._recorded_s()
+        begin, options = self._weights(NOMINAL_FIRST), self._budget.second
+        return search_weights(corrected, self._setup.trained, begin, None, options).weights, self._recorded_s()
 
     def _rehearsed(self, start: Array, before_s: float = 0.0) -> tuple[Array, float]:
         """Fine-tune by episodes on the robot, four candidates from the same start per generation."""
