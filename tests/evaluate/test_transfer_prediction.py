@@ -31,6 +31,14 @@ def test_true_rates_lie_in_the_interval_as_often_as_it_says():
     assert 0.85 <= np.mean(inside) <= 0.97
 
 
+def test_rates_that_are_often_equal_do_not_make_the_interval_hold_everything():
+    rng = np.random.default_rng(3)
+    # Virtual rates that say nothing, and real ones of which more than a tenth are 1 and a third 0.
+    real = np.concatenate([np.zeros(40), np.ones(15), rng.integers(1, 18, 65) / 20])
+    rates = [SuccessRates("t", str(i), real[i], 0.5, 20, 20) for i in range(len(real))]
+    assert 0.85 <= score_coverage(rates).value <= 0.95
+
+
 def test_more_agreement_gives_a_narrower_interval_and_fewer_trials_to_settle():
     rates, _ = planted(np.random.default_rng(1), 40)
     loose = transfer_score(70, 100, rates)

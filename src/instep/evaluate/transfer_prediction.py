@@ -27,6 +27,8 @@ MIN_KNOWN = 10
 """Past policies needed: with fewer no 90 % interval can be calibrated."""
 SETTLED_HALF_WIDTH = 0.1
 """Half the width of an interval of the real success that counts as settled."""
+EQUAL = 1e-9
+"""Distances from the line that differ by rounding alone [logits]."""
 RIDGE = 1.0
 """Weight of the belief that real and virtual rates agree (a = 0, b = 1), in policies."""
 
@@ -126,11 +128,19 @@ def _line(x: Array, y: Array) -> Array:
 
 
 def _reach(x: Array, y: Array) -> float:
-    """The distance from the line, in logits, that the chosen share of policies left out keep."""
+    """The distance from the line, in logits, that the chosen share of policies left out keep.
+
+    Rates of few trials are often equal, 0 and 1 above all, and policies at the same distance are inside or outside
+    together. Where those at the quantile would make the share miss `LEVEL` by more than it does without them, the
+    distance ends before them; without equal rates the share is never below.
+    """
     every = np.arange(len(x))
     away: list[float] = []
     for i in every:
         line = _line(x[every != i], y[every != i])
         away.append(abs(float(y[i] - line[0] - line[1] * x[i])))
-    rank = min(len(x), ceil(LEVEL * (len(x) + 1)))
-    return sorted(away)[rank - 1]
+    distances, whole = np.sort(away), len(x) + 1
+    quantile = distances[min(len(x), ceil(LEVEL * whole)) - 1]
+    within, before = int((distances <= quantile + EQUAL).sum()), int((distances < quantile - EQUAL).sum())
+    over, under = within / whole - LEVEL, LEVEL - before / whole
+    return float(distances[before - 1] if before and over >= 1 / whole and under < over else quantile)
