@@ -36,7 +36,6 @@ _SCORE_WEIGHT = 0.05
 """Weight of the scores of the candidates against their agreement."""
 _COLOUR_WEIGHT = 0.5
 """Weight of the likeness of the colours of two views, 0 to 1, against their agreement."""
-_COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
 _MAX_TRIED = 5000
 """Most combinations of candidates that are all compared."""
 _MIN_GAIN_ALONE = 0.02
@@ -81,17 +80,6 @@ class Agreement:
     """Overlap of the footprints of each two views, pooled, 0 to 1; NaN of a single view."""
     height: float
     """Height of the object at which they overlap best [m]."""
-
-
-def colour_shares(image: Array, mask: Array) -> Array:
-    """Shares of the colours under a mask, whatever their brightness, in a smooth histogram [colours]."""
-    from scipy.ndimage import gaussian_filter
-
-    own = image[mask]
-    ratios = own[:, :2] / np.maximum(own.sum(axis=1, keepdims=True), 1e-6)
-    counts = np.histogram2d(*ratios.T, bins=_COLOUR_BINS, range=((0.0, 1.0), (0.0, 1.0)))[0]
-    smooth = np.asarray(gaussian_filter(counts, _COLOUR_BLUR)).ravel()
-    return smooth / max(float(smooth.sum()), 1e-9)
 
 
 def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:

@@ -14,8 +14,8 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .graph_cut import soften
-from .mask_agreement import Agreement, ViewCandidates, choose_masks, colour_shares
+from .graph_cut import colour_shares, soften
+from .mask_agreement import Agreement, ViewCandidates, choose_masks
 from .object_masks import MIN_PIXELS, check_marks, hidden_parts, known_pixels, mask_by_prompt, mask_from_file
 from .posed_views import PosedView
 from .prompt_segmenter import CandidateMask, ImageMarks, PromptSegmenter, marks_in
