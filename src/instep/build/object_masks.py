@@ -74,12 +74,7 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
             f"Hardly anything around the prompt of {prompt.name!r} in the image of camera {view.name!r} looks like one "
             "object; click on a larger even part of it, or give a box."
         )
-    given = np.zeros(start.shape)
-    for points, sign in ((clicks, 1.0), (prompt.others.get(view.name, ()), -1.0)):
-        for point in points:
-            given[_disc(start.shape, point)] = sign * np.inf
-    if box is not None:
-        given[~_inside_box(start.shape, box)] = -np.inf
+    given = _given(start.shape, clicks, prompt.others.get(view.name, ()), box)
     mask = _kept_parts(_cut_out(view.image, start, given), clicks, start)
     if mask.sum() < MIN_PIXELS:
         return None
@@ -90,6 +85,25 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
         mask |= _kept_parts(_cut_out(view.image, seeds, given) & (given > -np.inf), (), seeds)
         known |= mask
     return ObjectMask(view.camera, soften(view.image, mask), known)
+
+
+def cut_by_marks(image: Array, clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:
+    """The visible part of an object by a graph cut alone [height, width]; empty where its marks start none."""
+    start = _start(image, clicks, box, None)
+    if start.sum() < MIN_PIXELS:
+        return np.zeros(start.shape, bool)
+    return _kept_parts(_cut_out(image, start, _given(start.shape, clicks, others, box)), clicks, start)
+
+
+def _given(shape: tuple[int, ...], clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:
+    """What marks say of pixels [height, width]: infinite on the object, minus infinite beside it, else 0."""
+    given = np.zeros(shape[:2])
+    for points, sign in ((clicks, 1.0), (others, -1.0)):
+        for point in points:
+            given[_disc(shape, point)] = sign * np.inf
+    if box is not None:
+        given[~_inside_box(shape, box)] = -np.inf
+    return given
 
 
 def check_marks(view: PosedView, prompt: ObjectPrompt) -> None:
