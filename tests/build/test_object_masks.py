@@ -29,7 +29,7 @@ def picture(*, arm: bool) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("click", [(40.5, 36.5), (40.5, 52.5)])
 @pytest.mark.parametrize("arm", [False, True])
-def test_a_click_on_either_side_of_an_edge_finds_the_block_and_not_the_pale_arm(click, arm):
+def test_a_click_on_either_side_of_an_edge_finds_the_block_and_not_the_pale_arm(click: tuple[float, float], arm: bool):
     image, inside = picture(arm=arm)
     found = cut_by_marks(image, (click,), (), None)
     reached = inside & (np.indices(inside.shape)[1] < 62) if arm else inside
