@@ -23,7 +23,7 @@ from instep.build.metric_frame import similarity
 from instep.build.photo_files import prepare_photos, read_photo
 from instep.data.frames import decode_image, encode_png
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.splat.capture import load_capture
+from instep.splat.capture import load_capture, unscaled_capture
 from instep.splat.fitting import pixel_rays
 
 SIZE, DENSITY = (320, 240), 700.0
@@ -111,6 +111,22 @@ def posed(photos: Path, out: Path, *words: str) -> int:
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
+
+
+def test_a_photograph_from_far_aside_is_posed_by_a_second_attempt(pycolmap, tmp_path, capsys):
+    """It is 66 degrees from the next one and low, so that plain features of the table do not match."""
+    plain, near = pinhole("low", SIZE, 50.0), cameras(4)
+    angle = np.radians(120.0)
+    eye = np.array([0.55 * np.cos(angle), 0.55 * np.sin(angle), 0.2])
+    place = look_at(eye, np.array([0.0, 0.0, 0.03]))
+    low = Camera("low", *SIZE, plain.focal, plain.centre, "world", place)
+    taken = written(tmp_path / "photos", {camera.name: photograph(camera) for camera in (*near, low)})
+    assert posed(taken, tmp_path / "posed") == 0
+    assert "5 of 5 photographs posed" in said(capsys)
+    found = [one.camera.body_from_camera[:3, 3] for one in unscaled_capture(tmp_path / "posed").recordings]
+    true = np.array([camera.body_from_camera[:3, 3] for camera in (low, *near)])
+    change = similarity(np.array(found), true)
+    assert np.linalg.norm(change.points(np.array(found)) - true, axis=1).max() < 0.02 * 0.6
 
 
 def test_photographs_are_posed_to_a_percent_and_what_does_not_belong_is_named(pycolmap, photos, tmp_path, capsys):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from build_scenes import click_at, rendered, ring, tee, write_capture
+from build_scenes import box, click_at, rendered, ring, tee, write_capture
 from instep.app.cli import main
 from instep.build.mesh_raster import coverage
 from instep.build.posed_views import PosedView
@@ -108,6 +108,25 @@ def test_parts_behind_an_arm_belong_to_the_object_unless_other_views_say_otherwi
     # The same parts in a picture where the other views show only what was clicked on are those of another object.
     clicked = [replace(one, masks=one.masks & _near_clicked(one, found[0])) for one in found[1:]]
     assert choose_masks([found[0], *clicked], PLANE).joined[0] is False
+
+
+def test_a_part_that_all_views_agree_about_is_left_for_what_graph_cuts_agree_about(views):
+    """The top of a bar of the T is alike in all views, and the segmenter prefers it; the cuts show all of the T."""
+    from instep.build.graph_cut import colour_shares
+    from instep.build.mask_agreement import ViewCandidates, choose_masks
+    from instep.build.object_masks import cut_by_marks
+
+    [prompt] = parse_prompts(CLICKS)
+    part, none = box((-0.06, 0.0, 0.0), (0.06, 0.03, 0.04)), np.zeros((180, 240), bool)
+    given: list[ViewCandidates] = []
+    for view in views:
+        masks = np.array([coverage(mesh, view.camera) > 0.5 for mesh in (part, tee())])
+        colours = np.array([colour_shares(view.image, mask) for mask in masks])
+        given.append(ViewCandidates(view.camera, masks, ~none, np.array([0.95, 0.3]), none, colours))
+    cuts = [cut_by_marks(view.image, prompt.clicks[view.name], (), None) for view in views]
+    assert choose_masks(given, PLANE).chosen == (0, 0, 0)
+    told = [replace(one, cut=cut) for one, cut in zip(given, cuts, strict=True)]
+    assert choose_masks(told, PLANE).chosen == (1, 1, 1)
 
 
 def _near_clicked(one, first):

@@ -25,6 +25,7 @@ from .posed_views import PosedView
 from .prompts import Box, ObjectPrompt
 from .silhouettes import ObjectMask
 from .table_masks import TableMap, map_table, table_meetings
+from .table_prediction import explained_share, with_contrast
 from .triangle_mesh import TriangleMesh
 from .visual_hull import hull_bounds, hull_views, table_cut
 
@@ -47,6 +48,8 @@ _SIGMA = 0.028
 """Least standard deviation of a colour of the table [0 to 1]."""
 _SHADE = (0.4, 1.2)
 """Range of factors by which light and shadow change the brightness of the table."""
+_SHADOW_PX = 4.0
+"""Over how much of a patterned table light is taken to be even [pixels]."""
 _ANY_SHARE = 0.1
 """Share of an object's pixels whose colour may be any."""
 _MOST = 8.0
@@ -140,6 +143,8 @@ def _box_mask(view: PosedView, box: Box) -> ObjectMask:
 def _hull(
     masks: Sequence[ObjectMask], plane: Array, tolerated: int, within: TriangleMesh | None = None
 ) -> TriangleMesh:
+    if not masks:
+        raise BadInput("The views show nothing.")
     low, high = hull_bounds(masks, plane) if within is None else within.bounds
     pitch = float((high - low).max()) / _CELLS
     grid = grid_around(low, high, pitch)
@@ -183,29 +188,40 @@ def _any(masks: Iterable[Array]) -> Array:
 
 def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> _Behind:
     """How likely the colour of each pixel is for what is behind the objects."""
-    from scipy.ndimage import binary_dilation, map_coordinates
+    from scipy.ndimage import binary_dilation, gaussian_filter
 
-    at = np.nan_to_num((meets[..., :2] - table.origin) / table.pitch, nan=-10.0)
-    where = [at[..., 0], at[..., 1]]
-    behind = np.stack([map_coordinates(table.colour[..., c], where, order=1, cval=0.0) for c in range(3)], axis=-1)
-    mapped = np.isfinite(table.spread).astype(float)
-    sure = map_coordinates(mapped, where, order=1, cval=0.0) > 0.99
-    spread = map_coordinates(np.where(mapped > 0, table.spread, 0.0), where, order=1, cval=0.0)
-    sigma = np.hypot(_SIGMA, np.minimum(spread, 0.05))
-    light = np.clip((image * behind).sum(axis=-1) / np.maximum((behind**2).sum(axis=-1), 1e-6), *_SHADE)
-    error = ((image - light[..., None] * behind) ** 2).sum(axis=-1)
-    plain = sure & (((image - behind) ** 2).sum(axis=-1) < _LIKE_TABLE * sigma**2)
-    out = np.where(sure, -0.5 * error / sigma**2 - 1.5 * np.log(2 * np.pi * sigma**2), -np.inf)
+    found = table.predicted(meets)
+    sure, predicted = found.sure, found.colour
+    sigma = np.hypot(_SIGMA, np.minimum(found.sigma, 0.05))
+    alike, level = (image * predicted).sum(axis=-1), (predicted**2).sum(axis=-1)
+    if table.patterned:  # a shadow is smooth: in a light of its own, any pixel would fit a grey pattern
+        sigma = with_contrast(found, image, blocked, _SIGMA).sigma
+        alike, level = gaussian_filter(alike, _SHADOW_PX), gaussian_filter(level, _SHADOW_PX)
+    light = np.clip(alike / np.maximum(level, 1e-6), *_SHADE)
+    error = ((image - light[..., None] * predicted) ** 2).sum(axis=-1)
+    plain = sure & (((image - predicted) ** 2).sum(axis=-1) < _LIKE_TABLE * sigma**2)
+    likely = np.where(sure, -0.5 * error / sigma**2 - 1.5 * np.log(2 * np.pi * sigma**2), -np.inf)
+    near = np.asarray(binary_dilation(blocked, iterations=_RING_PX), bool) & ~blocked
+    other = _anywhere(image, table, near)
+    if not table.patterned:
+        return _Behind(np.maximum(likely, other), plain)
+    share = explained_share(likely, other, near & sure)
+    mixed = np.logaddexp(likely + np.log(share), other + np.log(1 - share))
+    return _Behind(np.where(sure, mixed, other), plain)
+
+
+def _anywhere(image: Array, table: TableMap, near: Array) -> Array:
+    """Log density of the colour of each pixel as one that the table has anywhere, in any light, or that is near."""
+    out = np.full(image.shape[:2], -np.inf)
     for mean, precision in table.colours:
         light = np.clip(image @ precision @ mean / (mean @ precision @ mean), *_SHADE)
         apart = image - light[..., None] * mean
         least = np.einsum("abi,ij,abj->ab", apart, precision, apart)
         density = 0.5 * np.linalg.slogdet(precision / (2 * np.pi))[1]
         out = np.maximum(out, density - 0.5 * least - 2.0)
-    ring = np.asarray(binary_dilation(blocked, iterations=_RING_PX), bool) & ~blocked
-    if ring.sum() > _MIN_PIXELS:
-        out = np.maximum(out, colour_mixture(image[ring], 8).log_likelihood(image) - 1.0)
-    return _Behind(out, plain)
+    if near.sum() > _MIN_PIXELS:
+        out = np.maximum(out, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
+    return out
 
 
 def _cut(

@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 
 from instep.core.lazy import optional_library
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 JOB, DATABASE, ARRAYS, FACTS = "job.json", "features.db", "found.npz", "found.json"
 MAPPED = "mapped "
 """Start of the lines of the output that say how many images are placed."""
+_AGAIN = "affine.db"
+_FEW = 60
+"""Most images that are posed again where some found no place."""
 STILL_PX = 1.0
 """Shift up to which a feature is at the same place in two images [pixels]."""
 
@@ -32,30 +36,59 @@ def find_poses(folder: Path) -> None:
     colmap.logging.minloglevel = 2
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
     colmap.set_random_seed(job["seed"])
-    fixed = _extract(colmap, folder, job)
-    matching, verifying = colmap.FeatureMatchingOptions(), colmap.TwoViewGeometryOptions()
-    verifying.filter_stationary_matches = job["turned"]
-    verifying.stationary_matches_max_error = STILL_PX
-    verifying.ransac.random_seed = job["seed"]
-    colmap.match_exhaustive(folder / DATABASE, matching_options=matching, verification_options=verifying)
-    with colmap.Database.open(folder / DATABASE) as database:
-        names = {image.image_id: image.name for image in database.read_all_images()}
-        pairs = _pairs(colmap, database, sorted(names))
-    models = _mapped(colmap, folder, job, fixed)
-    largest = max(models, key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
+    found = _attempt(colmap, folder, job, DATABASE, affine=False)
+    if found.models and found.placed < len(found.names) <= _FEW:
+        # A photograph far from all others sees the same texture foreshortened, which affine features allow for.
+        found = max(found, _attempt(colmap, folder, job, _AGAIN, affine=True), key=lambda one: one.placed)
+    largest = max(found.models, key=_size, default=None)
     registered = [] if largest is None else _placed(largest)
-    found = {} if largest is None else _model_arrays(largest, registered)
-    arrays = {"ids": np.array(sorted(names)), "registered": np.array(registered, int), **pairs, **found}
-    np.savez(folder / ARRAYS, allow_pickle=False, **arrays)
+    arrays = {} if largest is None else _model_arrays(largest, registered)
+    ids = np.array(sorted(found.names))
+    np.savez(
+        folder / ARRAYS, allow_pickle=False, ids=ids, registered=np.array(registered, int), **found.pairs, **arrays
+    )
     facts = {
-        "names": [names[image_id] for image_id in sorted(names)],
-        "models": [[names[image_id] for image_id in _placed(model)] for model in models],
+        "names": [found.names[int(image_id)] for image_id in ids],
+        "models": [[found.names[image_id] for image_id in _placed(model)] for model in found.models],
         "version": colmap.__version__,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def _extract(colmap: Any, folder: Path, job: Mapping[str, Any]) -> set[int]:
+@array_dataclass
+class _Found:
+    """What one attempt found."""
+
+    names: Mapping[int, str]
+    """Files by the numbers of images."""
+    models: Sequence[Any]
+    pairs: Mapping[str, Array]
+
+    @property
+    def placed(self) -> int:
+        """The number of images of the largest reconstruction."""
+        return max((model.num_reg_images() for model in self.models), default=0)
+
+
+def _attempt(colmap: Any, folder: Path, job: Mapping[str, Any], database: str, *, affine: bool) -> _Found:
+    """Find features, match all pairs and place the images, in a database of its own."""
+    fixed = _extract(colmap, folder, job, database, affine)
+    matching, verifying = colmap.FeatureMatchingOptions(), colmap.TwoViewGeometryOptions()
+    verifying.filter_stationary_matches = job["turned"]
+    verifying.stationary_matches_max_error = STILL_PX
+    verifying.ransac.random_seed = job["seed"]
+    colmap.match_exhaustive(folder / database, matching_options=matching, verification_options=verifying)
+    with colmap.Database.open(folder / database) as opened:
+        names = {image.image_id: image.name for image in opened.read_all_images()}
+        pairs = _pairs(colmap, opened, sorted(names))
+    return _Found(names, _mapped(colmap, folder, job, database, fixed), pairs)
+
+
+def _size(model: Any) -> tuple[int, int]:
+    return model.num_reg_images(), model.num_points3D()
+
+
+def _extract(colmap: Any, folder: Path, job: Mapping[str, Any], database: str, affine: bool) -> set[int]:
     """Find the features of all images, those of one camera at a time; the cameras whose lens is given."""
     fixed: set[int] = set()
     for lens in job["lenses"]:
@@ -65,13 +98,14 @@ def _extract(colmap: Any, folder: Path, job: Mapping[str, Any]) -> set[int]:
             reading.mask_path = str(folder / "masks")
         extracting.sift.max_num_features = job["features"]
         extracting.sift.first_octave = lens["first_octave"]
+        extracting.sift.estimate_affine_shape = affine
         colmap.extract_features(
-            folder / DATABASE, folder / "images", image_names=lens["names"], camera_mode=colmap.CameraMode.SINGLE,
+            folder / database, folder / "images", image_names=lens["names"], camera_mode=colmap.CameraMode.SINGLE,
             reader_options=reading, extraction_options=extracting, device=colmap.Device.cpu,
         )  # fmt: skip
         if lens["fixed"]:
-            with colmap.Database.open(folder / DATABASE) as database:
-                fixed.add(database.read_image_with_name(lens["names"][0]).camera_id)
+            with colmap.Database.open(folder / database) as opened:
+                fixed.add(opened.read_image_with_name(lens["names"][0]).camera_id)
     return fixed
 
 
@@ -89,7 +123,7 @@ def _pairs(colmap: Any, database: Any, ids: Sequence[int]) -> dict[str, Array]:
     return {"pairs": np.array(rows, int).reshape(-1, 5), "matches": np.concatenate(matches)}
 
 
-def _mapped(colmap: Any, folder: Path, job: Mapping[str, Any], fixed: set[int]) -> list[Any]:
+def _mapped(colmap: Any, folder: Path, job: Mapping[str, Any], database: str, fixed: set[int]) -> list[Any]:
     """Reconstructions of the images, each of images that no other holds in the main."""
     options, placed = colmap.IncrementalPipelineOptions(), [0]
     options.min_model_size = 3
@@ -104,9 +138,9 @@ def _mapped(colmap: Any, folder: Path, job: Mapping[str, Any], fixed: set[int]) 
         placed[0] += 1
         print(f"{MAPPED}{placed[0]}", flush=True)  # noqa: T201 (the parent reads it)
 
-    out = folder / "models"
+    out = folder / f"models_{Path(database).stem}"
     out.mkdir()
-    found = colmap.incremental_mapping(folder / DATABASE, folder / "images", out, options, "", start, another)
+    found = colmap.incremental_mapping(folder / database, folder / "images", out, options, "", start, another)
     return list(found.values())
 
 

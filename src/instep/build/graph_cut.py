@@ -14,6 +14,8 @@ _MIN_VARIANCE = (4 / 255) ** 2
 SMOOTHNESS = 12.0
 """Cost of an edge between two like pixels, in units of log likelihood; GrabCut's papers have 50 for a larger scale."""
 
+_COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
+
 
 @array_dataclass
 class ColourMixture:
@@ -70,6 +72,17 @@ def colour_mixture(colours: Array, parts: int = 5, seed: int = 0) -> ColourMixtu
         means, precisions = [some.mean(axis=0)], [np.eye(3) / _MIN_VARIANCE]
         offsets = [float(-1.5 * np.log(2 * np.pi * _MIN_VARIANCE))]
     return ColourMixture(np.array(means), np.array(precisions), np.array(offsets))
+
+
+def colour_shares(image: Array, mask: Array) -> Array:
+    """Shares of the colours under a mask, whatever their brightness, in a smooth histogram [colours]."""
+    from scipy.ndimage import gaussian_filter
+
+    own = image[mask]
+    ratios = own[:, :2] / np.maximum(own.sum(axis=1, keepdims=True), 1e-6)
+    counts = np.histogram2d(*ratios.T, bins=_COLOUR_BINS, range=((0.0, 1.0), (0.0, 1.0)))[0]
+    smooth = np.asarray(gaussian_filter(counts, _COLOUR_BLUR)).ravel()
+    return smooth / max(float(smooth.sum()), 1e-9)
 
 
 def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> Array:

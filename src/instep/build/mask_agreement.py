@@ -9,7 +9,7 @@ aligned, so footprints are compared over small shifts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import product
 from typing import Any
 
@@ -34,9 +34,10 @@ _REACH = 1.5
 """Half the side of the map over the reach of the object."""
 _SCORE_WEIGHT = 0.05
 """Weight of the scores of the candidates against their agreement."""
+_CUT_WEIGHT = 0.5
+"""Weight of the overlap of the candidates with graph cuts, 0 to 1, times how well the cuts agree with each other."""
 _COLOUR_WEIGHT = 0.5
 """Weight of the likeness of the colours of two views, 0 to 1, against their agreement."""
-_COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
 _MAX_TRIED = 5000
 """Most combinations of candidates that are all compared."""
 _MIN_GAIN_ALONE = 0.02
@@ -62,6 +63,9 @@ class ViewCandidates:
     colours: Array
     """Shares of the colours of each [candidates, colours]; see `colour_shares`."""
 
+    cut: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
+    """What a graph cut finds [height, width]; empty where there is none."""
+
     def joined(self) -> ViewCandidates:
         """The candidates with the parts beyond."""
         return replace(self, masks=self.masks | self.beyond)
@@ -83,17 +87,6 @@ class Agreement:
     """Height of the object at which they overlap best [m]."""
 
 
-def colour_shares(image: Array, mask: Array) -> Array:
-    """Shares of the colours under a mask, whatever their brightness, in a smooth histogram [colours]."""
-    from scipy.ndimage import gaussian_filter
-
-    own = image[mask]
-    ratios = own[:, :2] / np.maximum(own.sum(axis=1, keepdims=True), 1e-6)
-    counts = np.histogram2d(*ratios.T, bins=_COLOUR_BINS, range=((0.0, 1.0), (0.0, 1.0)))[0]
-    smooth = np.asarray(gaussian_filter(counts, _COLOUR_BLUR)).ravel()
-    return smooth / max(float(smooth.sum()), 1e-9)
-
-
 def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:
     """The candidates of the views that agree best about an object on a table (nx, ny, nz, d).
 
@@ -110,9 +103,11 @@ def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:
         for b in range(a + 1, len(views))
     }
     whole, found = [view.joined() for view in views], list[tuple[float, tuple[int, ...], float]]()
-    for height in np.array(_HEIGHTS) * table.reach:
-        pairs = _pair_overlaps([table.footprints(view, float(height)) for view in whole])
-        found.append((*_best_choice(pairs, alike, [view.scores for view in views]), float(height)))
+    heights = [float(height) for height in np.array(_HEIGHTS) * table.reach]
+    single = _single_values(views, table, heights)
+    for height in heights:
+        pairs = _pair_overlaps([table.footprints(view, height) for view in whole])
+        found.append((*_best_choice(pairs, alike, single), height))
     _, chosen, height = max(found, key=lambda one: one[0])
     taken: list[Array] = [view.masks[k : k + 1] for view, k in zip(whole, chosen, strict=True)]
     first, joined = (0,) * len(views), [bool(view.beyond.any()) for view in views]
@@ -127,6 +122,21 @@ def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:
         if (better := agreement(alone)) > agreed + _MIN_GAIN_ALONE:
             taken, agreed, joined[i] = alone, better, False
     return Agreement(chosen, tuple(joined), tuple(masks[0] for masks in taken), agreed, height)
+
+
+def _single_values(views: Sequence[ViewCandidates], table: _TableMap, heights: Sequence[float]) -> list[Array]:
+    """Of each view, what speaks for each of its candidates without the others [candidates]: its score, and its overlap
+    with a graph cut. Cuts of an object of one colour are right and agree; those of others differ from view to view."""
+    scores = [_SCORE_WEIGHT * view.scores for view in views]
+    if not all(view.cut.any() for view in views):
+        return scores
+    cuts = [replace(view, masks=view.cut[None] | view.beyond) for view in views]
+    first = (0,) * len(views)
+    agreed = max(_pooled(_pair_overlaps([table.footprints(cut, height) for cut in cuts]), first) for height in heights)
+    overlaps = [
+        np.array([(mask & view.cut).sum() / max((mask | view.cut).sum(), 1) for mask in view.masks]) for view in views
+    ]
+    return [score + _CUT_WEIGHT * agreed * overlap for score, overlap in zip(scores, overlaps, strict=True)]
 
 
 @array_dataclass
@@ -224,24 +234,24 @@ def _pooled(pairs: dict[tuple[int, int], Array], choice: tuple[int, ...]) -> flo
 
 
 def _best_choice(
-    pairs: dict[tuple[int, int], Array], alike: dict[tuple[int, int], Array], scores: Sequence[Array]
+    pairs: dict[tuple[int, int], Array], alike: dict[tuple[int, int], Array], single: Sequence[Array]
 ) -> tuple[float, tuple[int, ...]]:
     """The choice with the largest agreement of footprints and colours: all compared where they are few, else improved
     view by view."""
 
     def value(choice: tuple[int, ...]) -> float:
-        score = float(np.mean([s[c] for s, c in zip(scores, choice, strict=True)]))
+        alone = float(np.mean([s[c] for s, c in zip(single, choice, strict=True)]))
         colour = float(np.mean([alike[a, b][choice[a], choice[b]] for a, b in alike]))
-        return _pooled(pairs, choice) + _COLOUR_WEIGHT * colour + _SCORE_WEIGHT * score
+        return _pooled(pairs, choice) + _COLOUR_WEIGHT * colour + alone
 
-    if np.prod([len(s) for s in scores], dtype=float) <= _MAX_TRIED:
-        choice = max(product(*(range(len(s)) for s in scores)), key=value)
+    if np.prod([len(s) for s in single], dtype=float) <= _MAX_TRIED:
+        choice = max(product(*(range(len(s)) for s in single)), key=value)
         return value(choice), choice
-    choice = tuple(int(np.argmax(s)) for s in scores)
+    choice = tuple(int(np.argmax(s)) for s in single)
     for _ in range(10):
         before = choice
-        for k in range(len(scores)):
-            options = [(*choice[:k], c, *choice[k + 1 :]) for c in range(len(scores[k]))]
+        for k in range(len(single)):
+            options = [(*choice[:k], c, *choice[k + 1 :]) for c in range(len(single[k]))]
             choice = max(options, key=value)
         if choice == before:
             break

@@ -19,7 +19,7 @@ from instep.core.world import Array
 from instep.data.frames import MAX_IMAGE, open_stills
 from instep.splat.background import static_background
 
-from .graph_cut import colour_mixture, min_cut, soften
+from .graph_cut import colour_mixture, colour_shares, min_cut, soften
 from .posed_views import PosedView
 from .prompts import Box, ObjectPrompt, Point
 from .silhouettes import ObjectMask
@@ -34,8 +34,16 @@ _VIVID = 0.5
 """Saturation from which a gloss is told from a shade."""
 _MAX_GLOSS = 0.35
 """Most of a white gloss on a surface, 0 to 1."""
+_OWN_GLOSS = 0.8
+"""Share of the least channel of a vivid colour that may be gloss, which others of its pixels do not have."""
+_KEPT_VIVID = 0.6
+"""Least saturation of a pixel below a gloss, as a share of that of the vivid colour."""
 _PURE_SHARE = 0.7
 """Share of an object that looks like its prompt from which on it counts as an object of one colour."""
+_ANY_COLOUR = -2.0
+"""Log density of what is around an object where it has a colour that nothing else there has."""
+_ALIKE = 0.75
+"""Least likeness of the colours of an object and of a part of it behind what hides it, 0 to 1."""
 _ROUNDS = 4
 _BACKGROUND_SHARE = 0.6
 """Share of the frames without the object that show one background at a pixel where it is certain."""
@@ -66,20 +74,36 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
             f"Hardly anything around the prompt of {prompt.name!r} in the image of camera {view.name!r} looks like one "
             "object; click on a larger even part of it, or give a box."
         )
-    given = np.zeros(start.shape)
-    for points, sign in ((clicks, 1.0), (prompt.others.get(view.name, ()), -1.0)):
-        for point in points:
-            given[_disc(start.shape, point)] = sign * np.inf
-    if box is not None:
-        given[~_inside_box(start.shape, box)] = -np.inf
-    mask = _cut_out(view.image, start, given)
-    mask = _kept_parts(mask, clicks, start)
+    given = _given(start.shape, clicks, prompt.others.get(view.name, ()), box)
+    mask = _kept_parts(_cut_out(view.image, start, given), clicks, start)
     if mask.sum() < MIN_PIXELS:
         return None
     known = known_pixels(view, mask)
-    for part in hidden_parts(view, mask, known):
-        mask, known = mask | part, known | part
+    beyond = hidden_parts(view, mask, known)
+    if beyond:
+        seeds = mask | np.any(beyond, axis=0)
+        mask |= _kept_parts(_cut_out(view.image, seeds, given) & (given > -np.inf), (), seeds)
+        known |= mask
     return ObjectMask(view.camera, soften(view.image, mask), known)
+
+
+def cut_by_marks(image: Array, clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:
+    """The visible part of an object by a graph cut alone [height, width]; empty where its marks start none."""
+    start = _start(image, clicks, box, None)
+    if start.sum() < MIN_PIXELS:
+        return np.zeros(start.shape, bool)
+    return _kept_parts(_cut_out(image, start, _given(start.shape, clicks, others, box)), clicks, start)
+
+
+def _given(shape: tuple[int, ...], clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:
+    """What marks say of pixels [height, width]: infinite on the object, minus infinite beside it, else 0."""
+    given = np.zeros(shape[:2])
+    for points, sign in ((clicks, 1.0), (others, -1.0)):
+        for point in points:
+            given[_disc(shape, point)] = sign * np.inf
+    if box is not None:
+        given[~_inside_box(shape, box)] = -np.inf
+    return given
 
 
 def check_marks(view: PosedView, prompt: ObjectPrompt) -> None:
@@ -149,6 +173,8 @@ def hidden_parts(view: PosedView, mask: Array, known: Array) -> list[Array]:
     parts: Any = label(alike & reached)
     rows, columns = np.nonzero(mask)
     found = [part for k in range(1, parts[1] + 1) if (part := parts[0] == k).sum() >= MIN_PIXELS]
+    own_colours = colour_shares(view.image, mask)
+    found = [part for part in found if np.sqrt(own_colours * colour_shares(view.image, part)).sum() >= _ALIKE]
     near = [part for part in found if _apart(part, rows, columns) < _HIDDEN_REACH * np.sqrt(len(rows))]
     return sorted(near, key=lambda part: -int(part.sum()))[:_MAX_HIDDEN_PARTS]
 
@@ -231,17 +257,22 @@ def _start(
 
 
 def _alike(image: Array, colour: Array, tolerance: float) -> Array:
-    """Which pixels have a colour, whatever the shading; a vivid one also below a whitish gloss or haze.
+    """Which pixels have a colour, whatever the shading; a vivid one also below more or less of a whitish gloss or haze.
 
-    Light reflected by a surface is a multiple of its colour and some of the colour of the lamp.
+    Light reflected by a surface is a multiple of its colour and some of the colour of the lamp, which may be in the
+    colour that is given already. What keeps little of its colour below its gloss is another, pale thing.
     """
     white = np.ones(3)
     vivid = 1.0 - float(colour.min()) / max(float(colour.max()), 1e-6)
     basis = np.stack([colour, white], axis=1) if vivid > _VIVID else colour[:, None]
     shares = image @ np.linalg.pinv(basis).T
-    gloss = np.clip(shares[..., 1:], 0.0, _MAX_GLOSS) @ np.ones((basis.shape[1] - 1, 3))
+    least = -_OWN_GLOSS * float(colour.min())
+    gloss = np.clip(shares[..., 1:], least, _MAX_GLOSS) @ np.ones((basis.shape[1] - 1, 3))
     shade = np.clip((image - gloss) @ colour / max(float(colour @ colour), 1e-6), *_SHADING)
-    return np.linalg.norm(image - gloss - shade[..., None] * colour, axis=-1) < tolerance * np.maximum(shade, 0.6)
+    near = np.linalg.norm(image - gloss - shade[..., None] * colour, axis=-1) < tolerance * np.maximum(shade, 0.6)
+    if vivid <= _VIVID:
+        return near
+    return near & (image.max(axis=-1) - image.min(axis=-1) > _KEPT_VIVID * vivid * image.max(axis=-1))
 
 
 def _cut_out(image: Array, start: Array, given: Array) -> Array:
@@ -260,7 +291,8 @@ def _cut_out(image: Array, start: Array, given: Array) -> Array:
         pure = mask & start if (mask & start).sum() > _PURE_SHARE * mask.sum() else mask
         inner, outer = colour_mixture(image[pure]), colour_mixture(image[~mask & (given <= 0)], 8)
         part = image[cut]
-        preference = np.clip(inner.log_likelihood(part) - outer.log_likelihood(part), -20.0, 20.0)
+        other = np.logaddexp(outer.log_likelihood(part), _ANY_COLOUR)
+        preference = np.clip(inner.log_likelihood(part) - other, -20.0, 20.0)
         preference = np.where(np.isinf(given[cut]), given[cut], preference)
         found = np.zeros(shape, bool)
         found[cut] = min_cut(preference, part)

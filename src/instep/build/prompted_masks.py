@@ -14,9 +14,17 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .graph_cut import soften
-from .mask_agreement import Agreement, ViewCandidates, choose_masks, colour_shares
-from .object_masks import MIN_PIXELS, check_marks, hidden_parts, known_pixels, mask_by_prompt, mask_from_file
+from .graph_cut import colour_shares, soften
+from .mask_agreement import Agreement, ViewCandidates, choose_masks
+from .object_masks import (
+    MIN_PIXELS,
+    check_marks,
+    cut_by_marks,
+    hidden_parts,
+    known_pixels,
+    mask_by_prompt,
+    mask_from_file,
+)
 from .posed_views import PosedView
 from .prompt_segmenter import CandidateMask, ImageMarks, PromptSegmenter, marks_in
 from .prompts import ObjectPrompt
@@ -105,7 +113,8 @@ def view_candidates(view: PosedView, name: str, marks: ImageMarks, segmenter: Pr
             beyond |= likest
     masks, scores = np.array([one.inside for one in found]), np.array([one.score for one in found])
     colours = np.array([colour_shares(view.image, mask) for mask in masks])
-    return ViewCandidates(view.camera, masks, known | beyond, scores, beyond, colours)
+    cut = cut_by_marks(view.image, marks.clicks, marks.others, marks.box)
+    return ViewCandidates(view.camera, masks, known | beyond, scores, beyond, colours, cut)
 
 
 def _usable(found: Sequence[CandidateMask], marks: ImageMarks) -> list[CandidateMask]:

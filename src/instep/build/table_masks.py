@@ -27,6 +27,7 @@ from .isosurface import grid_around, isosurface
 from .mesh_raster import coverage, in_camera
 from .posed_views import PosedView
 from .silhouettes import ObjectMask
+from .table_prediction import TablePrediction, sampled, with_contrast
 from .visual_hull import height_above, hull_views, table_cut
 
 MIN_VIEWS = 6
@@ -35,6 +36,10 @@ _NOISE = 0.025
 """Least standard deviation of the colour of the table [0 to 1]: noise, and what interpolating the map costs."""
 _MAP_CELLS = 320
 """Cells along a side of the map of the table."""
+_CELLS_PER_PX, _MAX_SAMPLES = 1.35, 24_000_000
+"""Cells of the map of a patterned table along a side, over pixels of an image, and most samples of it in all views."""
+_PATTERNED = 0.025
+"""Median change of the colour from cell to cell from which on a table is patterned [0 to 1]."""
 _ROUNDS = 6
 _SETTLED_SHARE = 0.005
 """Share of the object's pixels whose change ends the rounds."""
@@ -83,6 +88,13 @@ class TableMap:
     """Factors of the colours of each view [views, 3] that make them comparable."""
     colours: TableColours = field(default_factory=list[tuple[Array, Array]])
     """The colours that the table has all over."""
+    patterned: bool = False
+    """Whether its colour changes from cell to cell, so that its pixels are predicted finely."""
+
+    def predicted(self, meets: Array) -> TablePrediction:
+        """The table at the points that the pixels of a view meet [height, width, 3]."""
+        at = np.nan_to_num((meets[..., :2] - self.origin) / self.pitch, nan=-10.0)
+        return sampled(self.colour, self.spread, at, patterned=self.patterned)
 
 
 def masks_on_table(
@@ -133,7 +145,24 @@ def table_meetings(camera: Camera, plane: Array) -> Array:
 
 
 def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:
-    """The median colour of the table over views, without the pixels that were found to be objects."""
+    """The median colour of the table over views, without the pixels that were found to be objects.
+
+    A table with a pattern is mapped again with cells about as fine as the pixels of the views.
+    """
+    coarse = _map_with(views, plane, objects, _MAP_CELLS)
+    seen = np.where(np.isfinite(coarse.spread)[..., None], coarse.colour, np.nan)
+    changes = np.abs(np.diff(seen, axis=0)).max(axis=-1)
+    if not np.isfinite(changes).any() or np.nanmedian(changes) < _PATTERNED:
+        return coarse
+    side = max(max(view.camera.width, view.camera.height) for view in views)
+    most = int(np.sqrt(_MAX_SAMPLES / len(views)))
+    cells = min(int(_CELLS_PER_PX * side), most)
+    fine = _map_with(views, plane, objects, cells) if cells > _MAP_CELLS else coarse
+    return replace(fine, patterned=True)
+
+
+def _map_with(views: Sequence[PosedView], plane: Array, objects: Sequence[Array], count: int) -> TableMap:
+    """The map of a table with a number of cells along a side."""
     from scipy.ndimage import binary_dilation, map_coordinates
 
     focus = focus_point([view.camera for view in views])
@@ -141,23 +170,23 @@ def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]
         raise BadInput("The cameras look along one line; views from all around were expected.")
     distance = float(np.median([np.linalg.norm(view.camera.body_from_camera[:3, 3] - focus) for view in views]))
     wide = max(0.5 * max(v.camera.width, v.camera.height) / min(v.camera.focal) for v in views)
-    half, pitch = 1.8 * distance * wide, 3.6 * distance * wide / _MAP_CELLS
-    cells = np.indices((_MAP_CELLS, _MAP_CELLS)) * pitch - half
+    half, pitch = 1.8 * distance * wide, 3.6 * distance * wide / count
+    cells = np.indices((count, count)) * pitch - half
     X, Y = focus[0] + cells[0], focus[1] + cells[1]
     points = np.stack([X, Y, -(plane[3] + plane[0] * X + plane[1] * Y) / plane[2]], axis=-1)
-    samples = np.full((len(views), _MAP_CELLS, _MAP_CELLS, 3), np.nan, np.float32)
+    samples = np.full((len(views), count, count, 3), np.nan, np.float32)
     for k, (view, own) in enumerate(zip(views, objects, strict=True)):
         local = in_camera(view.camera, points)
         pixels = view.camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0])) - 0.5
         inside = (local[..., 2] > 1e-3) & (pixels > 0).all(axis=-1)
         inside &= (pixels < [view.camera.width - 1, view.camera.height - 1]).all(axis=-1)
-        at = [pixels[..., 1], pixels[..., 0]]
+        at = [pixels[..., 1][inside], pixels[..., 0][inside]]
         if own.any():
             hidden = np.asarray(binary_dilation(own, iterations=3), np.float32)
-            inside &= map_coordinates(hidden, at, order=0, cval=1.0) < 0.5
+            inside[inside] = map_coordinates(hidden, at, order=0, cval=1.0) < 0.5
+            at = [pixels[..., 1][inside], pixels[..., 0][inside]]
         for channel in range(3):
-            values = map_coordinates(view.image[..., channel], at, order=1, mode="nearest")
-            samples[k, ..., channel] = np.where(inside, values, np.nan)
+            samples[k, inside, channel] = map_coordinates(view.image[..., channel], at, order=1, mode="nearest")
     origin = np.array([focus[0] - half, focus[1] - half])
     first = _median_map(samples, plane, origin, pitch)
     # Exposure and white balance differ between views: each is scaled to the median of all.
@@ -250,13 +279,13 @@ def _cut(
     from scipy.ndimage import map_coordinates
 
     at = np.nan_to_num((meets[..., :2] - table.origin) / table.pitch, nan=-10.0)
-    where = [at[..., 0], at[..., 1]]
-    behind = np.stack([map_coordinates(table.colour[..., k], where, order=1, cval=np.nan) for k in range(3)], axis=-1)
-    mapped = np.isfinite(table.spread).astype(float)
-    spread = map_coordinates(np.where(mapped > 0, table.spread, 0.0), where, order=1, cval=0.0)
-    sure = map_coordinates(mapped, where, order=1, cval=0.0) > 0.99
-    sigma = np.hypot(_NOISE, np.minimum(spread, 0.08))
-    error = np.nan_to_num(((view.image - behind) ** 2).sum(axis=-1), nan=0.0)
+    found = table.predicted(meets)
+    blocked = np.zeros(found.sure.shape, bool) if vote is None else vote > 0
+    sigma = np.hypot(_NOISE, np.minimum(found.sigma, 0.08))
+    if table.patterned:
+        sigma = with_contrast(found, view.image, blocked, _NOISE).sigma
+    sure, where = found.sure, [at[..., 0], at[..., 1]]
+    error = np.where(sure, ((view.image - found.colour) ** 2).sum(axis=-1), 0.0)
     likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
     # Where the map has a colour that the table has nowhere else, all views may show the foot of a plain object: that a
     # pixel is like the map says nothing there. Beside the map, only the table's own colours are known to be the table.
