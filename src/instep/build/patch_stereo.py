@@ -85,13 +85,14 @@ def surface_depths(
             found[i] = planes
             if report is not None:
                 report(len(found) / len(jobs), f"stereo, view {len(found)} of {len(jobs)}")
-    out: list[SurfaceDepth] = []
+    out, tolerance = list[SurfaceDepth](), AGREEMENT_SHARE * hull.diagonal
     for i in jobs:
-        points, agreeing = _points(found[i]), np.zeros(found[i].depth.shape, int)
+        sure = found[i].inside & (found[i].score >= MIN_CORRELATION)
+        points, agreeing = _points(found[i], sure), np.zeros(int(sure.sum()), int)
         for j in jobs:
             if j != i:
-                agreeing += _agrees(points, found[j], AGREEMENT_SHARE * hull.diagonal)
-        sure = (agreeing >= MIN_AGREEING) & (found[i].score >= MIN_CORRELATION)
+                agreeing += _agrees(points, found[j], tolerance)
+        sure[sure] = agreeing >= MIN_AGREEING
         out.append(SurfaceDepth(found[i].camera, np.where(sure, found[i].depth, np.nan), int(found[i].inside.sum())))
     return out
 
@@ -225,18 +226,17 @@ def _grown(values: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(values[rows][:, columns])
 
 
-def _points(planes: _Planes) -> Array:
-    """Points of the world that pixels show [height, width, 3]."""
-    camera, depth = planes.camera, planes.depth
-    return _rays(camera) * depth[..., None] + camera.body_from_camera[:3, 3]
+def _points(planes: _Planes, pixels: Array) -> Array:
+    """Points of the world that some pixels show [n, 3]."""
+    camera = planes.camera
+    return _rays(camera)[pixels] * planes.depth[pixels][:, None] + camera.body_from_camera[:3, 3]
 
 
 def _agrees(points: Array, planes: _Planes, tolerance: float) -> Array:
-    """Whether another view has its surface at points [height, width]."""
+    """Whether another view has its surface at points [n]."""
     local = in_camera(planes.camera, points)
-    there = sampled_at(planes.depth, planes.camera, local)
-    score = sampled_at(planes.score, planes.camera, local)
-    return (np.abs(there - local[..., 2]) < tolerance) & (score > MIN_CORRELATION)
+    there = sampled_at(np.where(planes.score > MIN_CORRELATION, planes.depth, np.nan), planes.camera, local)
+    return np.abs(there - local[..., 2]) < tolerance
 
 
 def sampled_at(values: Array, camera: Camera, local: Array) -> Array:
