@@ -58,7 +58,7 @@ def test_the_compiled_correlation_of_a_patch_is_that_of_its_points_on_the_plane(
     guess, near = np.tile(normal, (SIZE, SIZE, 1)), np.full((SIZE, SIZE), 1.0)
     depth, score = np.full((SIZE, SIZE), 1.0), np.full((SIZE, SIZE), -1.0)
     search_planes(
-        images[0], inside, near, near, guess, lens, images[1:], poses, np.tile(lens, (3, 1)), 0.01, 1,
+        images[0], inside, near, near, guess, lens, images[1:], poses, np.tile(lens, (3, 1)), 0.01, 0.0, 1,
         np.random.default_rng(0), depth, guess.copy(), score, np.zeros((SIZE, SIZE), bool),
     )  # fmt: skip
     middle = [(x, y) for x in range(14, 18) for y in range(14, 18) if depth[y, x] == 1.0]

@@ -123,7 +123,7 @@ def _on_rim(mesh: TriangleMesh, camera: Camera, pixels: Array) -> Array:
     last = np.array(mask.shape) - 1
     at = np.clip((pixels[:, ::-1] * oversample).astype(int) + 1, 1, last - 1)
     rows, columns = np.moveaxis(np.clip(at[:, None] + offsets, 0, last), -1, 0)
-    return ~mask[rows, columns].all(axis=1) & mask.any()
+    return np.asarray(~mask[rows, columns].all(axis=1) & mask.any(), bool)
 
 
 def _running(number: Array) -> Array:

@@ -25,12 +25,13 @@ _SURE = 1.01
 @njit(**KERNEL)
 def search_planes(
     image: Any, inside: Any, near: Any, far: Any, guess: Any, lens: Any, images: Any, poses: Any, lenses: Any,
-    contrast: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
+    contrast: Any, unsteady: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
 ) -> None:  # fmt: skip
     """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
 
     `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
-    `lenses` their focal lengths, centre, width and height [views, 6].
+    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is what a difference of brightness
+    costs: correlation per its square.
     """
     height, width = image.shape
     patch, pixels = np.empty((3, SIDE * SIDE), np.float32), np.empty((2, SIDE * SIDE), np.float32)
@@ -82,7 +83,9 @@ def search_planes(
                 if length < 1e-9 or d < 0.999 * near[y, x] or d > 1.001 * far[y, x]:
                     continue
                 trial /= length if trial[0] * ax + trial[1] * ay + trial[2] < 0 else -length
-                value = _correlation(ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores, pixels, tilt)
+                value = _correlation(
+                    ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores, pixels, tilt, unsteady
+                )
                 if value > score[y, x]:
                     score[y, x] = value
                     depth[y, x] = d
@@ -116,7 +119,7 @@ def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, pa
 @njit(**KERNEL)
 def _correlation(
     ax: Any, ay: Any, depth: Any, normal: Any, lens: Any, images: Any, poses: Any, lenses: Any, patch: Any,
-    count: Any, scores: Any, pixels: Any, tilt: Any,
+    count: Any, scores: Any, pixels: Any, tilt: Any, unsteady: Any,
 ) -> float:  # fmt: skip
     """Mean correlation of a patch with its image in the better half of the other views, at least two."""
     n, slope = int(count[0]), normal[0] * ax + normal[1] * ay + normal[2]
@@ -130,8 +133,8 @@ def _correlation(
     for v in range(images.shape[0]):
         scores[v] = -1.0
         if _projected(ax, ay, tilt, v, poses, lenses, patch, n, pixels):
-            scores[v] = _likeness(v, images, pixels, patch, n, count)
-    kept, total = max(2, images.shape[0] // 2), 0.0
+            scores[v] = _likeness(v, images, pixels, patch, n, count, unsteady)
+    kept, total = max(2, images.shape[0] // 3), 0.0
     for _ in range(kept):
         best = np.argmax(scores)
         total += scores[best]
@@ -175,12 +178,13 @@ def _projected(
         pixels[0, k], pixels[1, k] = u, t
         left, right, top, bottom = min(left, u), max(right, u), min(top, t), max(bottom, t)
         ahead = min(ahead, z)
-    return ahead > 1e-6 and left >= 0.0 and top >= 0.0 and right < l[v, 4] - 1 and bottom < l[v, 5] - 1
+    return bool(ahead > 1e-6 and left >= 0.0 and top >= 0.0 and right < l[v, 4] - 1 and bottom < l[v, 5] - 1)
 
 
 @njit(**INLINE)
-def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any) -> float:
-    """Correlation of a patch with the brightness of an image at some pixels; -1 if those show nothing."""
+def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, unsteady: Any) -> float:
+    """Correlation of a patch with the brightness of an image at some pixels, less what another brightness costs; -1 if
+    those show nothing."""
     one, mean = np.float32(1.0), np.float32(count[1])
     s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for k in range(n):
@@ -194,4 +198,6 @@ def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any) 
         ss += there * there
         sp += there * patch[0, k]
     variance = ss / n - (s / n) ** 2
-    return sp / n / (count[2] * np.sqrt(variance)) if variance > 1e-6 else -1.0
+    if variance <= 1e-6:
+        return -1.0
+    return max(sp / n / (count[2] * np.sqrt(variance)) - unsteady * (s / n) ** 2, -1.0)
