@@ -12,6 +12,8 @@ from build_scenes import box, ring
 from instep.build.cavities import cavity_volume
 from instep.build.isosurface import grid_around, isosurface
 from instep.build.mesh_raster import coverage, depth_image
+from instep.build.patch_stereo import _Planes, _Seen, brightness_spread
+from instep.build.photo_carving import without_slivers
 from instep.build.posed_views import PosedView
 from instep.build.shape import object_shape
 from instep.build.silhouettes import ObjectMask
@@ -100,3 +102,40 @@ def test_a_surface_without_texture_is_not_carved_and_says_so():
     found = shape_of(pot(), around(), contrast=0.0)
     assert found.info["method"] == "hull"
     assert "shows too little" in found.info["carving"]["refused"]
+
+
+def planes_of(mesh: TriangleMesh, camera: Camera) -> _Planes:
+    """The true planes of the pixels of a view."""
+    found = depth_image(mesh, camera)
+    depth, normal = np.where(found.mask, found.depth, np.nan), np.zeros((*found.mask.shape, 3))
+    return _Planes(camera, depth, normal, np.where(found.mask, 1.0, -1.0), found.mask)
+
+
+def test_brightness_tells_as_much_of_depth_as_it_stays_the_same_between_views():
+    mesh = pot()
+    cameras = ring(6, height=0.25, size=SIZE)
+    images = [seen(mesh, camera)[0].image[..., 0] for camera in cameras]
+    near = [[j for j in range(6) if j != i] for i in range(6)]
+    found = {i: planes_of(mesh, camera) for i, camera in enumerate(cameras)}
+
+    def spread(factors) -> float:
+        pairs = zip(cameras, images, factors, strict=True)
+        views = [_Seen(camera, (factor * image).astype(np.float32), image) for camera, image, factor in pairs]
+        return brightness_spread(views, found, near)
+
+    steady, exposed = spread(np.ones(6)), spread([1.0, 0.8, 1.0, 0.7, 0.9, 0.75])
+    assert steady < 0.02 and exposed > 3 * steady
+    assert brightness_spread([], {}, []) == np.inf
+
+
+def test_what_no_view_has_a_surface_at_does_not_stay_as_a_thin_spike():
+    grid = grid_around(np.zeros(3), np.full(3, 0.06), 0.001)
+    x, y, z = np.moveaxis(grid.points(), -1, 0)
+    hull = np.minimum.reduce([x, 0.06 - x, y, 0.06 - y, z, 0.06 - z])
+    spike = np.minimum(0.003 - np.hypot(x - 0.03, y - 0.03), hull)
+    left = np.maximum(np.minimum(hull, 0.02 - z), spike)
+    nowhere, everywhere = np.zeros(hull.shape, bool), np.ones(hull.shape, bool)
+    cleared = without_slivers(left, hull, nowhere, grid)
+    assert ((cleared > 0) & (z > 0.03)).sum() == 0
+    assert ((cleared > 0) == (left > 0))[z < 0.016].mean() > 0.99
+    assert (without_slivers(left, hull, everywhere, grid) == left).all()

@@ -55,6 +55,19 @@ def test_a_simplified_mesh_stays_closed_and_near(ball):
     assert max(surface_distances(small, ball, 4000)) < 0.002
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_a_fine_mesh_keeps_its_shape_where_few_faces_are_asked_for(unit):
+    grid = grid_around(np.array([-0.04, -0.04, 0.0]), np.array([0.07, 0.04, 0.12]), 0.0016)
+    x, y, z = np.moveaxis(grid.points(), -1, 0)
+    handle = 0.006 - np.hypot(np.hypot(x - 0.035, z - 0.06) - 0.025, y)
+    mug = isosurface(np.maximum(np.minimum.reduce([0.036 - np.hypot(x, y), z - 0.002, 0.118 - z]), handle), grid)
+    mug = TriangleMesh(unit * mug.vertices, mug.faces)
+    small = simplified(mug, 3000)
+    assert small.watertight and len(small.faces) < 0.3 * len(mug.faces)
+    assert small.volume == pytest.approx(mug.volume, rel=0.01)
+    assert np.abs(small.bounds - mug.bounds).max() < 0.01 * mug.diagonal
+
+
 def test_a_mesh_without_a_face_is_open(ball):
     assert not TriangleMesh(ball.vertices, ball.faces[1:]).watertight
 

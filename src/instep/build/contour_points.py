@@ -115,19 +115,15 @@ def _occluding_edges(mesh: TriangleMesh, camera: Camera) -> Array:
 
 def _on_rim(mesh: TriangleMesh, camera: Camera, pixels: Array) -> Array:
     """Which pixels are on the border of the rendered silhouette of a mesh [n]."""
-    from scipy.ndimage import distance_transform_edt
-
     oversample = 2
-    mask = depth_image(mesh, camera, oversample).mask
-    rows, columns = np.nonzero(mask)
-    if not len(rows):
-        return np.zeros(len(pixels), bool)
-    top, left = max(0, rows.min() - 2), max(0, columns.min() - 2)
-    part = np.pad(mask[top : rows.max() + 3, left : columns.max() + 3], 1)
-    depth = np.asarray(distance_transform_edt(part)) / oversample
-    row = np.clip((pixels[:, 1] * oversample).astype(int) - top + 1, 0, part.shape[0] - 1)
-    column = np.clip((pixels[:, 0] * oversample).astype(int) - left + 1, 0, part.shape[1] - 1)
-    return depth[row, column] <= _RIM_PX
+    mask = np.pad(depth_image(mesh, camera, oversample).mask, 1)
+    reach = int(_RIM_PX * oversample)
+    offsets = np.indices((2 * reach + 1, 2 * reach + 1)).reshape(2, -1).T - reach
+    offsets = offsets[np.linalg.norm(offsets, axis=1) <= _RIM_PX * oversample]
+    last = np.array(mask.shape) - 1
+    at = np.clip((pixels[:, ::-1] * oversample).astype(int) + 1, 1, last - 1)
+    rows, columns = np.moveaxis(np.clip(at[:, None] + offsets, 0, last), -1, 0)
+    return np.asarray(~mask[rows, columns].all(axis=1) & mask.any(), bool)
 
 
 def _running(number: Array) -> Array:

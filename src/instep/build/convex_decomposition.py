@@ -15,7 +15,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .solid_cuts import Piece, cut, hull_volume, union, whole_piece
+from .solid_cuts import Piece, cut, cut_points, hull_volume, union, whole_piece
 from .triangle_mesh import TriangleMesh, simplified
 
 MAX_VOLUME_RATIO = 1.2
@@ -118,34 +118,36 @@ def _worst(parts: Sequence[_Part], mesh: TriangleMesh) -> int | None:
 
 def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
     """The halves of a piece by the plane that leaves the least hulls; None where none divides it."""
-    best: tuple[float, Array, float, tuple[Piece, Piece]] | None = None
+    best: tuple[float, Array, float, float] | None = None
     points = np.concatenate([piece.inside, piece.skin])
     if not len(points):
         return None
-    own = _sizes((piece, piece))
+    corners = np.unique(piece.points(), axis=0)
+    own = 2 * _size(corners)
 
     def tried(normal: Array, places: Array) -> None:
         nonlocal best
         along = points @ normal
         for place, level in zip(places, np.quantile(along, places), strict=True):
-            halves = cut(piece, normal, float(level), pitch)
-            if min(half.hull for half in halves) <= 0:
+            halves = cut_points(piece, corners, normal, float(level), pitch)
+            hulls = [hull_volume(half) for half in halves]
+            if min(hulls) <= 0:
                 continue
-            cost = sum(half.hull for half in halves) / piece.hull + _COMPACT * _sizes(halves) / own
+            cost = sum(hulls) / piece.hull + _COMPACT * sum(map(_size, halves)) / own
             if best is None or cost < best[0]:
-                best = (cost, normal, float(place), halves)
+                best = (cost, normal, float(place), float(level))
 
     for normal in _directions(points):
         tried(normal, _PLACES)
     if best is None:
         return None
     tried(best[1], np.clip(best[2] + np.array(_FINER), 0.05, 0.95))
-    return best[3]
+    return cut(piece, best[1], best[3], pitch)
 
 
-def _sizes(pieces: tuple[Piece, Piece]) -> float:
-    """The sum of the diagonals of the boxes around two pieces [m]."""
-    return sum(float(np.linalg.norm(np.ptp(piece.points(), axis=0))) for piece in pieces)
+def _size(points: Array) -> float:
+    """The diagonal of the box around points [m]."""
+    return float(np.linalg.norm(np.ptp(points, axis=0)))
 
 
 def _directions(points: Array) -> list[Array]:

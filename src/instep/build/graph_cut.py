@@ -15,6 +15,8 @@ SMOOTHNESS = 12.0
 """Cost of an edge between two like pixels, in units of log likelihood; GrabCut's papers have 50 for a larger scale."""
 
 _COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
+_SOFTENED_REACHES = 8
+"""How far around the foreground colours are taken, in multiples of the reach of a soft edge."""
 
 
 @array_dataclass
@@ -119,6 +121,17 @@ def soften(image: Array, mask: Array, reach: int = 3) -> Array:
 
     A pixel at the edge is a mixture a F + (1 - a) B of the colours F inside and B outside, both taken nearby.
     """
+    out = mask.astype(np.float32)
+    rows, columns = np.nonzero(mask)
+    if len(rows):  # nothing changes far from the foreground
+        margin = _SOFTENED_REACHES * reach
+        top, left = max(0, rows.min() - margin), max(0, columns.min() - margin)
+        near = np.s_[top : rows.max() + margin, left : columns.max() + margin]
+        out[near] = _softened(image[near], mask[near], reach)
+    return out
+
+
+def _softened(image: Array, mask: Array, reach: int) -> Array:
     from scipy.ndimage import binary_dilation, binary_erosion, gaussian_filter
 
     inner, outer = binary_erosion(mask, iterations=2), ~binary_dilation(mask, iterations=2)

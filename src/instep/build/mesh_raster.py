@@ -36,20 +36,40 @@ class DepthImage:
 def depth_image(mesh: TriangleMesh, camera: Camera, oversample: int = 1, *, farthest: bool = False) -> DepthImage:
     """Render the depth of a mesh, of its nearest or its farthest faces; with `oversample`, that many times as many
     pixels along each side."""
-    local = in_camera(camera, mesh.vertices)
-    pixels = camera.project(np.where(local[:, 2:] > _NEAREST_M, local, [0.0, 0.0, 1.0])) * oversample
+    (top, left), seen = _part(mesh, camera, oversample, farthest)
     shape = (camera.height * oversample, camera.width * oversample)
-    inverse, face = np.zeros(shape), np.full(shape, -1, np.int32)
-    corners = np.concatenate([pixels, local[:, 2:]], axis=1)[mesh.faces]
-    _fill(np.ascontiguousarray(corners), farthest, inverse, face)
-    with np.errstate(divide="ignore"):
-        return DepthImage(1.0 / inverse, face)
+    depth, face = np.full(shape, np.inf), np.full(shape, -1, np.int32)
+    place = np.s_[top : top + seen.face.shape[0], left : left + seen.face.shape[1]]
+    depth[place], face[place] = seen.depth, seen.face
+    return DepthImage(depth, face)
 
 
 def coverage(mesh: TriangleMesh, camera: Camera, oversample: int = 3) -> Array:
     """The share of each pixel that shows the mesh [height, width], 0 to 1."""
-    mask = depth_image(mesh, camera, oversample).mask
-    return mask.reshape(camera.height, oversample, camera.width, oversample).mean(axis=(1, 3))
+    (top, left), seen = _part(mesh, camera, oversample, farthest=False)
+    top, left, out = top // oversample, left // oversample, np.zeros((camera.height, camera.width))
+    rows, columns = (size // oversample for size in seen.face.shape)
+    share = seen.mask.reshape(rows, oversample, columns, oversample).mean(axis=(1, 3))
+    out[top : top + rows, left : left + columns] = share
+    return out
+
+
+def _part(mesh: TriangleMesh, camera: Camera, oversample: int, farthest: bool) -> tuple[tuple[int, int], DepthImage]:
+    """The part of a depth image that the mesh may be in, of whole pixels of the camera; its first row and column."""
+    local = in_camera(camera, mesh.vertices)
+    ahead = local[:, 2] > _NEAREST_M
+    pixels = camera.project(np.where(ahead[:, None], local, [0.0, 0.0, 1.0]))
+    size = np.array([camera.width, camera.height])
+    if not ahead.any():
+        return (0, 0), DepthImage(np.zeros((0, 0)), np.zeros((0, 0), np.int32))
+    left, top = np.clip(np.floor(pixels[ahead].min(axis=0)), 0, size).astype(int).tolist()
+    right, bottom = np.clip(np.ceil(pixels[ahead].max(axis=0)), (left, top), size).astype(int).tolist()
+    shape = ((bottom - top) * oversample, (right - left) * oversample)
+    inverse, face = np.zeros(shape), np.full(shape, -1, np.int32)
+    corners = np.concatenate([(pixels - [left, top]) * oversample, local[:, 2:]], axis=1)[mesh.faces]
+    _fill(np.ascontiguousarray(corners), farthest, inverse, face)
+    with np.errstate(divide="ignore"):
+        return (top * oversample, left * oversample), DepthImage(1.0 / inverse, face)
 
 
 def in_camera(camera: Camera, points: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from instep.splat.raster.simd import KERNEL
+from instep.splat.raster.simd import INLINE, KERNEL
 
 REACH, STRIDE = 5, 2
 """Half the width of a patch and the distance of its samples [pixels]."""
@@ -25,21 +25,23 @@ _SURE = 1.01
 @njit(**KERNEL)
 def search_planes(
     image: Any, inside: Any, near: Any, far: Any, guess: Any, lens: Any, images: Any, poses: Any, lenses: Any,
-    contrast: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
+    contrast: Any, unsteady: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
 ) -> None:  # fmt: skip
     """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
 
     `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
-    `lenses` their focal lengths, centre, width and height [views, 6].
+    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is what a difference of brightness
+    costs: correlation per its square.
     """
     height, width = image.shape
-    patch, scores, trial, count = np.empty(SIDE * SIDE), np.empty(images.shape[0]), np.zeros(3), np.zeros(3)
+    patch, pixels = np.empty((3, SIDE * SIDE), np.float32), np.empty((2, SIDE * SIDE), np.float32)
+    scores, trial, tilt, count = np.empty(images.shape[0]), np.zeros(3), np.zeros(3), np.zeros(3)
     for turn in range(rounds):
         step = -1 if turn % 2 == 0 else 1
         for i in range(height * width):
             at = i if step < 0 else height * width - 1 - i
             y, x = at // width, at % width
-            if not inside[y, x] or not _patch(image, inside, y, x, contrast, patch, count):
+            if not inside[y, x] or not _patch(image, inside, y, x, contrast, lens, patch, count):
                 continue
             textured[y, x] = True
             ax, ay = (x + 0.5 - lens[2]) / lens[0], (y + 0.5 - lens[3]) / lens[1]
@@ -81,7 +83,9 @@ def search_planes(
                 if length < 1e-9 or d < 0.999 * near[y, x] or d > 1.001 * far[y, x]:
                     continue
                 trial /= length if trial[0] * ax + trial[1] * ay + trial[2] < 0 else -length
-                value = _correlation(ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores)
+                value = _correlation(
+                    ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores, pixels, tilt, unsteady
+                )
                 if value > score[y, x]:
                     score[y, x] = value
                     depth[y, x] = d
@@ -89,68 +93,111 @@ def search_planes(
 
 
 @njit(**KERNEL)
-def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, patch: Any, count: Any) -> bool:
-    """Take the patch around a pixel, -1 beside the object; number, mean and deviation. False if it shows nothing."""
+def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, patch: Any, count: Any) -> bool:
+    """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and how far their
+    rays are from that of the pixel; number, mean and deviation. False if it shows nothing."""
     height, width = image.shape
-    n, s, ss, k = 0, 0.0, 0.0, 0
+    n, s, ss = 0, 0.0, 0.0
     for dy in range(-REACH, REACH + 1, STRIDE):
         for dx in range(-REACH, REACH + 1, STRIDE):
             r, c = y + dy, x + dx
-            patch[k] = -1.0
             if r >= 0 and c >= 0 and r < height and c < width and inside[r, c]:
                 value = image[r, c]
-                patch[k] = value
+                patch[0, n], patch[1, n], patch[2, n] = value, dx / lens[0], dy / lens[1]
                 n += 1
                 s += value
                 ss += value * value
-            k += 1
     if 2 * n < SIDE * SIDE:
         return False
     variance = ss / n - (s / n) ** 2
     count[0], count[1], count[2] = n, s / n, np.sqrt(max(variance, 0.0))
+    for k in range(n):
+        patch[0, k] -= np.float32(count[1])
     return variance > contrast * contrast
 
 
 @njit(**KERNEL)
 def _correlation(
     ax: Any, ay: Any, depth: Any, normal: Any, lens: Any, images: Any, poses: Any, lenses: Any, patch: Any,
-    count: Any, scores: Any,
+    count: Any, scores: Any, pixels: Any, tilt: Any, unsteady: Any,
 ) -> float:  # fmt: skip
     """Mean correlation of a patch with its image in the better half of the other views, at least two."""
-    level = depth * (normal[0] * ax + normal[1] * ay + normal[2])  # of the plane: n . p = level
-    n, mean, spread = count[0], count[1], count[2]
+    n, slope = int(count[0]), normal[0] * ax + normal[1] * ay + normal[2]
+    if slope + REACH * (abs(normal[0]) / lens[0] + abs(normal[1]) / lens[1]) > _STEEPEST:
+        for k in range(n):
+            if slope + normal[0] * patch[1, k] + normal[1] * patch[2, k] > _STEEPEST:
+                return -1.0
+    level = depth * slope
+    for a in range(3):
+        tilt[a] = normal[a] / level
     for v in range(images.shape[0]):
-        w, l = poses[v], lenses[v]
-        s, ss, sp, k = 0.0, 0.0, 0.0, 0
-        good = True
-        for dy in range(-REACH, REACH + 1, STRIDE):
-            for dx in range(-REACH, REACH + 1, STRIDE):
-                value = patch[k]
-                k += 1
-                if value < 0.0 or not good:
-                    continue
-                qx, qy = ax + dx / lens[0], ay + dy / lens[1]
-                slope = normal[0] * qx + normal[1] * qy + normal[2]
-                z = level / slope
-                oz = (w[6] * qx + w[7] * qy + w[8]) * z + w[11]
-                u = ((w[0] * qx + w[1] * qy + w[2]) * z + w[9]) / oz * l[0] + l[2] - 0.5
-                t = ((w[3] * qx + w[4] * qy + w[5]) * z + w[10]) / oz * l[1] + l[3] - 0.5
-                if slope > _STEEPEST or oz <= 1e-6 or not (0.0 <= u < l[4] - 1 and 0.0 <= t < l[5] - 1):
-                    good = False
-                    continue
-                a, b = int(u), int(t)
-                p, q = u - a, t - b
-                there = (1 - q) * ((1 - p) * images[v, b, a] + p * images[v, b, a + 1]) + q * (
-                    (1 - p) * images[v, b + 1, a] + p * images[v, b + 1, a + 1]
-                )
-                s += there
-                ss += there * there
-                sp += there * value
-        variance = ss / n - (s / n) ** 2
-        scores[v] = (sp / n - mean * s / n) / (spread * np.sqrt(variance)) if good and variance > 1e-6 else -1.0
-    kept, total = max(2, images.shape[0] // 2), 0.0
+        scores[v] = -1.0
+        if _projected(ax, ay, tilt, v, poses, lenses, patch, n, pixels):
+            scores[v] = _likeness(v, images, pixels, patch, n, count, unsteady)
+    kept, total = max(2, images.shape[0] // 3), 0.0
     for _ in range(kept):
         best = np.argmax(scores)
         total += scores[best]
         scores[best] = -_SURE
     return total / kept
+
+
+@njit(**INLINE)
+def _projected(
+    ax: Any, ay: Any, tilt: Any, v: Any, w: Any, l: Any, patch: Any, n: Any, pixels: Any
+) -> bool:  # fmt: skip
+    """Where another view sees the samples of a patch on the plane tilt . p = 1; false if it does not see all of them.
+
+    The homography R + t tilt^T takes rays of one view to those of the other: here at the middle of the patch, and its
+    changes along the rays.
+    """
+    gx, gy = w[v, 6] + w[v, 11] * tilt[0], w[v, 7] + w[v, 11] * tilt[1]
+    g = gx * ax + gy * ay + w[v, 8] + w[v, 11] * tilt[2]
+    ex, ey = w[v, 0] + w[v, 9] * tilt[0], w[v, 1] + w[v, 9] * tilt[1]
+    e = ex * ax + ey * ay + w[v, 2] + w[v, 9] * tilt[2]
+    fx, fy = w[v, 3] + w[v, 10] * tilt[0], w[v, 4] + w[v, 10] * tilt[1]
+    f = fx * ax + fy * ay + w[v, 5] + w[v, 10] * tilt[2]
+    cx, cy, one = l[v, 2] - 0.5, l[v, 3] - 0.5, np.float32(1.0)
+    ux, uy, u0 = (
+        np.float32(l[v, 0] * ex + cx * gx),
+        np.float32(l[v, 0] * ey + cx * gy),
+        np.float32(l[v, 0] * e + cx * g),
+    )
+    tx, ty, t0 = (
+        np.float32(l[v, 1] * fx + cy * gx),
+        np.float32(l[v, 1] * fy + cy * gy),
+        np.float32(l[v, 1] * f + cy * g),
+    )
+    zx, zy, z0 = np.float32(gx), np.float32(gy), np.float32(g)
+    far = np.float32(1e9)
+    left, right, top, bottom, ahead = far, -far, far, -far, far
+    for k in range(n):
+        dx, dy = patch[1, k], patch[2, k]
+        z = zx * dx + zy * dy + z0
+        u, t = (ux * dx + uy * dy + u0) * (one / z), (tx * dx + ty * dy + t0) * (one / z)
+        pixels[0, k], pixels[1, k] = u, t
+        left, right, top, bottom = min(left, u), max(right, u), min(top, t), max(bottom, t)
+        ahead = min(ahead, z)
+    return bool(ahead > 1e-6 and left >= 0.0 and top >= 0.0 and right < l[v, 4] - 1 and bottom < l[v, 5] - 1)
+
+
+@njit(**INLINE)
+def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, unsteady: Any) -> float:
+    """Correlation of a patch with the brightness of an image at some pixels, less what another brightness costs; -1 if
+    those show nothing."""
+    one, mean = np.float32(1.0), np.float32(count[1])
+    s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for k in range(n):
+        u, t = pixels[0, k], pixels[1, k]
+        a, b = np.uint32(np.int32(u)), np.uint32(np.int32(t))  # unsigned: not counted from the end
+        p, q = u - np.float32(np.int32(u)), t - np.float32(np.int32(t))
+        above = (one - p) * images[v, b, a] + p * images[v, b, a + np.uint32(1)]
+        below = (one - p) * images[v, b + np.uint32(1), a] + p * images[v, b + np.uint32(1), a + np.uint32(1)]
+        there = (one - q) * above + q * below - mean
+        s += there
+        ss += there * there
+        sp += there * patch[0, k]
+    variance = ss / n - (s / n) ** 2
+    if variance <= 1e-6:
+        return -1.0
+    return max(sp / n / (count[2] * np.sqrt(variance)) - unsteady * (s / n) ** 2, -1.0)

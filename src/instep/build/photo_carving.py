@@ -28,6 +28,11 @@ MIN_WITNESSES = 2
 """Views whose depth must say something of a point."""
 MIN_DEPTH_SHARE = 0.1
 """Share of the pixels of an object whose depth must be found."""
+AGAIN_SHARE = 0.15
+"""Share of the hull that is removed from which on it is taken for hollow: thin parts that are left in it go, and depths
+are searched again inside what is left."""
+_SLIVER_SHARE = 0.03
+"""Half the thickness up to which a part is thin, as a share of the diagonal of the grid."""
 _CHUNK = 200_000
 """Points of the grid that are looked at together."""
 _SMOOTHING = 0.6
@@ -61,16 +66,24 @@ def carve_hull(
     hull: Hull, views: Sequence[PosedView], masks: Sequence[ObjectMask], plane: Array, report: PartReport | None = None
 ) -> CarvedHull:
     """Remove what is in front of the surface that stereo finds; the hull itself where it finds too little."""
-    depths = surface_depths(views, masks, hull.mesh, report)
+    first: PartReport | None = None if report is None else lambda share, words: report(0.5 * share, words)
+    depths = surface_depths(views, masks, hull.mesh, first)
     pixels = sum(one.pixels for one in depths)
     share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
     info: dict[str, Any] = {"views": len(depths), "depth_share": round(share, 3)}
     if share < MIN_DEPTH_SHARE:
         because = "views are too far apart, or the surface shows too little, for stereo"
         return CarvedHull(hull.mesh, info | {"refused": because})
-    left = carved_field(hull.field, hull.grid, depths, masks, plane)
-    mesh = without_ghosts(without_specks(isosurface(left, hull.grid)), masks)
+    mesh = _carved(hull, depths, masks, plane)
+    if mesh.volume < (1 - AGAIN_SHARE) * hull.mesh.volume:  # what is left bounds the search more tightly
+        second: PartReport | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
+        mesh = _carved(hull, surface_depths(views, masks, mesh, second), masks, plane)
     return CarvedHull(mesh, info | {"carved_share": round(1 - mesh.volume / hull.mesh.volume, 3)})
+
+
+def _carved(hull: Hull, depths: Sequence[SurfaceDepth], masks: Sequence[ObjectMask], plane: Array) -> TriangleMesh:
+    left = carved_field(hull.field, hull.grid, depths, masks, plane)
+    return without_ghosts(without_specks(isosurface(left, hull.grid)), masks)
 
 
 def carved_field(
@@ -82,29 +95,46 @@ def carved_field(
     band = BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
     chosen = np.nonzero((field > -2 * grid.pitch).ravel())[0]
     flat, places = field.ravel().copy(), grid.points().reshape(-1, 3)
+    seen = np.zeros(len(flat), bool)
     for begin in range(0, len(chosen), _CHUNK):
         some = chosen[begin : begin + _CHUNK]
-        found = _evidence(places[some], depths, band)
+        found, seen[some] = _evidence(places[some], depths, band)
         flat[some] = np.where(np.isfinite(found), np.minimum(flat[some], found), flat[some])
     out = flat.reshape(field.shape)
+    if ((field > 0) & (out <= 0)).sum() > AGAIN_SHARE * (field > 0).sum():
+        out = without_slivers(out, field, seen.reshape(field.shape), grid)
     near = binary_dilation((field > 0) & (out <= 0), iterations=2)
     smooth = gaussian_filter(np.clip(out, -band, band), _SMOOTHING)
     return _restored(np.where(near, np.minimum(smooth, field), out), field, grid, depths, masks, plane, band)
 
 
-def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> Array:
-    """How far inside the seen surface points are, by the median of the views that see it at them or behind them [m]."""
+def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
+    """The field without thin parts that carving left between the rays of the views, where none has a surface."""
+    from scipy.ndimage import distance_transform_edt
+
+    radius, solid = _SLIVER_SHARE * float(np.linalg.norm(grid.shape)), out > 0
+    core = np.asarray(distance_transform_edt(np.pad(solid, 1)), float)[1:-1, 1:-1, 1:-1] > radius
+    opened = np.asarray(distance_transform_edt(~core), float) <= radius
+    carved = (hull > 0) & ~solid
+    beside = np.asarray(distance_transform_edt(~carved), float) <= radius if carved.any() else carved
+    return np.where(solid & ~opened & ~seen & beside, -0.5 * grid.pitch, out)
+
+
+def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tuple[Array, Array]:
+    """How far inside the seen surface points are, by the median of the views that see it at them or behind them [m];
+    and which points some view has a surface at."""
     inside = np.full((len(depths), len(points)), np.inf, np.float32)
     for k, one in enumerate(depths):
         local = in_camera(one.camera, points)
         behind = local[:, 2] - sampled_at(one.depth, one.camera, local)
         inside[k] = np.where(behind < band, np.maximum(behind, -band), np.inf)
+    at = np.asarray((np.abs(inside) < band).any(axis=0), bool)
     inside.sort(axis=0)
     count = np.isfinite(inside).sum(axis=0)
     low = np.take_along_axis(inside, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]
     high = np.take_along_axis(inside, np.minimum(count // 2, len(depths) - 1)[None], axis=0)[0]
     with np.errstate(invalid="ignore"):
-        return np.where(count >= MIN_WITNESSES, (low + high) / 2, np.nan)
+        return np.where(count >= MIN_WITNESSES, (low + high) / 2, np.nan), at
 
 
 def _restored(

@@ -69,10 +69,13 @@ class ObjectMask:
         sign = np.where(self.alpha > 0.5, 1.0, -1.0)
         out = sign * FAR_PX
         if len(crossings):
-            rows, columns = np.indices(self.alpha.shape)
+            left, top = np.maximum(crossings.min(axis=0) - FAR_PX, 0).astype(int)
+            right, bottom = np.ceil(crossings.max(axis=0) + FAR_PX).astype(int)
+            cut = np.s_[top:bottom, left:right]
+            rows, columns = np.indices(self.alpha.shape)[:, top:bottom, left:right]
             centres = np.stack([columns.ravel() + 0.5, rows.ravel() + 0.5], axis=1)
             near, _ = cKDTree(crossings).query(centres, distance_upper_bound=FAR_PX)
-            out = sign * np.minimum(near, FAR_PX).reshape(self.alpha.shape)
+            out[cut] = sign[cut] * np.minimum(near, FAR_PX).reshape(rows.shape)
         return np.where(self.known, out, UNKNOWN_PX)
 
 

@@ -111,6 +111,39 @@ def cut(piece: Piece, normal: Array, level: float, pitch: float) -> tuple[Piece,
     return out[0], out[1]
 
 
+def cut_points(piece: Piece, corners: Array, normal: Array, level: float, pitch: float) -> tuple[Array, Array]:
+    """Points whose hulls are those of the pieces that `cut` makes; `corners` are those of the piece, each once [n, 3].
+
+    Nothing else of the pieces is computed, so that many planes may be compared.
+    """
+    away = piece.triangles @ normal - level
+    crossed = (away.min(axis=1) < 0) & (away.max(axis=1) > 0)
+    ends, beyond = piece.triangles[crossed], away[crossed]
+    rows, first = np.nonzero((beyond > 0) != (np.roll(beyond, -1, axis=1) > 0))
+    second = (first + 1) % 3
+    share = (beyond[rows, first] / (beyond[rows, first] - beyond[rows, second]))[:, None]
+    between = ends[rows, first] + share * (ends[rows, second] - ends[rows, first])
+    beside = piece.core @ normal - level
+    near = np.abs(beside) < 0.5 * pitch
+    shared = _rim(np.concatenate([between, piece.core[near] - beside[near, None] * normal]), normal)
+    ahead = corners @ normal > level
+    return np.concatenate([corners[~ahead], shared]), np.concatenate([corners[ahead], shared])
+
+
+def _rim(points: Array, normal: Array) -> Array:
+    """The corners of the hull of points on a plane; all of them where they are on a line."""
+    from scipy.spatial import ConvexHull
+
+    kept = np.argsort(np.abs(normal))[:2]  # the plane is seen least edge on along its largest axis
+    flat = points[:, np.sort(kept)]
+    if len(points) < 4 or np.ptp(flat, axis=0).min() < _FLAT * max(float(np.ptp(flat, axis=0).max()), 1e-300):
+        return points
+    try:
+        return points[ConvexHull(flat).vertices]
+    except RuntimeError:  # QhullError: on a line
+        return points
+
+
 def union(a: Piece, b: Piece) -> Piece:
     """Two pieces as one."""
     pairs = ((a.triangles, b.triangles), (a.inside, b.inside), (a.core, b.core), (a.skin, b.skin), (a.cuts, b.cuts))

@@ -11,8 +11,11 @@ from instep.core.lazy import optional_library
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-AGGRESSIVENESS = 5.0
-"""How fast the error that a collapse may leave grows from pass to pass; with 7, the usual value, whole corners go."""
+AGGRESSIVENESS = 3.0
+"""How fast the error that a collapse may leave grows from pass to pass, of a mesh whose diagonal is 1.
+
+With 7, the usual value, whole corners go; with 5, where few faces are asked for, millimetres of a mug.
+"""
 _CANONICAL = (np.ones((3, 3)) + np.eye(3)) / 120.0
 """Second moments of the tetrahedron of the origin and the unit vectors."""
 
@@ -112,21 +115,27 @@ class TriangleMesh:
         return np.cross(b - a, c - a)
 
     def _determinants(self) -> Array:
-        return np.linalg.det(self.corners)
+        a, b, c = np.moveaxis(self.corners, 1, 0)
+        return np.einsum("ni,ni->n", a, np.cross(b, c))
 
 
 def simplified(mesh: TriangleMesh, faces: int) -> TriangleMesh:
-    """The mesh with about so many faces, by collapsing edges of least quadric error; as it is where it has fewer."""
+    """The mesh with about so many faces, by collapsing edges of least quadric error; as it is where it has fewer.
+
+    More are left where the shape needs them: errors are limited in shares of the diagonal, whatever the unit.
+    """
     if len(mesh.faces) <= faces:
         return mesh
     library = optional_library("fast_simplification", "build", "fast-simplification")
+    middle, size = mesh.bounds.mean(axis=0), max(mesh.diagonal, 1e-12)
+    unit = (mesh.vertices - middle) / size
     for target in (faces, 2 * faces, 4 * faces):
         points, triangles = library.simplify(
-            mesh.vertices.astype(float), mesh.faces.astype(np.int32), target_count=target, agg=AGGRESSIVENESS
+            unit.astype(float), mesh.faces.astype(np.int32), target_count=target, agg=AGGRESSIVENESS
         )
         triangles = np.asarray(triangles, np.int32)
         whole = (triangles != np.roll(triangles, 1, axis=1)).all(axis=1)
-        found = without_unused(TriangleMesh(np.asarray(points, float), triangles[whole]))
+        found = without_unused(TriangleMesh(middle + size * np.asarray(points, float), triangles[whole]))
         # Collapsing edges may pinch a thin part; a mesh that is open has no volume to weigh.
         if found.watertight or not mesh.watertight:
             return found

@@ -64,9 +64,12 @@ def hull_bounds(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Array
 
     `plane` is the table (nx, ny, nz, d) with n . x + d = 0, above which the object stands.
     """
+    return _bounds(masks, hull_views(masks), plane)
+
+
+def _bounds(masks: Sequence[ObjectMask], views: HullViews, plane: Array) -> tuple[Array, Array]:
     centre, radius = _sphere(masks)
     low, high = centre - radius, centre + radius
-    views = hull_views(masks)
     for _ in range(2):
         grid = grid_around(low, high, float((high - low).max()) / _COARSE, margin=1)
         points = grid.points()
@@ -83,10 +86,11 @@ def hull_bounds(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Array
 
 def hull_field(masks: Sequence[ObjectMask], plane: Array, pitch_share: float = 1 / 110) -> tuple[Array, Grid]:
     """The hull as a field on a grid (positive inside) [m], whose pitch is a share of the box's diagonal."""
-    low, high = hull_bounds(masks, plane)
+    views = hull_views(masks)
+    low, high = _bounds(masks, views, plane)
     grid = grid_around(low, high, pitch_share * float(np.linalg.norm(high - low)))
     points = grid.points()
-    return table_cut(hull_views(masks).field(points), points, plane), grid
+    return table_cut(views.field(points), points, plane), grid
 
 
 def table_cut(field: Array, points: Array, plane: Array) -> Array:

@@ -21,6 +21,8 @@ _MIN_SATURATION = 0.4
 """Saturation below which a colour does not identify a body."""
 _MIN_FRAMES = 3
 """Fewest unoccluded frames of a known pixel."""
+_BLURRED_CELLS = 4.0
+"""Least width of a blur, in pixels of a smaller image that it may be done in."""
 
 
 def static_background(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
@@ -77,16 +79,32 @@ def colour_mask(image: Array, colour: Array, alike: float = 0.945) -> Array:
 
 def inpaint(image: Array, known: Array) -> Array:
     """A image whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
-    from scipy.ndimage import gaussian_filter
-
     out, missing = np.where(known[..., None], image, np.float32(0.0)), ~known
+    layers = np.concatenate([out, known[..., None]], axis=-1, dtype=np.float32)
     for width in (1.5, 4.0, 12.0, 36.0, 108.0):
-        share = gaussian_filter(known.astype(np.float32), width)
-        colour = gaussian_filter(np.where(known[..., None], image, np.float32(0.0)), (width, width, 0))
-        found = missing & (share > 0.02)
-        out[found] = colour[found] / share[found][:, None]
-        missing &= ~found
+        if not missing.any():
+            break
+        rows, columns = np.nonzero(missing)
+        means = _blurred(layers, width, rows, columns)
+        found = means[:, -1] > 0.02
+        out[rows[found], columns[found]] = means[found, :-1] / means[found, -1:]
+        missing[rows[found], columns[found]] = False
     return out
+
+
+def _blurred(layers: Array, width: float, rows: Array, columns: Array) -> Array:
+    """An image [height, width, layers] at some pixels, blurred by a Gaussian [pixels]; wide ones in fewer pixels."""
+    from scipy.ndimage import gaussian_filter, map_coordinates
+
+    factor = max(1, int(width / _BLURRED_CELLS))
+    if factor == 1:
+        return gaussian_filter(layers, (width, width, 0))[rows, columns]
+    height, across = (-(-size // factor) * factor for size in layers.shape[:2])
+    padded = np.pad(layers, ((0, height - layers.shape[0]), (0, across - layers.shape[1]), (0, 0)), mode="edge")
+    cells = padded.reshape(height // factor, factor, across // factor, factor, -1).mean(axis=(1, 3))
+    wide = gaussian_filter(cells, (width / factor, width / factor, 0))
+    at = [(rows + 0.5) / factor - 0.5, (columns + 0.5) / factor - 0.5]
+    return np.stack([map_coordinates(wide[..., k], at, order=1, mode="nearest") for k in range(wide.shape[2])], axis=1)
 
 
 def _background(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
