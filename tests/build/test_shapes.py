@@ -223,3 +223,7 @@ def test_parts_of_a_thin_ring_leave_it_open():
     assert found.volume_ratio < 1.25 and len(found.meshes) < 24
     assert sum(part.volume for part in found.meshes) == pytest.approx(found.volume_ratio * ring.volume)
     assert all(np.hypot(*part.centroid[:2]) > 0.04 for part in found.meshes)
+
+
+def test_a_surface_is_near_itself_whichever_points_are_sampled(ball):
+    assert max(surface_distances(ball, ball)) < 0.0015 * ball.diagonal

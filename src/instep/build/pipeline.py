@@ -78,11 +78,11 @@ class BuildOptions:
     """Masses by object [kg]."""
     materials: Mapping[str, str] = field(default_factory=dict[str, str])
     friction: Mapping[str, float] = field(default_factory=dict[str, float])
-    gaussians: int = 3000
+    gaussians: int = 6000
     """Gaussians of each object."""
     background: int = 4000
     """Gaussians of the static world behind the objects; 0 for none."""
-    steps: int = 300
+    steps: int = 600
     """Steps that those of each object are fitted for, the background for a third; 0 leaves them as they start."""
     seed: int = 0
     robot: Scene | None = None

@@ -57,11 +57,11 @@ class BuildArgs:
     """materials, NAME=MATERIAL, whose density gives the mass where it was not weighed."""
     friction: tuple[str, ...] = ()
     """sliding friction, NAME=NUMBER."""
-    gaussians: int = 3000
+    gaussians: int = 6000
     """Gaussians of each object at the start of their fit."""
     background: int = 4000
     """Gaussians of the static world behind the objects (splats/world.ply); 0 for none."""
-    steps: int = 300
+    steps: int = 600
     """steps of the fit of the Gaussians of each object, a third for the background; 0 leaves them as they start."""
     redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
     """the first stage to compute; those before it are read from OUT."""
