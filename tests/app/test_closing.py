@@ -49,7 +49,8 @@ def study_of(**scores: list[float]) -> ClosingStudy:
         }
         for k in range(count)
     }
-    return ClosingStudy(PLAN, robots, {RANGES: SharedTraining(np.zeros((1, 4)), 60.0)})
+    shared = {name: SharedTraining(np.zeros((1, 4)), 30.0) for name in (FIRST, NOMINAL_FIRST, RANGES, NOMINAL)}
+    return ClosingStudy(PLAN, robots, shared)
 
 
 def test_the_cheapest_of_those_that_surely_gain_is_bought_first():
@@ -153,12 +154,13 @@ def test_an_error_that_the_parameters_cannot_explain_does_not_get_smaller_with_m
     assert widths[1] > 0.6 * widths[0], "noise would leave half"
 
 
-def test_trainings_that_meet_the_robot_go_on_from_the_first_half_of_hand_ranges(tmp_path):
+def test_what_trains_for_one_robot_needs_the_trainings_for_all_and_is_charged_for_them(tmp_path):
     plan = replace(PLAN, techniques=(UNTOUCHED, POSTERIOR))
     seen: list[str] = []
     study = run_closing(plan, tmp_path, watch=seen.append)
-    assert seen == [f"training: {FIRST}", "robot 1", "robot 2"]
-    assert 60 * study.computer_minutes(POSTERIOR) > study.shared[FIRST].seconds > 0
+    trained = [NOMINAL_FIRST, FIRST, NOMINAL, RANGES]
+    assert seen == [*(f"training: {name}" for name in trained), "robot 1", "robot 2"]
+    assert 60 * study.computer_minutes(POSTERIOR) > sum(study.shared[name].seconds for name in trained) > 0
 
 
 def test_hand_ranges_hold_the_scenes_own_values():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
 from build_scenes import box, ring, tee
-from instep.build.convex_decomposition import convex_parts, hull_mesh
+from instep.build.convex_decomposition import convex_parts, hull_mesh, with_flat_base
 from instep.build.isosurface import grid_around, isosurface
 from instep.build.loose_pieces import without_ghosts
 from instep.build.mesh_raster import coverage
@@ -18,6 +20,7 @@ from instep.build.shape import object_shape, silhouette_overlap
 from instep.build.silhouettes import ObjectMask
 from instep.build.triangle_mesh import TriangleMesh, joined, separated, simplified, surface_distances
 from instep.core.errors import BadInput
+from instep.scene.camera import look_at, pinhole
 
 PLANE = np.array([0.0, 0.0, 1.0, 0.0])
 
@@ -227,3 +230,33 @@ def test_parts_of_a_thin_ring_leave_it_open():
 
 def test_a_surface_is_near_itself_whichever_points_are_sampled(ball):
     assert max(surface_distances(ball, ball)) < 0.0015 * ball.diagonal
+
+
+def test_a_thin_top_is_kept_and_what_floats_beside_it_is_not():
+    body = [(x, y, z) for x in (-0.037, 0.037) for y in (-0.016, 0.016) for z in (0.0, 0.09)]
+    carton = hull_mesh(np.array([*body, *((x, y, 0.116) for x in (-0.037, 0.037) for y in (-0.0008, 0.0008))]))
+    cameras, places = [], ((18.0, 4, 0.0), (42.0, 2, 0.4), (68.0, 2, 0.9))
+    for up, count, turn in places:
+        for k in range(count):
+            angle, rise = 2 * np.pi * k / count + turn, np.radians(up)
+            way = np.array([np.cos(rise) * np.cos(angle), np.cos(rise) * np.sin(angle), np.sin(rise)])
+            middle, name = carton.bounds.mean(axis=0), f"v{len(cameras)}"
+            lens = pinhole(name, (320, 240), 40.0)
+            cameras.append(replace(lens, body_from_camera=look_at(middle + 0.26 * way, middle)))
+    found = object_shape("carton", exact_masks(carton, cameras), PLANE, "hull").mesh
+    assert len(separated(found)) == 1
+    assert found.bounds[1, 2] > 0.113
+    assert np.abs(found.bounds - carton.bounds).max() < 0.006
+
+
+def test_an_object_that_stands_on_a_table_has_a_flat_base():
+    rng = np.random.default_rng(0)
+    turn = 2 * np.pi * np.arange(40) / 40
+    rim = np.stack([0.04 * np.cos(turn), 0.04 * np.sin(turn)], axis=1)
+    low = np.column_stack([rim, rng.uniform(0.0, 4e-4, 40)])
+    can = hull_mesh(np.concatenate([low, np.column_stack([rim, np.full(40, 0.12)])]))
+    (flat,) = with_flat_base([can], PLANE)
+    assert (np.abs(flat.vertices[:, 2]) < 1e-12).sum() > 30
+    assert flat.watertight and abs(flat.volume / can.volume - 1) < 0.01
+    raised_can = TriangleMesh(can.vertices + np.array([0.0, 0.0, 0.05]), can.faces)
+    assert with_flat_base([raised_can], PLANE)[0] is raised_can, "what stands on something else stays as it is"

@@ -10,6 +10,7 @@ import pytest
 from instep.core.errors import BadInput, Diverged, Unsupported
 from instep.core.world import stack, take
 from instep.physics.rapier_build import refusing
+from instep.physics.rapier_hulls import bent_faces
 from instep.physics.rapier_world import KEY, RapierWorld
 from instep.scene.folder import Scene
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
@@ -301,3 +302,27 @@ def test_what_rapier_itself_refuses_is_one_sentence():
         panic()
     with pytest.raises(ValueError, match="ours"), refusing("build this scene"):
         raise ValueError("ours")
+
+
+@pytest.mark.parametrize("corners", [5, 12, 40])
+def test_what_stands_on_a_round_face_does_not_tip_over(tmp_path, corners):
+    turn = 2 * np.pi * np.arange(corners) / corners
+    rim = np.stack([0.04 * np.cos(turn), 0.04 * np.sin(turn)], axis=1)
+    can = " ".join(f"{x:.6f} {y:.6f} {z}" for z in (0.0, 0.14) for x, y in rim)
+    mesh = f'<asset><mesh name="can" vertex="{can}"/></asset>'
+    floor = '<geom type="plane" size="1 1 .1"/>'
+    sim = made(tmp_path, f'{floor}<body><freejoint/><geom type="mesh" mesh="can" mass="0.3"/></body>', mesh)
+    begin = sim.reset(0)
+    end = run(sim, begin, round(2.0 / sim.spec.dt))
+    assert np.abs(end.q[:3] - begin.q[:3]).max() < 1e-3, "four corners of the face beside each other hold nothing"
+    assert np.abs(end.q[4:7]).max() < 2e-3
+
+
+def test_corners_of_a_face_beside_the_four_that_span_it_are_moved_inwards_a_little():
+    turn = 2 * np.pi * np.arange(16) / 16
+    can = np.array([[np.cos(a), np.sin(a), z] for z in (0.0, 3.0) for a in turn])
+    bent = bent_faces(can)
+    low = bent[bent[:, 2] < 1]
+    assert (low[:, 2] < 1e-9).sum() == 4 and low[:, 2].max() < 0.02
+    box = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], float)
+    assert sorted(map(tuple, bent_faces(box))) == sorted(map(tuple, box)), "four corners of a face stay where they are"

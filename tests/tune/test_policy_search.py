@@ -16,7 +16,7 @@ from instep.app.world_specs import policy_from_spec
 from instep.evaluate import episode_returns, start_states
 from instep.policy import ResidualPolicy, load_residual
 from instep.scene.folder import Scene
-from instep.tune import SearchOptions, nominal_values, parse_belief, parse_ranges, search_weights
+from instep.tune import SearchOptions, best_weights, nominal_values, parse_belief, parse_ranges, search_weights
 
 TINY = SearchOptions(generations=2, population=4, samples=3, seconds=1.0)
 
@@ -51,6 +51,13 @@ def test_success_counts_as_one_for_the_rest_of_the_time_and_a_batch_equals_singl
     assert np.allclose(found.score, alone, atol=1e-9)
     assert (found.score > 0.5).all()
     assert (found.score < 1).all()
+
+
+def test_of_some_weights_those_are_deployed_that_do_best_in_the_worlds_of_a_belief(setup):
+    none, slow = setup.trained.weights, np.tile([-0.9, 0.0, 0.0, 0.0], (len(setup.trained.weights), 1))
+    late = Box((Param("action.delay", 0.0, 0.02),))
+    for candidates in ([none, slow], [slow, none]):
+        assert np.array_equal(best_weights(setup.world, setup.trained, candidates, late, TINY), none)
 
 
 def test_training_with_a_delay_recovers_some_of_the_return_it_costs(setup):

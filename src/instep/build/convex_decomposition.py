@@ -17,12 +17,15 @@ from instep.core.world import Array
 
 from .solid_cuts import Piece, cut, cut_points, hull_volume, union, whole_piece
 from .triangle_mesh import TriangleMesh, simplified
+from .visual_hull import height_above
 
 MAX_VOLUME_RATIO = 1.2
 """Volume of the parts over that of the mesh at which nothing more is cut."""
 MAX_CONCAVITY = 0.05
 """Distance of the hull of a part from the solid above which it is cut, as a share of the diagonal of the mesh."""
 MAX_PARTS = 96
+BASE_SHARE = 0.006
+"""Height above the table within which vertices of parts are taken to stand on it, as a share of the diagonal."""
 _FACES = 1500
 """Faces of the mesh that is decomposed."""
 _PART_VERTICES = 64
@@ -105,6 +108,25 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
     meshes = tuple(_few_vertices(hull_mesh(part.piece.points())) for part in parts if part.piece.hull > 0)
     ratio = sum(part.volume for part in meshes) / mesh.volume
     return ConvexDecomposition(meshes, ratio, max(part.concavity for part in parts))
+
+
+def with_flat_base(parts: Sequence[TriangleMesh], plane: Array) -> tuple[TriangleMesh, ...]:
+    """Parts of an object that stands on a table (nx, ny, nz, d), with what is lowest of them moved onto the table.
+
+    A hull is uncertain by about that much, and on three points of a round base an object wobbles.
+    """
+    points = np.concatenate([part.vertices for part in parts])
+    reach = BASE_SHARE * float(np.linalg.norm(np.ptp(points, axis=0)))
+    if abs(float(height_above(points, plane).min())) > reach:
+        return tuple(parts)
+    up = plane[:3] / np.linalg.norm(plane[:3]) * (1 if plane[2] > 0 else -1)
+
+    def lowered(part: TriangleMesh) -> TriangleMesh:
+        height = height_above(part.vertices, plane)
+        low = height < reach
+        return hull_mesh(part.vertices - np.where(low, height, 0.0)[:, None] * up) if low.any() else part
+
+    return tuple(lowered(part) for part in parts)
 
 
 def _worst(parts: Sequence[_Part], mesh: TriangleMesh) -> int | None:

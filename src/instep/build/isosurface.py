@@ -31,6 +31,11 @@ class Grid:
     shape: tuple[int, int, int]
     """Points along x, y and z."""
 
+    @property
+    def diagonal(self) -> float:
+        """Diagonal of the box of its points [m]."""
+        return self.pitch * float(np.linalg.norm(np.array(self.shape) - 1))
+
     def points(self) -> Array:
         """All points [x, y, z, 3] [m]."""
         axes = [self.origin[i] + self.pitch * np.arange(self.shape[i]) for i in range(3)]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.world import Array
 
-from .mesh_raster import depth_image
+from .mesh_raster import depth_image, in_camera
 from .silhouettes import ObjectMask
 from .triangle_mesh import TriangleMesh, joined, separated
 
@@ -26,20 +27,36 @@ def without_specks(mesh: TriangleMesh) -> TriangleMesh:
     return joined([piece for piece in pieces if piece.volume >= _PIECE_SHARE * pieces[0].volume])
 
 
-def without_ghosts(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> TriangleMesh:
+def without_ghosts(mesh: TriangleMesh, masks: Sequence[ObjectMask], pitch: float = 0.0) -> TriangleMesh:
     """The mesh without loose pieces that no mask needs: where few views cross, parts of a hull float beside the object.
 
-    A piece stays where some mask has pixels that no other piece explains.
+    A piece stays where some mask has pixels that no other piece explains. A surface on a grid of this pitch [m] loses
+    its edges, so pixels that are nearer than that to another piece need no explanation.
     """
     pieces = separated(mesh)
+    if len(pieces) < 2:
+        return mesh
     shown = [[depth_image(piece, mask.camera).mask for mask in masks] for piece in pieces]
+    reach = [_pixels(pitch, mask, pieces[0]) for mask in masks]
     kept = list(range(len(pieces)))
     for k in reversed(range(1, len(pieces))):  # the smallest first
-        others = [np.any([shown[i][m] for i in kept if i != k], axis=0) for m in range(len(masks))]
-        alone = [
-            float((mask.inside & own & ~rest).sum()) for mask, own, rest in zip(masks, shown[k], others, strict=True)
-        ]
-        needed = max(a / max(int(mask.inside.sum()), 1) for a, mask in zip(alone, masks, strict=True))
+        needed = 0.0
+        for m, mask in enumerate(masks):
+            rest = np.any([shown[i][m] for i in kept if i != k], axis=0)
+            alone = mask.inside & shown[k][m] & ~_grown(rest, reach[m])
+            needed = max(needed, float(alone.sum()) / max(int(mask.inside.sum()), 1))
         if needed < _NEEDED_SHARE:
             kept.remove(k)
     return joined([pieces[k] for k in kept])
+
+
+def _pixels(length: float, mask: ObjectMask, piece: TriangleMesh) -> int:
+    """A length at the middle of a piece as pixels of a view, rounded up."""
+    depth = float(in_camera(mask.camera, piece.bounds.mean(axis=0))[2])
+    return int(np.ceil(length * max(mask.camera.focal) / depth)) if depth > 0 else 0
+
+
+def _grown(mask: Array, pixels: int) -> Array:
+    from scipy.ndimage import binary_dilation
+
+    return np.asarray(binary_dilation(mask, iterations=pixels)) if pixels else mask

@@ -83,7 +83,7 @@ def carve_hull(
 
 def _carved(hull: Hull, depths: Sequence[SurfaceDepth], masks: Sequence[ObjectMask], plane: Array) -> TriangleMesh:
     left = carved_field(hull.field, hull.grid, depths, masks, plane)
-    return without_ghosts(without_specks(isosurface(left, hull.grid)), masks)
+    return without_ghosts(without_specks(isosurface(left, hull.grid)), masks, hull.grid.pitch)
 
 
 def carved_field(

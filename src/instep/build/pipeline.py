@@ -33,7 +33,7 @@ from instep.splat.plane_alignment import Plane, align_on_plane
 from .background_gaussians import WORLD, fit_world
 from .camera_adjustment import Refinement, SeenObject, refine_cameras, seen_object
 from .capture_checks import check_views, seen_on_table
-from .convex_decomposition import convex_parts
+from .convex_decomposition import convex_parts, with_flat_base
 from .extrusion import coarse_extrusion
 from .generated_shape import GeneratedOptions, generated_shape
 from .mesh_texture import MeshTexture, bake_texture
@@ -187,7 +187,7 @@ def _build(
     seen = {name: _masks(views, segmented, name) for name in segmented.info["objects"]}
     shapes = store.run("shape", lambda report: _shapes(seen, plane, options, work, report))
     meshes = {name: _mesh(shapes.arrays, name) for name in seen}
-    parts = store.run("parts", lambda report: _parts(meshes, options, report))
+    parts = store.run("parts", lambda report: _parts(meshes, plane, options, report))
     behind = Plane(plane, *(_pair(row) for row in taken.arrays["bounds"]))
     looks = store.run("appearance", lambda report: _looks(meshes, seen, views, behind, options, work, report))
     objects = [_object(name, meshes[name], parts, looks, options) for name in seen]
@@ -362,13 +362,13 @@ def _mesh(arrays: Mapping[str, Array], name: str) -> TriangleMesh:
     return TriangleMesh(arrays[f"vertices:{name}"], arrays[f"faces:{name}"])
 
 
-def _parts(meshes: Mapping[str, TriangleMesh], options: BuildOptions, report: PartReport) -> StageOutput:
+def _parts(meshes: Mapping[str, TriangleMesh], plane: Array, options: BuildOptions, report: PartReport) -> StageOutput:
     arrays: dict[str, Array] = {}
     info: dict[str, Any] = {}
     for i, (name, mesh) in enumerate(meshes.items()):
         report(i / len(meshes), name)
         found = convex_parts(mesh, seed=options.seed)
-        for k, part in enumerate(found.meshes):
+        for k, part in enumerate(with_flat_base(found.meshes, plane)):
             arrays |= {f"vertices:{name}:{k}": part.vertices, f"faces:{name}:{k}": part.faces}
         info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "concavity_m": found.concavity_m}
     return StageOutput(arrays, {"objects": info})

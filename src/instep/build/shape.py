@@ -15,7 +15,7 @@ from instep.splat.fitting import pixel_rays
 from .camera_adjustment import fit_regular, seen_object
 from .cavities import cavity_words
 from .extrusion import Extrusion, coarse_extrusion
-from .isosurface import isosurface
+from .isosurface import Grid, isosurface
 from .loose_pieces import without_ghosts, without_specks
 from .mesh_raster import coverage
 from .photo_carving import Hull, carve_hull
@@ -24,8 +24,8 @@ from .prism_outline import outline_of
 from .right_angles import Outline
 from .silhouettes import ObjectMask, overlap
 from .stage_store import PartReport
-from .triangle_mesh import TriangleMesh, checked_mesh, simplified
-from .visual_hull import hull_field
+from .triangle_mesh import TriangleMesh, checked_mesh, separated, simplified
+from .visual_hull import HULL_PITCH, hull_field
 
 ShapeKind = Literal["auto", "carved", "hull", "extrusion"]
 MIN_HULL_VIEWS = 8
@@ -39,6 +39,11 @@ MIN_BASELINE_DEG = 10.0
 MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
 """Overlap with the masks by which another shape may be worse than the one of silhouettes alone, in the mean and in the
 worst view."""
+_TIGHT_SHARE = 0.8
+"""Diagonal of a hull, as a share of that of its grid, below which it is computed again on a finer grid, then on
+one around it alone."""
+_FINEST_SHARE = 1 / 3
+"""Pitch of that finer grid as a share of the usual one, at least."""
 MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
 """Sizes of objects that are built [m]."""
 MIN_MASK_OVERLAP = 0.4
@@ -128,8 +133,7 @@ def _hull(
     masks: Sequence[ObjectMask], plane: Array, views: Sequence[PosedView], report: PartReport | None
 ) -> tuple[TriangleMesh, dict[str, Any]]:
     """The visual hull of masks, carved where images are given."""
-    field, grid = hull_field(masks, plane)
-    hull = without_ghosts(without_specks(isosurface(field, grid)), masks)
+    field, grid, hull = _whole_hull(masks, plane)
     if not views:
         return hull, {"method": "hull"}
     found = carve_hull(Hull(field, grid, hull), views, masks, plane, report)
@@ -140,6 +144,25 @@ def _hull(
         because = f"silhouettes would fall from {np.mean(before):.3f} to {np.mean(after):.3f}"
         return hull, {"method": "hull", "carving": {**found.info, "refused": because}}
     return found.mesh, {"method": "carved", "carving": found.info}
+
+
+def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid, TriangleMesh]:
+    """The visual hull as a field, its grid and its surface, on a grid as fine as the object needs.
+
+    What floats beside the object widens the grid of a first hull. On one that is too coarse thin parts are lost, and
+    what floats seems to be needed in their place.
+    """
+    field, grid = hull_field(masks, plane)
+    mesh = without_specks(isosurface(field, grid))
+    share = separated(mesh)[0].diagonal / grid.diagonal
+    if share < _TIGHT_SHARE:
+        field, grid = hull_field(masks, plane, HULL_PITCH * max(share, _FINEST_SHARE))
+        mesh = without_specks(isosurface(field, grid))
+    hull = without_ghosts(mesh, masks, grid.pitch)
+    if hull.diagonal < _TIGHT_SHARE * grid.diagonal:
+        field, grid = hull_field(masks, plane, bounds=hull.bounds + 2 * grid.pitch * np.array([[-1], [1]]))
+        hull = without_ghosts(without_specks(isosurface(field, grid)), masks, grid.pitch)
+    return field, grid, hull
 
 
 def is_hull(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:

@@ -22,6 +22,8 @@ MIN_VIEWS = 2
 """Fewest views that must see a point for it to be part of a hull."""
 _COARSE = 48
 """Points along a side of the grid that finds where the object is."""
+HULL_PITCH = 1 / 110
+"""Pitch of the grid of a hull, as a share of the diagonal of its box."""
 _OUTSIDE_M = 1.0
 """Value of points that no two views see [m], negative."""
 
@@ -84,10 +86,15 @@ def _bounds(masks: Sequence[ObjectMask], views: HullViews, plane: Array) -> tupl
     return low, high
 
 
-def hull_field(masks: Sequence[ObjectMask], plane: Array, pitch_share: float = 1 / 110) -> tuple[Array, Grid]:
-    """The hull as a field on a grid (positive inside) [m], whose pitch is a share of the box's diagonal."""
+def hull_field(
+    masks: Sequence[ObjectMask], plane: Array, pitch_share: float = HULL_PITCH, bounds: Array | None = None
+) -> tuple[Array, Grid]:
+    """The hull as a field on a grid (positive inside) [m], whose pitch is a share of the box's diagonal.
+
+    The box is that of the whole hull unless its smallest and largest coordinates [2, 3] are given.
+    """
     views = hull_views(masks)
-    low, high = _bounds(masks, views, plane)
+    low, high = _bounds(masks, views, plane) if bounds is None else bounds
     grid = grid_around(low, high, pitch_share * float(np.linalg.norm(high - low)))
     points = grid.points()
     return table_cut(views.field(points), points, plane), grid

@@ -34,6 +34,7 @@ from .link_tree import (
     principal_inertia,
     quat_from_x_axis,
 )
+from .rapier_hulls import bent_faces
 
 _PLANE, _SPHERE = int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_SPHERE)
 _CAPSULE, _ELLIPSOID = int(mujoco.mjtGeom.mjGEOM_CAPSULE), int(mujoco.mjtGeom.mjGEOM_ELLIPSOID)
@@ -152,7 +153,7 @@ def _hull(points: Array) -> rapier.SharedShape:
     """The convex hull of points; a mesh that is flat or a line to rapier is inflated by a thousandth of its size."""
     make = cast(Any, rapier.SharedShape).convex_hull
     try:
-        return make(points.astype(np.float32))
+        return make(bent_faces(points).astype(np.float32))
     except rapier.MeshConversionError:
         corners = np.stack(np.meshgrid(*[[-0.5, 0.5]] * 3), axis=-1).reshape(-1, 3)
         thick = points[:, None, :] + FLAT_MESH_THICKNESS * np.ptp(points, axis=0).max() * corners
