@@ -15,6 +15,7 @@ class cKDTree:
 
 class ConvexHull:
     simplices: Array
+    neighbors: Array
     vertices: Array
     equations: Array
     volume: float

@@ -20,11 +20,11 @@ def bent_faces(points: Array) -> Array:
     On a round face rapier would hold an object by four corners beside each other, and it would tip over. Here the four
     corners that span most of a face stay, and others are moved inwards, so that they are on faces of their own.
     """
-    from scipy.spatial import ConvexHull, QhullError
+    from scipy.spatial import ConvexHull
 
     try:
         hull = ConvexHull(points)
-    except QhullError:  # flat, or a line
+    except RuntimeError:  # QhullError: flat, or a line
         return points
     out = np.array(points, float)
     for face in _faces(hull.equations[:, :3], hull.neighbors):
