@@ -7,7 +7,8 @@ walks while it is pushed. (b) The whole
 experiment closing on PushT with every technique: its time on two cores, and its returns on Ray. (c) The transfer score:
 policies of every quality in the simulator and on robots. (d) Features of real and rendered images. Nothing was tuned on
 these robots or starts; the objective of training and the width of posteriors were chosen on robots 1 to 4 and 101 to
-104. Each robot that is done is kept, so that a stopped benchmark continues.
+104, the sines in recordings on robots 101 to 116. Each robot that is done is kept, so that a stopped benchmark
+continues.
 
 Parts alone, such as "so101 reach" or "images", on other cores or robots:
 python benchmarks/transfer.py OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]

@@ -11,7 +11,7 @@ import pytest
 from instep import BadInput, Param
 from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
-from instep.app.closing.robot_kinds import hand_ranges, recorded
+from instep.app.closing.robot_kinds import EXCITED_SHARE, excitation, hand_ranges, recorded, robot_kind
 from instep.app.closing.robot_trial import (
     BOUND,
     DELTA,
@@ -127,10 +127,45 @@ def test_what_cannot_be_compared_is_refused(tmp_path, change, words):
         run_closing(replace(PLAN, **change), tmp_path)
 
 
+def plain_recordings(setup, world, count, steps):
+    return recorded(world, setup.trained.fixed, np.zeros((steps, count, 6)), setup.trained.residual.bounds)
+
+
+def test_every_other_recording_has_small_sines_in_its_commands():
+    kind = robot_kind(Scene.load("so101"), "track", "expert")
+    limit = kind.setup.trained.residual.limit
+    added = excitation(limit, 3, 200, 0.02, 5)
+    assert not added[:, 1].any()
+    assert (np.ptp(added[:, [0, 2]], axis=0) > 0.1 * limit).all()
+    assert (np.abs(added) <= EXCITED_SHARE * limit).all()
+    assert (added[0] == 0).all(), "no jump at the start"
+    robot = kind.robot(3)
+    first, second = kind.recorded(robot, 2, 60, 3)
+    plain = plain_recordings(kind.setup, robot, 2, 60)
+    assert np.array_equal(second.action, plain[1].action)
+    assert np.abs(first.action - plain[0].action).max() > 0.1 * limit.min()
+    low, high = kind.setup.trained.residual.bounds
+    assert ((first.action >= low) & (first.action <= high)).all()
+
+
+def test_sines_in_commands_show_the_damping_that_the_task_alone_does_not():
+    setup = TrainingSetup.of(Scene.load("so101"), "track", "expert")
+    planted = 0.35
+    true = replace(setup.world, world=setup.world.world.tuned({"joint.*.damping": planted, "actuator.*.kv": 2.0}))
+    params = [Param("joint.*.damping", 0.3, 1.2, True), Param("actuator.*.kp", 500.0, 2000.0, True)]
+    options = EnsembleOptions(members=32, windows=8)
+    off: list[float] = []
+    for added in (np.zeros((120, 2, 6)), excitation(setup.trained.residual.limit, 2, 120, 0.02, 1)):
+        episodes = recorded(true, setup.trained.fixed, added, setup.trained.residual.bounds)
+        found = estimates(ensemble_posterior(setup.world.world, episodes, params, options))
+        off.append(abs(np.log(found["joint.*.damping"].value / planted)))
+    assert off[1] < off[0]
+
+
 def test_a_planted_delay_lies_in_the_ensemble_posterior():
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     true = replace(setup.world, world=setup.world.world.tuned({"action.delay": 0.06}))
-    episodes = recorded(true, setup.trained.fixed, 2, 50)
+    episodes = plain_recordings(setup, true, 2, 50)
     belief = ensemble_posterior(
         setup.world.world, episodes, [Param("action.delay", 0.0, 0.1)], EnsembleOptions(members=16, windows=4)
     )
@@ -143,7 +178,7 @@ def test_an_error_that_the_parameters_cannot_explain_does_not_get_smaller_with_m
     setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
     wrong = {"action.delay": 0.06, "joint.*.damping": 0.96, "joint.*.armature": 0.036}
     true = replace(setup.world, world=setup.world.world.tuned(wrong))
-    episodes = recorded(true, setup.trained.fixed, 2, 100)
+    episodes = plain_recordings(setup, true, 2, 100)
     widths: list[float] = []
     for windows in (2, 8):
         options = EnsembleOptions(members=32, windows=windows, window_s=0.4)

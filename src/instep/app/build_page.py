@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table
 
 if TYPE_CHECKING:
+    from instep.build.physical_values import PhysicalValue
     from instep.build.pipeline import BuiltScene
 
 _IMAGES = 6
 """Most images of one kind."""
-_OBJECT = ("object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "mass from", "friction", "parts", "overlap")
+_SHAPE = ("object", "shape", "box [mm]", "volume [cm³]", "convex parts", "worst overlap")
+_PHYSICS = ("object", "mass [kg]", "mass from", "friction")
 
 
 def build_page(built: BuiltScene, name: str) -> HtmlReport:
@@ -36,7 +38,7 @@ def build_page(built: BuiltScene, name: str) -> HtmlReport:
         Headline("plain", f"{len(names)} object{'s' * (len(names) != 1)} built", "instep build check judges them"),
         numbers,
         [
-            Section("Objects", blocks=[Table(_OBJECT, _object_rows(built))]),
+            Section("Objects", blocks=[Table(_SHAPE, _shape_rows(built)), Table(_PHYSICS, _physics_rows(built))]),
             Section("Masks", "Green is the object; blue is unknown, as something may hide it there.", _masks(built)),
             Section("Views against renders", "Image, Gaussians, and four times the difference.", _comparison(built)),
             Section("Decisions", blocks=[Table(("stage", "what", "found"), _decisions(stages))], folded=True),
@@ -45,19 +47,25 @@ def build_page(built: BuiltScene, name: str) -> HtmlReport:
     )  # fmt: skip
 
 
-def _object_rows(built: BuiltScene) -> list[tuple[str, ...]]:
+def _shape_rows(built: BuiltScene) -> list[tuple[str, ...]]:
     shapes, parts = built.record["stages"]["shape"]["objects"], built.record["stages"]["parts"]["objects"]
     rows: list[tuple[str, ...]] = []
     for one in built.objects:
         shape = shapes[one.name]
         rows.append((
             one.name, f"{shape['method']}{', a container' if shape.get('container') else ''}",
-            " x ".join(f"{1e3 * side:.0f}" for side in shape["box_m"]),
-            f"{1e6 * one.mesh.volume:.1f}", f"{one.mass.value:.3g} [{one.mass.low:.3g}, {one.mass.high:.3g}]",
-            one.mass.source, f"{one.friction.value:.2g} [{one.friction.low:.2g}, {one.friction.high:.2g}]",
+            " x ".join(f"{1e3 * side:.0f}" for side in shape["box_m"]), f"{1e6 * one.mesh.volume:.1f}",
             str(parts[one.name]["parts"]), f"{min(shape['overlap'].values()):.3f}",
         ))  # fmt: skip
     return rows
+
+
+def _physics_rows(built: BuiltScene) -> list[tuple[str, ...]]:
+    return [(one.name, _interval(one.mass), one.mass.source, _interval(one.friction)) for one in built.objects]
+
+
+def _interval(known: PhysicalValue) -> str:
+    return f"{known.value:.3g} [{known.low:.3g}, {known.high:.3g}]"
 
 
 def _masks(built: BuiltScene) -> list[list[ReportImage]]:

@@ -16,13 +16,13 @@ from instep.core.episode import Episode, Log
 from instep.core.param import Param
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Policy, Simulator
+from instep.core.world import Array, Policy, Simulator
 from instep.data.resample import velocity
 from instep.evaluate.episode_batch import step_batch
 from instep.evaluate.returns import start_states
 from instep.physics.engines import open_world
 from instep.policy.gait import GaitBody
-from instep.policy.trainable import TrainableGait
+from instep.policy.trainable import TrainableGait, TrainableResidual
 from instep.scene import address
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
@@ -36,6 +36,10 @@ from instep.tune.randomize import nominal_values
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
 """Hand ranges: parameters from value / factor to value x factor, and delays up to this [s]."""
 HAND_PATTERNS = ("joint.*.damping", "joint.*.frictionloss", "actuator.*.kp", "actuator.*.kv", "geom.*.friction")
+EXCITED_SHARE, EXCITED_HZ, EXCITED_SINES = 0.2, (0.4, 4.0), 5
+"""Sines that are added to the commands of every other recording: their amplitude as a share of the largest correction
+that a residual makes, the range of their frequencies [Hz], and how many there are. A task alone hardly moves at the
+frequencies at which a trained correction may begin to oscillate, so that it does not show how a robot answers there."""
 WALK_MEMBERS = 40
 """Most members of an ensemble of a robot on legs, whose steps cost more."""
 RECORDED = 800_000
@@ -104,9 +108,10 @@ class CommandedRobots:
         return Tasked(cast(Simulator, world), self.setup.world.task)
 
     def recorded(self, robot: Tasked[Simulator], count: int, steps: int, seed: int) -> list[Episode]:
-        """Episodes of the task."""
-        trained = self.setup.trained
-        return recorded(robot, trained.policy(trained.weights), count, steps)
+        """Episodes of the task; in every other one, from the first, sines are added to the commands."""
+        trained = cast(TrainableResidual, self.setup.trained)
+        added = excitation(trained.residual.limit, count, steps, robot.spec.dt, seed)
+        return recorded(robot, trained.policy(trained.weights), added, trained.residual.bounds)
 
     def posterior(self, episodes: Sequence[Episode], options: EnsembleOptions) -> SampleBelief:
         """An ensemble over windows of the recordings."""
@@ -165,15 +170,30 @@ def _values(scene: Scene, pattern: str) -> list[float]:
     return list(address.read(scene.model, known).values()) if known else []
 
 
-def recorded(world: Tasked[Any], policy: Policy, count: int, steps: int) -> list[Episode]:
-    """Episodes as the sensors of a robot report them: positions as observed, velocities from their differences."""
-    seeds = range(RECORDED, RECORDED + count)
+def excitation(limit: Array, count: int, steps: int, dt: float, seed: int) -> Array:
+    """What is added to commands [steps, recordings, actions]: sines in every other recording, from the first."""
+    rng = np.random.default_rng((seed, 0xE8C17E))
+    size = (count, len(limit), EXCITED_SINES)
+    rate = 2 * np.pi * np.geomspace(*EXCITED_HZ, EXCITED_SINES) * rng.uniform(0.9, 1.1, size)
+    t = dt * np.arange(steps)[:, None, None, None]
+    wave = (rng.choice([-1.0, 1.0], size) * np.sin(rate * t)).mean(axis=-1)
+    excited = (np.arange(count) % 2 == 0)[:, None]
+    return np.where(excited, EXCITED_SHARE * limit * wave, 0.0)
+
+
+def recorded(world: Tasked[Any], policy: Policy, added: Array, bounds: Array) -> list[Episode]:
+    """Episodes as the sensors of a robot report them: positions as observed, velocities from their differences.
+
+    `added` [steps, episodes, actions] is added to the actions of the policy, inside `bounds` [2, actions].
+    """
+    seeds = range(RECORDED, RECORDED + added.shape[1])
     state, log = start_states(world, seeds), Log(world.spec)
     policy.reset(0)
-    lost = np.zeros(count, bool)
-    for _ in range(steps):
+    lost = np.zeros(len(seeds), bool)
+    for more in added:
         seen = world.observe(state)
         action = checked_action(policy.act(seen), world.spec, state.batch)
+        action = np.clip(action + more, *bounds) if more.any() else action
         log(state, seen, action)
         state, lost = step_batch(world, state, action, lost)
     episodes = log.episodes([{"seed": str(seed)} for seed in seeds])
