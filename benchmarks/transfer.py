@@ -10,14 +10,17 @@ these robots or starts; the objective of training and the width of posteriors we
 104, the sines in recordings on robots 101 to 116. Each robot that is done is kept, so that a stopped benchmark
 continues.
 
-Parts alone, such as "so101 reach" or "images", on other cores or robots:
+Parts alone, such as "so101 reach" or "images", on other cores or robots; `keep` adds what such runs wrote to the
+published results, with the machine and the commit of each, and judges the goals that ask for two tasks anew:
 python benchmarks/transfer.py OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
+python benchmarks/transfer.py keep FILE... [--note WORDS]
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +34,8 @@ import numpy as np
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
 from instep.app.closing.robot_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
+from instep.app.output import write_json
+from instep.app.verbs.bench import keep_results, merge_results, plain_row, provenance
 from instep.core.errors import UnknownName
 from instep.core.records import options_dataclass
 from instep.scene.new_scene import make_scene
@@ -40,11 +45,14 @@ TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("qua
 QUADRUPED = Path(__file__).resolve().parents[1] / "examples/quadruped/quadruped.xml"
 PUSHT = ("pusht", "pusht")
 COMPARED = ("untouched", "nominal training", "hand ranges", "posterior", "delta action")
+PAIRED = ", robot by robot"
+"""End of the name of a row with a paired difference."""
 FIRST_ROBOT = 201
 """Seed of the first hidden perturbation; the code was developed on seeds below 10 and 101 to 103."""
 RAY_ROBOTS = 2
 """Robots of PushT that are run a second time, on Ray."""
 VIDEOS = Path(__file__).resolve().parents[2] / "shared/data/pusht/videos"
+RESULTS = Path(__file__).resolve().parent / "results" / "transfer.json"
 TABLE = Path(__file__).resolve().parents[2] / "shared/data/policy_tables/simpler_real_vs_sim.csv"
 
 
@@ -102,12 +110,11 @@ QUICK = Plan(
 def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | None = None) -> list[dict[str, Any]]:
     """All rows, or those of some parts."""
     plan = plan or (QUICK if quick else FULL)
-    won: dict[str, dict[str, bool]] = {}
     every: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        " ".join(task): partial(closing_rows, out, *task, plan, won, plan.compared) for task in TASKS
+        " ".join(task): partial(closing_rows, out, *task, plan, plan.compared) for task in TASKS
     }
     every |= {
-        "pusht": lambda: pusht_rows(out, plan, won),
+        "pusht": lambda: pusht_rows(out, plan),
         "score": lambda: [*foretold_rows(out, plan), *published_rows()],
         "images": lambda: image_rows(quick),
         "pictures": lambda: picture_rows(out, quick, plan),
@@ -119,14 +126,38 @@ def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | 
         name for name in every if name not in {" ".join(task) for task in TASKS if task not in plan.tasks}
     ]
     rows = [one for name, make in every.items() if name in asked for one in make()]
-    return [*rows, *(goal_of_two(words, met) for words, met in won.items())]
+    return [*rows, *goal_rows(rows)]
 
 
-def goal_of_two(words: str, met: dict[str, bool]) -> dict[str, Any]:
-    """A goal that asks for two tasks or robots: no verdict where fewer were run."""
-    if len(met) < 2:
-        return row(f"{words}, of the only one that was run: no verdict on two", sum(met.values()), "")
-    return row(f"{words}, of {len(met)}", sum(met.values()), "", at_least=2.0)
+def goal_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The goals that ask for two tasks or two robots, from the paired differences among the rows."""
+    sure: dict[tuple[str, str], dict[str, bool]] = {}
+    for one in rows:
+        name, mark, words = str(one["name"]).partition(PAIRED)[0].partition(": ")
+        technique, less, other = words.partition(" less ")
+        if mark and less and PAIRED in one["name"]:
+            sure.setdefault((technique, other), {})[name] = one["low"] > 0
+    tasks = _all_sure(sure, [("posterior", "hand ranges"), ("posterior", "nominal training")])
+    robots: dict[str, bool] = {}
+    for name, won in sure.get(("delta action", "untouched"), {}).items():
+        scene = name.partition(" ")[0]
+        robots[scene] = robots.get(scene, False) or won
+    return [
+        *_goal_of_two("tasks", "where the posterior surely beats hand ranges and no randomization", tasks),
+        *_goal_of_two("robots", "on which the delta action surely beats the untouched policy, at any task", robots),
+    ]
+
+
+def _all_sure(sure: Mapping[tuple[str, str], Mapping[str, bool]], pairs: Sequence[tuple[str, str]]) -> dict[str, bool]:
+    """By task, whether every one of these differences is surely above 0."""
+    found = [sure.get(pair, {}) for pair in pairs]
+    return {name: all(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
+
+
+def _goal_of_two(what: str, words: str, met: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """No verdict where fewer than two were run."""
+    compared = row(f"{what} that were compared to find those {words}", len(met), "")
+    return [compared, row(f"{what} {words}", sum(met.values()), "", at_least=2.0 if len(met) > 1 else None)]
 
 
 def absent(part: str, library: str, extra: str) -> dict[str, Any]:
@@ -139,7 +170,6 @@ def closing_rows(
     scene: str,
     task: str,
     plan: Plan,
-    won: dict[str, dict[str, bool]],
     techniques: tuple[str, ...] = COMPARED,
 ) -> list[dict[str, Any]]:
     """Returns of each technique at one task, and paired differences."""
@@ -161,12 +191,7 @@ def closing_rows(
         else []
     )
     gains = {pair: study.gain(*pair) for pair in pairs}
-    rows += [row(f"{name}: {a} less {b}, robot by robot", gain) for (a, b), gain in gains.items()]
-    better = gains["posterior", "hand ranges"].low > 0 and gains["posterior", "nominal training"].low > 0
-    won.setdefault("tasks where the posterior surely beats hand ranges and no randomization", {})[name] = better
-    if ("delta action", "untouched") in gains:
-        robots = won.setdefault("robots on which the delta action surely beats the untouched policy, at any task", {})
-        robots[scene] = robots.get(scene, False) or gains["delta action", "untouched"].low > 0
+    rows += [row(f"{name}: {a} less {b}{PAIRED}", gain) for (a, b), gain in gains.items()]
     for one in study.techniques:
         rows.append(row(f"{name}: minutes on the robot, {one}", study.robot_minutes(one), "min"))
         rows.append(row(f"{name}: minutes of one core, {one}", study.computer_minutes(one), "min"))
@@ -202,9 +227,9 @@ def scene_words(out: Path, scene: str) -> str:
     return str(folder)
 
 
-def pusht_rows(out: Path, plan: Plan, won: dict[str, dict[str, bool]]) -> list[dict[str, Any]]:
+def pusht_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
     """The whole experiment on PushT, its time, and whether Ray gives the same returns bit by bit."""
-    rows = closing_rows(out, *PUSHT, plan, won, plan.every)
+    rows = closing_rows(out, *PUSHT, plan, plan.every)
     if importlib.util.find_spec("ray") is None:
         return [*rows, absent("pusht: returns on Ray", "ray", "cluster")]
     here = closing_study(out, *PUSHT, plan, plan.every, robots=RAY_ROBOTS)
@@ -329,11 +354,29 @@ def _coverage(words: str, found: Any) -> dict[str, Any]:
     return row(words, found, at_least=0.85, ok=0.85 <= found.value <= 0.95)
 
 
+def keep(files: Sequence[Path], note: str, results: Path = RESULTS) -> None:
+    """Add the rows of runs to the published results."""
+    for file in files:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        merge_results(results, found["rows"], "transfer", {**found["made"], "note": note}, whole=False)
+    table = json.loads(results.read_text(encoding="utf-8"))
+    judged = goal_rows(table["rows"])
+    command = "python benchmarks/transfer.py keep"
+    keep_results(results, judged, benchmark="transfer", command=command, whole=False, note="From the rows above.")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run outside of instep bench."""
     import argparse
 
     parser = argparse.ArgumentParser(description="Parts of the benchmark transfer, on other cores or robots.")
+    if arguments[:1] == ["keep"]:
+        parser.add_argument("keep")
+        parser.add_argument("files", nargs="+", type=Path)
+        parser.add_argument("--note", default="")
+        kept = parser.parse_args(arguments)
+        keep(kept.files, kept.note)
+        return
     parser.add_argument("out", type=Path)
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--quick", action="store_true")
@@ -349,9 +392,11 @@ def main(arguments: Sequence[str]) -> None:
     plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
     plan = replace(plan, methods=tuple(asked.methods))
     asked.out.mkdir(parents=True, exist_ok=True)
-    rows = run(asked.out, asked.quick, asked.parts, plan)
+    rows = [plain_row(one) for one in run(asked.out, asked.quick, asked.parts, plan)]
     name = "-".join(part.replace(" ", "_") for part in asked.parts)
-    (asked.out / f"rows{name and '-'}{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    words = shlex.join(["OUT", *arguments[1:]])
+    made = {**provenance(RESULTS.parent), "command": f"python benchmarks/transfer.py {words}"}
+    write_json(asked.out / f"rows{name and '-'}{name}.json", {"made": made, "rows": rows})
     for one in rows:
         print(one["name"], one["value"], one["low"], one["high"], one["ok"])
 

@@ -78,3 +78,25 @@ def test_a_whole_run_replaces_all_rows_and_runs(tmp_path):
     kept = json.loads(path.read_text())
     assert [r["value"] for r in kept["rows"]] == [5.0] and [r["command"] for r in kept["runs"]] == ["second"]
     assert kept["runs"][0]["versions"]["numpy"] and kept["runs"][0]["machine"]
+
+
+def test_runs_of_other_machines_are_kept_with_their_machine_and_goals_of_two_tasks_are_judged_anew(tmp_path):
+    import transfer
+
+    def paired(task, technique, other, low):
+        return row(f"{task}: {technique} less {other}, robot by robot", low + 0.01, low=low, high=low + 0.02)
+
+    path = tmp_path / "transfer.json"
+    files: list[Path] = []
+    for task, low in (("a track", 0.01), ("b walk", -0.005)):
+        rows = [paired(task, "posterior", other, low) for other in ("hand ranges", "nominal training", "untouched")]
+        rows.append(paired(task, "delta action", "untouched", 0.02))
+        files.append(tmp_path / f"{task}.json")
+        made = {"date": "2026-01-01", "commit": "abc", "machine": task, "versions": {}, "command": "some"}
+        files[-1].write_text(json.dumps({"made": made, "rows": rows}))
+    for count, goals in ((1, [None, None]), (2, [False, True])):
+        transfer.keep(files[:count], "a note", path)
+        kept = json.loads(path.read_text())
+        assert [one["ok"] for one in kept["rows"] if one["name"].startswith(("tasks where", "robots on"))] == goals
+    machines = {one["id"]: one["machine"] for one in kept["runs"]}
+    assert {machines[one["run"]] for one in kept["rows"] if one["name"].startswith("a track")} == {"a track"}

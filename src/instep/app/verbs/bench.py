@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,13 +108,17 @@ def keep_results(
 
     Where the run was not `whole`, rows of other names stay, with the runs they were measured in.
     """
+    merge_results(path, rows, benchmark, {**provenance(path.parent), "command": command, "note": note}, whole=whole)
+
+
+def merge_results(path: Path, rows: Sequence[Row], benchmark: str, made: Mapping[str, Any], *, whole: bool) -> None:
+    """Write the rows of a run, which may have been made on another machine, to a result file."""
     before: dict[str, Any] = read_json_table(path) if path.is_file() else {}
     fresh = [{**plain_row(row), "run": "new"} for row in rows]
     given = {row["name"]: row for row in fresh}
     stay = [] if whole else [given.pop(row["name"], row) for row in before.get("rows", ())]
     merged = [*stay, *(row for row in fresh if row["name"] in given)] if stay else fresh
-    made = {"id": "new", **_provenance(path.parent), "command": command, "note": note}
-    runs = {run["id"]: run for run in [*before.get("runs", ()), made]}
+    runs = {run["id"]: run for run in [*before.get("runs", ()), {"id": "new", **made}]}
     numbers = {old: str(k + 1) for k, old in enumerate(run for run in runs if run in {row["run"] for row in merged})}
     content = {
         "benchmark": benchmark,
@@ -126,7 +130,7 @@ def keep_results(
     path.write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
-def _provenance(folder: Path) -> dict[str, Any]:
+def provenance(folder: Path) -> dict[str, Any]:
     """When, with which code, where and with which libraries something is measured."""
     versions = {"python": platform.python_version()}
     for library in LIBRARIES:
