@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.build.object_masks import cut_by_marks, hidden_parts, mask_by_prompt
+from instep.build.object_masks import cuts_by_marks, hidden_parts, mask_by_prompt
 from instep.build.posed_views import PosedView
 from instep.build.prompts import ObjectPrompt
 from instep.build.silhouettes import overlap
@@ -31,7 +31,7 @@ def picture(*, arm: bool) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("arm", [False, True])
 def test_a_click_on_either_side_of_an_edge_finds_the_block_and_not_the_pale_arm(click: tuple[float, float], arm: bool):
     image, inside = picture(arm=arm)
-    found = cut_by_marks(image, (click,), (), None)
+    [found] = cuts_by_marks(PosedView(pinhole("one", (120, 90), 40.0), image), (click,), (), None)
     reached = inside & (np.indices(inside.shape)[1] < 62) if arm else inside
     assert overlap(found.astype(float), reached.astype(float)) > 0.95
 

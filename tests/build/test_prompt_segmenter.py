@@ -11,13 +11,17 @@ import pytest
 
 from build_scenes import box, click_at, rendered, ring, tee, write_capture
 from instep.app.cli import main
+from instep.build.graph_cut import colour_shares
+from instep.build.mask_agreement import ViewCandidates, choose_masks
 from instep.build.mesh_raster import coverage
+from instep.build.object_masks import cuts_by_marks
 from instep.build.posed_views import PosedView
-from instep.build.prompt_segmenter import ImageMarks, open_segmenter, resized
-from instep.build.prompted_masks import prompted_masks
+from instep.build.prompt_segmenter import CandidateMask, ImageMarks, open_segmenter, resized
+from instep.build.prompted_masks import prompted_masks, view_candidates
 from instep.build.prompts import parse_prompts
 from instep.build.segmenter_weights import DECODER, ENCODER
 from instep.build.silhouettes import overlap
+from instep.build.triangle_mesh import joined
 from instep.core import lazy
 from instep.core.errors import BadInput, MissingExtra
 from onnx_files import write_segmenter
@@ -63,86 +67,109 @@ def test_an_image_is_encoded_once(onnxruntime, views, tmp_path):
     assert segmenter.encoding(views[0].image.copy()) is first and segmenter.encoding(views[1].image) is not first
 
 
-def test_parts_behind_an_arm_belong_to_the_object_unless_other_views_say_otherwise(onnxruntime, tmp_path):
-    """A grey arm that comes and goes in one fixed camera splits the T; the click is on one part of it."""
-    from instep.build.mask_agreement import choose_masks
-    from instep.build.prompt_segmenter import CandidateMask
-    from instep.build.prompted_masks import view_candidates
+class Connected:
+    """A segmenter that finds the connected part of orange at the first click."""
 
+    provenance: ClassVar = {"segmenter": "connected parts"}
+
+    def prepare(self, image):
+        pass
+
+    def candidates(self, image, marks):
+        from scipy.ndimage import label
+
+        parts, _ = label((image[..., 0] > 1.5 * image[..., 2]) & (image.max(axis=-1) < 0.94))
+        (x, y), *_ = marks.clicks
+        inside = (parts == parts[int(y), int(x)]) & (parts > 0)
+        return (CandidateMask(np.where(inside, 1.0, -1.0), 0.9),)
+
+
+def behind_an_arm(mesh, arm):
+    """Views by fixed cameras of what comes and goes; in the first of them a white arm is in front of some pixels."""
     away = np.eye(4)
     away[:3, 3] = [0.2, 0.2, 0.0]
     views: list[PosedView] = []
     for k, camera in enumerate(CAMERAS):
-        image = rendered(tee(), camera).astype(np.float32)
+        image = rendered(mesh, camera).astype(np.float32)
         frames = np.repeat((255 * image).astype(np.uint8)[None], 8, axis=0)
-        frames[4:] = (255 * rendered(tee().moved(away), camera)).astype(np.uint8)
+        frames[4:] = (255 * rendered(mesh.moved(away), camera)).astype(np.uint8)
         if k == 0:
-            rows = np.flatnonzero((coverage(tee(), camera) > 0.5).any(axis=1))
-            middle = int(rows.mean())
-            image[middle - 6 : middle + 6] = 0.95
+            image[arm] = 0.95
         views.append(PosedView(camera, image, frames))
+    return views
 
-    class Connected:
-        """The connected part of orange at the first click."""
 
-        def prepare(self, image):
-            pass
-
-        provenance: ClassVar = {"segmenter": "connected parts"}
-
-        def candidates(self, image, marks):
-            from scipy.ndimage import label
-
-            parts, _ = label((image[..., 0] > 1.5 * image[..., 2]) & (image.max(axis=-1) < 0.94))
-            (x, y), *_ = marks.clicks
-            inside = (parts == parts[int(y), int(x)]) & (parts > 0)
-            return (CandidateMask(np.where(inside, 1.0, -1.0), 0.9),)
-
+def test_parts_behind_an_arm_belong_to_the_object():
+    rows = np.flatnonzero((coverage(tee(), CAMERAS[0]) > 0.5).any(axis=1))
+    views = behind_an_arm(tee(), np.s_[int(rows.mean()) - 6 : int(rows.mean()) + 6])
     [prompt] = parse_prompts(CLICKS)
     found = [view_candidates(v, "tee", ImageMarks(prompt.clicks[v.name]), Connected()) for v in views]
-    assert found[0].beyond.any() and not found[1].beyond.any()
-    agreed = choose_masks(found, PLANE)
-    assert agreed.joined == (True, False, False)
+    [part] = found[0].masks[found[0].partial & ~found[0].by_cut]
+    assert not found[1].partial.any()
     shown = (coverage(tee(), CAMERAS[0]) > 0.5) & (views[0].image.min(axis=-1) < 0.9)
-    assert overlap(agreed.masks[0], shown) > 0.9 > overlap(found[0].masks[0], shown)
-    # The same parts in a picture where the other views show only what was clicked on are those of another object.
-    clicked = [replace(one, masks=one.masks & _near_clicked(one, found[0])) for one in found[1:]]
-    assert choose_masks([found[0], *clicked], PLANE).joined[0] is False
+    assert overlap(choose_masks(found, PLANE).masks[0], shown) > 0.9 > overlap(part, shown)
+
+
+def test_parts_behind_an_arm_are_of_another_object_where_the_other_views_show_so():
+    """An arm hides the gap between two blocks of one colour in one view."""
+    left, right = box((-0.03, -0.10, 0.0), (0.03, -0.04, 0.04)), box((-0.03, 0.04, 0.0), (0.03, 0.10, 0.04))
+    columns = np.flatnonzero((coverage(joined([left, right]), CAMERAS[0]) > 0.5).any(axis=0))
+    middle = int(columns.mean())
+    views = behind_an_arm(joined([left, right]), np.s_[:, middle - 34 : middle + 34])
+    [prompt] = parse_prompts([click_at(camera, (0.0, -0.08, 0.04)) for camera in CAMERAS])
+    found = [view_candidates(v, "tee", ImageMarks(prompt.clicks[v.name]), Connected()) for v in views]
+    assert found[0].partial.any()
+    shown = coverage(left, CAMERAS[0]) > 0.5
+    shown[:, middle - 34 : middle + 34] = False
+    assert overlap(choose_masks(found, PLANE).masks[0], shown) > 0.9
 
 
 def test_a_part_that_all_views_agree_about_is_left_for_what_graph_cuts_agree_about(views):
     """The top of a bar of the T is alike in all views, and the segmenter prefers it; the cuts show all of the T."""
-    from instep.build.graph_cut import colour_shares
-    from instep.build.mask_agreement import ViewCandidates, choose_masks
-    from instep.build.object_masks import cut_by_marks
-
     [prompt] = parse_prompts(CLICKS)
-    part, none = box((-0.06, 0.0, 0.0), (0.06, 0.03, 0.04)), np.zeros((180, 240), bool)
-    given: list[ViewCandidates] = []
-    for view in views:
-        masks = np.array([coverage(mesh, view.camera) > 0.5 for mesh in (part, tee())])
-        colours = np.array([colour_shares(view.image, mask) for mask in masks])
-        given.append(ViewCandidates(view.camera, masks, ~none, np.array([0.95, 0.3]), none, colours))
-    cuts = [cut_by_marks(view.image, prompt.clicks[view.name], (), None) for view in views]
+    bar = box((-0.06, 0.0, 0.0), (0.06, 0.03, 0.04))
+    given = [
+        _candidates(view, [coverage(mesh, view.camera) > 0.5 for mesh in (bar, tee())], [0.95, 0.3]) for view in views
+    ]
     assert choose_masks(given, PLANE).chosen == (0, 0, 0)
-    told = [replace(one, cut=cut) for one, cut in zip(given, cuts, strict=True)]
+    told = [_with_cut(one, view, prompt.clicks[view.name]) for one, view in zip(given, views, strict=True)]
     assert choose_masks(told, PLANE).chosen == (1, 1, 1)
 
 
-def _near_clicked(one, first):
-    """The pixels of a view above the table where the clicked part of the first view is, by its footprint."""
-    from instep.build.mesh_raster import in_camera
-    from instep.splat.fitting import pixel_rays
+def test_a_graph_cut_is_taken_where_no_mask_of_the_network_is_of_the_object(views):
+    """In one view the network has the bar of the T and the T with what is beside it, but not the T."""
+    [prompt] = parse_prompts(CLICKS)
+    bar, wide = box((-0.06, 0.0, 0.0), (0.06, 0.03, 0.04)), box((-0.1, -0.1, 0.0), (0.1, 0.1, 0.002))
+    meshes = [(tee(), wide), (bar, wide), (tee(), wide)]
+    given = [
+        _with_cut(
+            _candidates(view, [coverage(mesh, view.camera) > 0.5 for mesh in found], [0.95, 0.9]),
+            view,
+            prompt.clicks[view.name],
+        )
+        for view, found in zip(views, meshes, strict=True)
+    ]
+    agreed = choose_masks(given, PLANE)
+    assert [bool(one.by_cut[k]) for one, k in zip(given, agreed.chosen, strict=True)] == [False, True, False]
 
-    rows, columns = np.indices(one.known.shape)
-    rays = pixel_rays(one.camera, np.stack([columns + 0.5, rows + 0.5], axis=-1))
-    eye, out = one.camera.body_from_camera[:3, 3], np.zeros(one.known.shape, bool)
-    for height in np.linspace(0.0, 0.04, 9):
-        points = eye + ((height - eye[2]) / np.minimum(rays[..., 2], -1e-3))[..., None] * rays
-        at = np.floor(first.camera.project(in_camera(first.camera, points))).astype(int)
-        x, y = (np.clip(at[..., k], 0, size - 1) for k, size in enumerate((first.camera.width, first.camera.height)))
-        out |= first.masks[0][y, x]
-    return out
+
+def _candidates(view, masks, scores):
+    colours = np.array([colour_shares(view.image, mask) for mask in masks])
+    known, no = np.ones(masks[0].shape, bool), np.zeros(len(masks), bool)
+    return ViewCandidates(view.camera, np.array(masks), known, np.array(scores), colours, by_cut=no, partial=no)
+
+
+def _with_cut(one, view, click):
+    """The candidates with what a graph cut finds at a click."""
+    [cut] = cuts_by_marks(view, click, (), None)
+    return replace(
+        one,
+        masks=np.concatenate([one.masks, cut[None]]),
+        scores=np.append(one.scores, 0.0),
+        colours=np.concatenate([one.colours, colour_shares(view.image, cut)[None]]),
+        by_cut=np.append(one.by_cut, True),
+        partial=np.append(one.partial, False),
+    )
 
 
 def test_resizing_keeps_edges_in_place():

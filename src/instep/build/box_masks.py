@@ -24,7 +24,7 @@ from .mesh_raster import depth_image
 from .posed_views import PosedView
 from .prompts import Box, ObjectPrompt
 from .silhouettes import ObjectMask
-from .table_masks import TableMap, map_table, table_meetings
+from .table_masks import TableMap, density_in_any_light, map_table, table_meetings
 from .table_prediction import explained_share, with_contrast
 from .triangle_mesh import TriangleMesh
 from .visual_hull import hull_bounds, hull_views, table_cut
@@ -48,6 +48,8 @@ _SIGMA = 0.028
 """Least standard deviation of a colour of the table [0 to 1]."""
 _SHADE = (0.4, 1.2)
 """Range of factors by which light and shadow change the brightness of the table."""
+_ANYWHERE_PRICE = 2.0
+"""What counts against a colour that the table has elsewhere or in another light, in units of log likelihood."""
 _SHADOW_PX = 4.0
 """Over how much of a patterned table light is taken to be even [pixels]."""
 _ANY_SHARE = 0.1
@@ -212,13 +214,7 @@ def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> 
 
 def _anywhere(image: Array, table: TableMap, near: Array) -> Array:
     """Log density of the colour of each pixel as one that the table has anywhere, in any light, or that is near."""
-    out = np.full(image.shape[:2], -np.inf)
-    for mean, precision in table.colours:
-        light = np.clip(image @ precision @ mean / (mean @ precision @ mean), *_SHADE)
-        apart = image - light[..., None] * mean
-        least = np.einsum("abi,ij,abj->ab", apart, precision, apart)
-        density = 0.5 * np.linalg.slogdet(precision / (2 * np.pi))[1]
-        out = np.maximum(out, density - 0.5 * least - 2.0)
+    out = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
     if near.sum() > _MIN_PIXELS:
         out = np.maximum(out, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
     return out

@@ -2,14 +2,14 @@
 
 A candidate in a view says of each place on the table whether an object of some height could stand there. Of the right
 candidates these footprints are alike in all views, of a part of the object or of the object with its surroundings they
-are mostly not; and the right ones are of the same colours. Cameras may disagree by some centimetres before they are
-aligned, so footprints are compared over small shifts.
+are mostly not; and the right ones are of the same colours. Graph cuts that agree between the views speak for what is
+like them, and are taken where the segmenter has nothing like them. Cameras may disagree by some centimetres before they
+are aligned, so footprints are compared over small shifts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -22,6 +22,7 @@ from instep.splat.fitting import pixel_rays
 
 from .extrusion import table_frame
 from .mesh_raster import in_camera
+from .silhouettes import overlap
 
 _CELLS = 64
 """Cells along a side of the map of the table on which footprints are compared."""
@@ -34,16 +35,20 @@ _REACH = 1.5
 """Half the side of the map over the reach of the object."""
 _SCORE_WEIGHT = 0.05
 """Weight of the scores of the candidates against their agreement."""
-_CUT_WEIGHT = 0.5
+_CUT_WEIGHT = 1.5
 """Weight of the overlap of the candidates with graph cuts, 0 to 1, times how well the cuts agree with each other."""
+_CUT_PRICE = 0.8
+"""What counts against a graph cut as the mask of a view, times how far the cuts disagree with each other, 0 to 1."""
+_PARTIAL_PRICE = 0.2
+"""What counts against leaving out parts of the object beyond what hides it: other views show whether they are of it."""
 _COLOUR_WEIGHT = 0.5
 """Weight of the likeness of the colours of two views, 0 to 1, against their agreement."""
 _MAX_TRIED = 5000
 """Most combinations of candidates that are all compared."""
-_MIN_GAIN_ALONE = 0.02
-"""Agreement by which an object without its parts beyond what hides it must be better for these to be left out."""
 _MIN_CELLS = 12.0
 """Fewest cells that two views know of together where they are compared."""
+PairOverlaps = Mapping[tuple[int, int], Array]
+"""Of each two views, the cells in both and in either of the footprints of each two of their candidates."""
 
 
 @array_dataclass
@@ -57,18 +62,12 @@ class ViewCandidates:
     """Where it is known what the view shows, whichever of them is right [height, width]."""
     scores: Array
     """What the segmenter thinks of each [candidates]."""
-    beyond: Array
-    """Parts that look like the object and lead to it through what may hide it [height, width]: of it, or of another."""
-
     colours: Array
     """Shares of the colours of each [candidates, colours]; see `colour_shares`."""
-
-    cut: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
-    """What a graph cut finds [height, width]; empty where there is none."""
-
-    def joined(self) -> ViewCandidates:
-        """The candidates with the parts beyond."""
-        return replace(self, masks=self.masks | self.beyond)
+    by_cut: Array
+    """Which a graph cut found [candidates]; the first of them has all parts of the object."""
+    partial: Array
+    """Which leave out parts that look like the object and lead to it through what may hide it [candidates]."""
 
 
 @array_dataclass
@@ -77,8 +76,6 @@ class Agreement:
 
     chosen: tuple[int, ...]
     """Of each view, the number of its candidate."""
-    joined: tuple[bool, ...]
-    """Of each view, whether the parts beyond what hides the object were taken as parts of it."""
     masks: tuple[Array, ...]
     """The chosen ones, [height, width] each."""
     agreement: float
@@ -88,55 +85,42 @@ class Agreement:
 
 
 def choose_masks(views: Sequence[ViewCandidates], plane: Array) -> Agreement:
-    """The candidates of the views that agree best about an object on a table (nx, ny, nz, d).
-
-    Parts beyond what hides the object belong to it, unless the other views agree better with the rest alone.
-    """
+    """The candidates of the views that agree best about an object on a table (nx, ny, nz, d)."""
     if len(views) < 2:
         best = tuple(int(np.argmax(view.scores)) for view in views)
-        masks = tuple(view.masks[k] | view.beyond for view, k in zip(views, best, strict=True))
-        return Agreement(best, tuple(bool(v.beyond.any()) for v in views), masks, float("nan"), float("nan"))
+        masks = tuple(view.masks[k] for view, k in zip(views, best, strict=True))
+        return Agreement(best, masks, float("nan"), float("nan"))
     table = _TableMap(table_frame(plane), *_object_place(views, table_frame(plane)))
     alike = {
         (a, b): np.sqrt(views[a].colours[:, None] * views[b].colours[None]).sum(axis=-1)
         for a in range(len(views))
         for b in range(a + 1, len(views))
     }
-    whole, found = [view.joined() for view in views], list[tuple[float, tuple[int, ...], float]]()
     heights = [float(height) for height in np.array(_HEIGHTS) * table.reach]
-    single = _single_values(views, table, heights)
-    for height in heights:
-        pairs = _pair_overlaps([table.footprints(view, height) for view in whole])
-        found.append((*_best_choice(pairs, alike, single), height))
-    _, chosen, height = max(found, key=lambda one: one[0])
-    taken: list[Array] = [view.masks[k : k + 1] for view, k in zip(whole, chosen, strict=True)]
-    first, joined = (0,) * len(views), [bool(view.beyond.any()) for view in views]
-
-    def agreement(masks: Sequence[Array]) -> float:
-        maps = [table.footprints(replace(v, masks=m), height) for v, m in zip(views, masks, strict=True)]
-        return _pooled(_pair_overlaps(maps), first)
-
-    agreed = agreement(taken)
-    for i in [k for k, more in enumerate(joined) if more]:
-        alone: list[Array] = [*taken[:i], views[i].masks[chosen[i] : chosen[i] + 1], *taken[i + 1 :]]
-        if (better := agreement(alone)) > agreed + _MIN_GAIN_ALONE:
-            taken, agreed, joined[i] = alone, better, False
-    return Agreement(chosen, tuple(joined), tuple(masks[0] for masks in taken), agreed, height)
+    pairs = [_pair_overlaps([table.footprints(view, height) for view in views]) for height in heights]
+    single = _single_values(views, pairs)
+    found = [(*_best_choice(one, alike, single), k) for k, one in enumerate(pairs)]
+    _, chosen, k = max(found, key=lambda one: one[0])
+    masks = tuple(view.masks[number] for view, number in zip(views, chosen, strict=True))
+    return Agreement(chosen, masks, _pooled(pairs[k], chosen), heights[k])
 
 
-def _single_values(views: Sequence[ViewCandidates], table: _TableMap, heights: Sequence[float]) -> list[Array]:
+def _single_values(views: Sequence[ViewCandidates], pairs: Sequence[PairOverlaps]) -> list[Array]:
     """Of each view, what speaks for each of its candidates without the others [candidates]: its score, and its overlap
     with a graph cut. Cuts of an object of one colour are right and agree; those of others differ from view to view."""
-    scores = [_SCORE_WEIGHT * view.scores for view in views]
-    if not all(view.cut.any() for view in views):
-        return scores
-    cuts = [replace(view, masks=view.cut[None] | view.beyond) for view in views]
-    first = (0,) * len(views)
-    agreed = max(_pooled(_pair_overlaps([table.footprints(cut, height) for cut in cuts]), first) for height in heights)
-    overlaps = [
-        np.array([(mask & view.cut).sum() / max((mask | view.cut).sum(), 1) for mask in view.masks]) for view in views
-    ]
-    return [score + _CUT_WEIGHT * agreed * overlap for score, overlap in zip(scores, overlaps, strict=True)]
+    agreed = 0.0
+    if all(view.by_cut.any() for view in views):
+        first = tuple(int(np.argmax(view.by_cut)) for view in views)
+        agreed = max(_pooled(one, first) for one in pairs)
+    out: list[Array] = []
+    for view in views:
+        value = _SCORE_WEIGHT * view.scores - _PARTIAL_PRICE * view.partial
+        if view.by_cut.any():
+            cuts = view.masks[view.by_cut]
+            like = np.array([max(overlap(mask, cut) for cut in cuts) for mask in view.masks])
+            value += _CUT_WEIGHT * agreed * like - _CUT_PRICE * (1 - agreed) * view.by_cut
+        out.append(value)
+    return out
 
 
 @array_dataclass
@@ -192,7 +176,7 @@ def _object_place(views: Sequence[ViewCandidates], frame: Array) -> tuple[Array,
     return np.median(centres, axis=0), float(np.median(spans))
 
 
-def _pair_overlaps(maps: Sequence[tuple[Array, Array]]) -> dict[tuple[int, int], Array]:
+def _pair_overlaps(maps: Sequence[tuple[Array, Array]]) -> PairOverlaps:
     """Of each two views and each two of their candidates, the cells in both and in either of their footprints, over
     what both know, at the small shift where they overlap best [candidates, candidates, 2].
 
@@ -227,14 +211,14 @@ def _bounded(footprints: Array) -> Array:
     return 1 - footprints[:, border].mean(axis=1)
 
 
-def _pooled(pairs: dict[tuple[int, int], Array], choice: tuple[int, ...]) -> float:
+def _pooled(pairs: PairOverlaps, choice: tuple[int, ...]) -> float:
     """The overlap of the footprints of all pairs of views together; a pair that knows little counts little."""
     both, either = np.sum([pairs[a, b][choice[a], choice[b]] for a, b in pairs], axis=0)
     return float(both / max(either, 1.0))
 
 
 def _best_choice(
-    pairs: dict[tuple[int, int], Array], alike: dict[tuple[int, int], Array], single: Sequence[Array]
+    pairs: PairOverlaps, alike: Mapping[tuple[int, int], Array], single: Sequence[Array]
 ) -> tuple[float, tuple[int, ...]]:
     """The choice with the largest agreement of footprints and colours: all compared where they are few, else improved
     view by view."""

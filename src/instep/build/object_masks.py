@@ -79,20 +79,33 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
     if mask.sum() < MIN_PIXELS:
         return None
     known = known_pixels(view, mask)
-    beyond = hidden_parts(view, mask, known)
-    if beyond:
-        seeds = mask | np.any(beyond, axis=0)
-        mask |= _kept_parts(_cut_out(view.image, seeds, given) & (given > -np.inf), (), seeds)
-        known |= mask
-    return ObjectMask(view.camera, soften(view.image, mask), known)
+    mask |= _hidden_parts_cut(view, mask, known, given)
+    return ObjectMask(view.camera, soften(view.image, mask), known | mask)
 
 
-def cut_by_marks(image: Array, clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:
-    """The visible part of an object by a graph cut alone [height, width]; empty where its marks start none."""
-    start = _start(image, clicks, box, None)
+def cuts_by_marks(
+    view: PosedView, clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None
+) -> list[Array]:
+    """An object by graph cuts from its marks alone, and without its parts behind what hides it where there are such
+    [height, width] each; none where the marks start none."""
+    start = _start(view.image, clicks, box, None)
     if start.sum() < MIN_PIXELS:
-        return np.zeros(start.shape, bool)
-    return _kept_parts(_cut_out(image, start, _given(start.shape, clicks, others, box)), clicks, start)
+        return []
+    given = _given(start.shape, clicks, others, box)
+    mask = _kept_parts(_cut_out(view.image, start, given), clicks, start)
+    if mask.sum() < MIN_PIXELS:
+        return []
+    behind = _hidden_parts_cut(view, mask, known_pixels(view, mask), given) & ~mask
+    return [mask | behind, mask] if behind.sum() >= MIN_PIXELS else [mask | behind]
+
+
+def _hidden_parts_cut(view: PosedView, mask: Array, known: Array, given: Array) -> Array:
+    """What graph cuts find of an object with its parts behind what hides them [height, width]; empty without these."""
+    beyond = hidden_parts(view, mask, known)
+    if not beyond:
+        return np.zeros_like(mask)
+    seeds = mask | np.any(beyond, axis=0)
+    return _kept_parts(_cut_out(view.image, seeds, given) & (given > -np.inf), (), seeds)
 
 
 def _given(shape: tuple[int, ...], clicks: tuple[Point, ...], others: tuple[Point, ...], box: Box | None) -> Array:

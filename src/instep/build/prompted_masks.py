@@ -19,7 +19,7 @@ from .mask_agreement import Agreement, ViewCandidates, choose_masks
 from .object_masks import (
     MIN_PIXELS,
     check_marks,
-    cut_by_marks,
+    cuts_by_marks,
     hidden_parts,
     known_pixels,
     mask_by_prompt,
@@ -28,7 +28,7 @@ from .object_masks import (
 from .posed_views import PosedView
 from .prompt_segmenter import CandidateMask, ImageMarks, PromptSegmenter, marks_in
 from .prompts import ObjectPrompt
-from .silhouettes import ObjectMask
+from .silhouettes import ObjectMask, overlap
 from .stage_store import PartReport
 from .table_masks import masks_on_table
 
@@ -108,13 +108,32 @@ def view_candidates(view: PosedView, name: str, marks: ImageMarks, segmenter: Pr
     known, beyond = known_pixels(view, best), np.zeros_like(best)
     for part in hidden_parts(view, best, known):
         seen = _usable(segmenter.candidates(view.image, ImageMarks((_middle(part),))), ImageMarks())
-        likest = max((one.inside for one in seen), key=lambda mask: _overlap(mask, part), default=best)
-        if _overlap(likest, part) > _MIN_PART_OVERLAP:
+        likest = max((one.inside for one in seen), key=lambda mask: overlap(mask, part), default=best)
+        if overlap(likest, part) > _MIN_PART_OVERLAP:
             beyond |= likest
-    masks, scores = np.array([one.inside for one in found]), np.array([one.score for one in found])
-    colours = np.array([colour_shares(view.image, mask) for mask in masks])
-    cut = cut_by_marks(view.image, marks.clicks, marks.others, marks.box)
-    return ViewCandidates(view.camera, masks, known | beyond, scores, beyond, colours, cut)
+    return _with_cuts(view, marks, found, known, beyond)
+
+
+def _with_cuts(
+    view: PosedView, marks: ImageMarks, found: Sequence[CandidateMask], known: Array, beyond: Array
+) -> ViewCandidates:
+    """The masks of the network and what graph cuts find, with and without the parts beyond what hides the object."""
+    cuts = cuts_by_marks(view, marks.clicks, marks.others, marks.box)
+    masks, scores = [one.inside for one in found], [one.score for one in found]
+    partial = [False] * len(masks)
+    if beyond.any():
+        masks, scores = [*(mask | beyond for mask in masks), *masks], 2 * scores
+        partial += [True] * len(found)
+    masks += cuts
+    return ViewCandidates(
+        view.camera,
+        np.array(masks),
+        known | beyond,
+        np.array(scores + [0.0] * len(cuts)),
+        np.array([colour_shares(view.image, mask) for mask in masks]),
+        by_cut=np.arange(len(masks)) >= len(scores),
+        partial=np.array(partial + [False, True][: len(cuts)]),
+    )
 
 
 def _usable(found: Sequence[CandidateMask], marks: ImageMarks) -> list[CandidateMask]:
@@ -139,10 +158,6 @@ def _middle(part: Array) -> tuple[float, float]:
     return float(column) + 0.5, float(row) + 0.5
 
 
-def _overlap(a: Array, b: Array) -> float:
-    return float((a & b).sum()) / max(float((a | b).sum()), 1.0)
-
-
 def _info(found: Sequence[ViewCandidates], agreed: Agreement) -> dict[str, Any]:
     views = {
         one.camera.name: {
@@ -150,9 +165,10 @@ def _info(found: Sequence[ViewCandidates], agreed: Agreement) -> dict[str, Any]:
             "chosen": number,
             "score": float(one.scores[number]),
             "best_score": float(one.scores.max()),
-            "joined_behind": bool(joined),
+            "by": "graph cut" if one.by_cut[number] else "network",
+            "joined_behind": bool(one.partial.any() and not one.partial[number]),
         }
-        for one, number, joined in zip(found, agreed.chosen, agreed.joined, strict=True)
+        for one, number in zip(found, agreed.chosen, strict=True)
     }
     several = len(found) > 1
     return {"agreement": agreed.agreement if several else None, "views": views}

@@ -234,6 +234,19 @@ def _foreign(colours: Array, table: TableColours) -> Array:
     return least > _OTHER_COLOUR
 
 
+def density_in_any_light(image: Array, colours: TableColours, shading: tuple[float, float]) -> Array:
+    """Log density of the colour of each pixel as one that a table has anywhere, at the likeliest light [height, width].
+
+    Light and shadow change the brightness of the table by a factor in a range.
+    """
+    out = np.full(image.shape[:2], -np.inf)
+    for mean, precision in colours:
+        light = np.clip(image @ precision @ mean / (mean @ precision @ mean), *shading)
+        apart = squared_deviation(image - light[..., None] * mean, precision)
+        out = np.maximum(out, 0.5 * np.linalg.slogdet(precision / (2 * np.pi))[1] - 0.5 * apart)
+    return out
+
+
 def _median_map(samples: Array, plane: Array, origin: Array, pitch: float, least: int = 3) -> TableMap:
     count = np.isfinite(samples[..., 0]).sum(axis=0)
     with np.errstate(all="ignore"):
@@ -307,11 +320,19 @@ def _cut(
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
         near = view.image[cut]
-        like = colours[0].log_likelihood(near) - colours[1].log_likelihood(near)
-        wish = np.clip(preference[cut], -4.0, 8.0) + np.clip(like, -6.0, 6.0)
+        wish = np.clip(preference[cut], -4.0, 8.0) + np.clip(_foreground(near, sure[cut], colours, table), -6.0, 6.0)
         out[cut] = min_cut(wish + np.where(vote[cut] > 0, 0.5, -1.0) * _VOTE, near)
     out = _visible(out, view)
     return out, known | out
+
+
+def _foreground(image: Array, sure: Array, colours: ColourPair, table: TableMap) -> Array:
+    """How much likelier the colour of each pixel is for what stands on the table than for the table [height, width], in
+    units of log likelihood. Where no other view shows the table, only its colours tell a shadow on it from an object.
+    """
+    around = colours[1].log_likelihood(image)
+    anywhere = density_in_any_light(image, table.colours, _TABLE_SHADING)
+    return colours[0].log_likelihood(image) - np.where(sure, around, np.maximum(around, anywhere))
 
 
 def _visible(mask: Array, view: PosedView) -> Array:
