@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.ndimage import map_coordinates
 
 from instep.build.cavity_completion import CompletedCavity, complete_cavity
+from instep.build.cavity_walls import Walls, find_cavity
 from instep.build.isosurface import Grid, grid_around, isosurface
 from instep.build.triangle_mesh import TriangleMesh
 from stereo_scenes import PLANE, Grey, around, marbled, pot, seen, shape_of
@@ -109,3 +111,17 @@ def test_images_of_a_can_with_a_plain_lid_make_no_cavity_below_it():
     truth = isosurface(can(BEGUN_M), grid())
     found = shape_of(truth, around(5), grey=plain_lid)
     assert found.mesh.volume > 0.95 * truth.volume
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_walls_leave_the_same_cavity_on_a_table_that_leans(sign):
+    turn = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(0.3), -np.sin(0.3)], [0.0, np.sin(0.3), np.cos(0.3)]])
+    leaning = grid_around(np.array([-0.07, -0.08, -0.03]), np.array([0.07, 0.08, 0.08]), 0.002)
+    cells = (leaning.points() @ turn - grid().origin) / grid().pitch
+    field = map_coordinates(can(BEGUN_M), np.moveaxis(cells, -1, 0), order=1, cval=-0.01)
+    cavity = find_cavity(field, leaning, sign * np.append(turn[:, 2], 0.0))
+    assert cavity is not None and cavity.top == pytest.approx(0.06, abs=0.003)
+    left = cavity.carved(field, leaning.points(), Walls(0.012, 0.012, 0.012))
+    before, after = (isosurface(one, leaning).volume for one in (field, left))
+    assert after == pytest.approx(pot().volume, rel=0.05)
+    assert cavity.removed(Walls(0.012, 0.012, 0.012)) == pytest.approx(before - after, rel=0.05)
