@@ -6,12 +6,18 @@ measured on real frames, with SAM 2 where its weights are. On the tables with a 
 static views, with cameras that are 10 mm and 1 degree off.
 
     instep bench build
+
+Some cases alone, such as those of "ACE" or "masks", on other cores; `keep` adds what such runs wrote to the published
+results, with the machine and the commit of each:
+python benchmarks/build.py OUT [WORD...]
+python benchmarks/build.py keep FILE... [--note WORDS]
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
@@ -22,7 +28,9 @@ from build_cases import VIEWS, scan_rows, table_rows, tee_rows
 from build_masks import mask_rows
 from build_photos import photo_rows, photo_sets
 from instep.core.cores import usable_cores
+from instep.core.errors import UnknownName
 from kept_cases import Case, KeptCases
+from parts import RESULTS, keep_parts, write_part
 from rows import Row, with_progress
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,12 +46,16 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Cases = dict[str, Callable[[], list[Row]]]
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Build each scene, compare it with the truth, and return one row per number.
+def run(out: Path, quick: bool = False, words: Sequence[str] = ()) -> list[Row]:
+    """Build each scene, or those whose case has one of some words in its name, compare it with the truth, and return
+    one row per number.
 
     Cases run beside each other, as many as there are pairs of cores, and are kept as they end.
     """
-    cases, kept = _cases(out, quick), KeptCases(out)
+    every, kept = _cases(out, quick), KeptCases(out)
+    cases = {key: case for key, case in every.items() if not words or any(word in key for word in words)}
+    if not cases:
+        raise UnknownName("case of the benchmark", words[0], every)
     for name in _ONE_THREAD:
         os.environ.setdefault(name, "1")  # read by the processes when they load NumPy
     os.environ["NUMBA_NUM_THREADS"] = str(CORES)
@@ -100,3 +112,26 @@ def _case(done: Future[list[Row]]) -> Case:
 
 def _found(name: str) -> Path | None:
     return next((place / name for place in DATA if (place / name).is_dir()), None)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run outside of instep bench."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Some cases of the benchmark build, on other cores.")
+    if arguments[:1] == ["keep"]:
+        parser.add_argument("keep")
+        parser.add_argument("files", nargs="+", type=Path)
+        parser.add_argument("--note", default="")
+        kept = parser.parse_args(arguments)
+        keep_parts(RESULTS / "build.json", kept.files, kept.note)
+        return
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args(arguments)
+    write_part(asked.out / "rows.json", run(asked.out, asked.quick, asked.words), "build", arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

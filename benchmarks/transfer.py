@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +33,10 @@ import numpy as np
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
 from instep.app.closing.robot_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
-from instep.app.output import write_json
-from instep.app.verbs.bench import keep_results, merge_results, plain_row, provenance
 from instep.core.errors import UnknownName
 from instep.core.records import options_dataclass
 from instep.scene.new_scene import make_scene
+from parts import RESULTS, keep_parts, write_part
 from rows import row
 
 TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("quadruped", "walk"))
@@ -52,7 +50,6 @@ FIRST_ROBOT = 201
 RAY_ROBOTS = 2
 """Robots of PushT that are run a second time, on Ray."""
 VIDEOS = Path(__file__).resolve().parents[2] / "shared/data/pusht/videos"
-RESULTS = Path(__file__).resolve().parent / "results" / "transfer.json"
 TABLE = Path(__file__).resolve().parents[2] / "shared/data/policy_tables/simpler_real_vs_sim.csv"
 
 
@@ -354,17 +351,6 @@ def _coverage(words: str, found: Any) -> dict[str, Any]:
     return row(words, found, at_least=0.85, ok=0.85 <= found.value <= 0.95)
 
 
-def keep(files: Sequence[Path], note: str, results: Path = RESULTS) -> None:
-    """Add the rows of runs to the published results."""
-    for file in files:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        merge_results(results, found["rows"], "transfer", {**found["made"], "note": note}, whole=False)
-    table = json.loads(results.read_text(encoding="utf-8"))
-    judged = goal_rows(table["rows"])
-    command = "python benchmarks/transfer.py keep"
-    keep_results(results, judged, benchmark="transfer", command=command, whole=False, note="From the rows above.")
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run outside of instep bench."""
     import argparse
@@ -375,7 +361,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument("files", nargs="+", type=Path)
         parser.add_argument("--note", default="")
         kept = parser.parse_args(arguments)
-        keep(kept.files, kept.note)
+        keep_parts(RESULTS / "transfer.json", kept.files, kept.note, goal_rows)
         return
     parser.add_argument("out", type=Path)
     parser.add_argument("parts", nargs="*")
@@ -392,13 +378,9 @@ def main(arguments: Sequence[str]) -> None:
     plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
     plan = replace(plan, methods=tuple(asked.methods))
     asked.out.mkdir(parents=True, exist_ok=True)
-    rows = [plain_row(one) for one in run(asked.out, asked.quick, asked.parts, plan)]
+    rows = run(asked.out, asked.quick, asked.parts, plan)
     name = "-".join(part.replace(" ", "_") for part in asked.parts)
-    words = shlex.join(["OUT", *arguments[1:]])
-    made = {**provenance(RESULTS.parent), "command": f"python benchmarks/transfer.py {words}"}
-    write_json(asked.out / f"rows{name and '-'}{name}.json", {"made": made, "rows": rows})
-    for one in rows:
-        print(one["name"], one["value"], one["low"], one["high"], one["ok"])
+    write_part(asked.out / f"rows{name and '-'}{name}.json", rows, "transfer", arguments)
 
 
 if __name__ == "__main__":

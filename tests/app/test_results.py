@@ -81,7 +81,8 @@ def test_a_whole_run_replaces_all_rows_and_runs(tmp_path):
 
 
 def test_runs_of_other_machines_are_kept_with_their_machine_and_goals_of_two_tasks_are_judged_anew(tmp_path):
-    import transfer
+    from parts import keep_parts
+    from transfer import goal_rows
 
     def paired(task, technique, other, low):
         return row(f"{task}: {technique} less {other}, robot by robot", low + 0.01, low=low, high=low + 0.02)
@@ -95,7 +96,7 @@ def test_runs_of_other_machines_are_kept_with_their_machine_and_goals_of_two_tas
         made = {"date": "2026-01-01", "commit": "abc", "machine": task, "versions": {}, "command": "some"}
         files[-1].write_text(json.dumps({"made": made, "rows": rows}))
     for count, goals in ((1, [None, None]), (2, [False, True])):
-        transfer.keep(files[:count], "a note", path)
+        keep_parts(path, files[:count], "a note", goal_rows)
         kept = json.loads(path.read_text())
         assert [one["ok"] for one in kept["rows"] if one["name"].startswith(("tasks where", "robots on"))] == goals
     machines = {one["id"]: one["machine"] for one in kept["runs"]}

@@ -6,64 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter, map_coordinates
 
 from build_scenes import box, ring
 from instep.build.cavities import cavity_volume
-from instep.build.isosurface import grid_around, isosurface
-from instep.build.mesh_raster import coverage, depth_image
-from instep.build.patch_stereo import _Planes, _Seen, brightness_spread
+from instep.build.isosurface import grid_around
+from instep.build.mesh_raster import depth_image
+from instep.build.patch_stereo import _Planes, brightness_spread
 from instep.build.photo_carving import without_slivers
-from instep.build.posed_views import PosedView
-from instep.build.shape import object_shape
-from instep.build.silhouettes import ObjectMask
+from instep.build.pinhole_views import PinholeView
 from instep.build.triangle_mesh import TriangleMesh
 from instep.scene.camera import Camera
-from instep.splat.fitting import pixel_rays
-
-PLANE = np.array([0.0, 0.0, 1.0, 0.0])
-SIZE = (240, 180)
-
-
-def pot() -> TriangleMesh:
-    """A round pot, 120 mm wide and 60 mm high, with a cavity 96 mm wide and 48 mm deep."""
-    grid = grid_around(np.array([-0.06, -0.06, 0.0]), np.array([0.06, 0.06, 0.06]), 0.002)
-    x, y, z = np.moveaxis(grid.points(), -1, 0)
-    radius = np.hypot(x, y)
-    solid = np.minimum.reduce([0.06 - radius, z, 0.06 - z])
-    return isosurface(np.minimum(solid, np.maximum(radius - 0.048, 0.012 - z)), grid)
-
-
-def marbled(points: np.ndarray, contrast: float) -> np.ndarray:
-    """A grey of each point of space, smooth over some millimetres."""
-    noise = gaussian_filter(np.random.default_rng(0).normal(size=(48, 48, 48)), 1.2, mode="wrap")
-    cells = np.moveaxis(points / 0.004, -1, 0)
-    return 0.5 + contrast * map_coordinates(noise / noise.std(), cells, order=1, mode="grid-wrap")
-
-
-def seen(mesh: TriangleMesh, camera: Camera, contrast: float = 0.12) -> tuple[PosedView, ObjectMask]:
-    """An image of a marbled mesh with noise, and its exact mask."""
-    depth = depth_image(mesh, camera).depth
-    rows, columns = np.indices(depth.shape)
-    rays = pixel_rays(camera, np.stack([columns, rows], axis=-1) + 0.5)
-    rays = rays / (rays @ camera.body_from_camera[:3, 2])[..., None]
-    points = camera.body_from_camera[:3, 3] + rays * np.where(np.isfinite(depth), depth, 0.0)[..., None]
-    grey = np.where(np.isfinite(depth), marbled(points, contrast), 0.1)
-    grey = grey + np.random.default_rng(len(camera.name)).normal(0.0, 0.008, grey.shape)
-    image = np.repeat(np.clip(grey, 0, 1)[..., None], 3, axis=2).astype(np.float32)
-    mask = ObjectMask(camera, coverage(mesh, camera).astype(np.float32), np.ones(depth.shape, bool))
-    return PosedView(camera, image), mask
-
-
-def around(count: int = 6) -> list[Camera]:
-    """Two rings of cameras, one low and one high with smaller images."""
-    low, high = ring(count, height=0.25, size=SIZE), ring(count, distance=0.3, height=0.5, size=(200, 160))
-    return [*low, *(replace(camera, name=f"h{camera.name}") for camera in high)]
-
-
-def shape_of(mesh: TriangleMesh, cameras: list[Camera], kind="auto", contrast: float = 0.12):
-    pairs = [seen(mesh, camera, contrast) for camera in cameras]
-    return object_shape("it", [mask for _, mask in pairs], PLANE, kind, views=[view for view, _ in pairs])
+from stereo_scenes import PLANE, SIZE, around, marbled, pot, seen, shape_of
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +52,7 @@ def test_distorted_images_are_straightened_before_they_are_compared(carved_pot):
 
 
 def test_a_surface_without_texture_is_not_carved_and_says_so():
-    found = shape_of(pot(), around(), contrast=0.0)
+    found = shape_of(pot(), around(), grey=lambda points: marbled(points, 0.0))
     assert found.info["method"] == "hull"
     assert "shows too little" in found.info["carving"]["refused"]
 
@@ -114,13 +67,13 @@ def planes_of(mesh: TriangleMesh, camera: Camera) -> _Planes:
 def test_brightness_tells_as_much_of_depth_as_it_stays_the_same_between_views():
     mesh = pot()
     cameras = ring(6, height=0.25, size=SIZE)
-    images = [seen(mesh, camera)[0].image[..., 0] for camera in cameras]
+    images = [seen(mesh, camera, marbled)[0].image[..., 0] for camera in cameras]
     near = [[j for j in range(6) if j != i] for i in range(6)]
     found = {i: planes_of(mesh, camera) for i, camera in enumerate(cameras)}
 
     def spread(factors) -> float:
         pairs = zip(cameras, images, factors, strict=True)
-        views = [_Seen(camera, (factor * image).astype(np.float32), image) for camera, image, factor in pairs]
+        views = [PinholeView(camera, (factor * image).astype(np.float32), image) for camera, image, factor in pairs]
         return brightness_spread(views, found, near)
 
     steady, exposed = spread(np.ones(6)), spread([1.0, 0.8, 1.0, 0.7, 0.9, 0.75])

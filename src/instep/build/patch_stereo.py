@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from instep.scene.camera import Camera
 
 from .mesh_raster import depth_image, in_camera
 from .patch_kernels import REACH, search_planes
+from .pinhole_views import PinholeView, camera_rays, object_factor, pinhole_view, shrunk, smaller_camera
 from .posed_views import PosedView
 from .silhouettes import ObjectMask
 from .stage_store import PartReport
@@ -83,11 +83,11 @@ def surface_depths(
     views: Sequence[PosedView], masks: Sequence[ObjectMask], hull: TriangleMesh, report: PartReport | None = None
 ) -> list[SurfaceDepth]:
     """The depth of an object's surface in every view that has neighbours, where other views agree."""
-    seen = [_pinhole(view, mask) for view, mask in zip(views, masks, strict=True)]
+    seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
     coarse = simplified(hull, _HULL_FACES)
     near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
     jobs = [i for i, others in enumerate(near) if len(others) >= 2]
-    factors = {i: _object_factor(seen[i].inside) for i in jobs}
+    factors = {i: object_factor(seen[i], OBJECT_PX) for i in jobs}
 
     def wide(i: int) -> _Planes:
         return _searched(seen, (i, *near[i]), coarse, _Search(i, 2 * factors[i], COARSE_ROUNDS, 0.0), None)
@@ -147,58 +147,19 @@ class _Search:
     """Correlation that the square of a difference of brightness costs."""
 
 
-@array_dataclass
-class _Seen:
-    """One view as a camera without distortion takes it."""
-
-    camera: Camera
-    image: Array
-    """Brightness [height, width], 0 to 1."""
-    inside: Array
-    """Share of each pixel that is known to show the object [height, width]."""
-
-
-def _pinhole(view: PosedView, mask: ObjectMask) -> _Seen:
-    brightness = np.ascontiguousarray(view.image @ np.array([0.3, 0.5, 0.2], np.float32), np.float32)
-    camera, inside = mask.camera, mask.inside.astype(np.float32)
-    if not any(camera.distortion):
-        return _Seen(camera, brightness, inside)
-    plain = replace(camera, distortion=())
-    pixels = camera.project(in_camera(plain, camera.body_from_camera[:3, 3] + _rays(plain)))
-    return _Seen(plain, _bilinear(brightness, pixels), _bilinear(inside, pixels))
-
-
-def _rays(camera: Camera) -> Array:
-    """Rays of the pixels of a camera without distortion in the frame of the world [height, width, 3], 1 deep."""
-    y, x = np.indices((camera.height, camera.width)) + 0.5
-    local = [(x - camera.centre[0]) / camera.focal[0], (y - camera.centre[1]) / camera.focal[1], np.ones(x.shape)]
-    return np.stack(local, axis=-1) @ camera.body_from_camera[:3, :3].T
-
-
-def _bilinear(image: Array, pixels: Array) -> Array:
-    from scipy.ndimage import map_coordinates
-
-    at = [pixels[..., 1] - 0.5, pixels[..., 0] - 0.5]
-    return np.ascontiguousarray(map_coordinates(image, at, order=1, mode="constant"), np.float32)
-
-
 def _searched(
-    seen: Sequence[_Seen], views: Sequence[int], hull: TriangleMesh, search: _Search, before: _Planes | None
+    seen: Sequence[PinholeView], views: Sequence[int], hull: TriangleMesh, search: _Search, before: _Planes | None
 ) -> _Planes:
     """Planes of the pixels of the first of some views."""
     used = [seen[j] for j in views]
-    cameras = [_smaller(one.camera, search.factor) for one in used]
-    images = [_shrunk(one.image, search.factor) for one in used]
-    return _planes(cameras, images, _shrunk(used[0].inside, search.factor) > 0.5, hull, search, before)
+    cameras = [smaller_camera(one.camera, search.factor) for one in used]
+    images = [shrunk(one.image, search.factor) for one in used]
+    return _planes(cameras, images, shrunk(used[0].inside, search.factor) > 0.5, hull, search, before)
 
 
-def _object_factor(inside: Array) -> int:
-    """How much smaller an image is made, so that the object in it is about as large as images are compared at."""
-    rows, columns = np.nonzero(inside > 0.5)
-    return max(1, int(np.hypot(np.ptp(rows), np.ptp(columns)) / OBJECT_PX)) if len(rows) else 1
-
-
-def brightness_spread(seen: Sequence[_Seen], found: Mapping[int, _Planes], near: Sequence[Sequence[int]]) -> float:
+def brightness_spread(
+    seen: Sequence[PinholeView], found: Mapping[int, _Planes], near: Sequence[Sequence[int]]
+) -> float:
     """Standard deviation, between views, of the brightness of what they agree about; infinite where that is too little.
 
     It is that of noise where lamps stand still, and large where the object is turned before them, shines, or where
@@ -219,30 +180,16 @@ def brightness_spread(seen: Sequence[_Seen], found: Mapping[int, _Planes], near:
     return 1.48 * float(np.median(np.abs(values))) if len(values) >= MIN_SURE else np.inf
 
 
-def _flat_pixels(one: _Seen, planes: _Planes) -> tuple[Array, Array]:
+def _flat_pixels(one: PinholeView, planes: _Planes) -> tuple[Array, Array]:
     """Brightness of each pixel of planes, and which show the object evenly, beside clear texture that says how deep
     they are."""
     from scipy.ndimage import binary_erosion, gaussian_filter
 
-    image = _shrunk(one.image, round(one.camera.focal[0] / planes.camera.focal[0])).astype(float)
+    image = shrunk(one.image, round(one.camera.focal[0] / planes.camera.focal[0])).astype(float)
     variance = gaussian_filter(image**2, 0.6 * REACH) - gaussian_filter(image, 0.6 * REACH) ** 2
     slope = np.hypot(*np.gradient(gaussian_filter(image, 1.0)))
     within = np.asarray(binary_erosion(planes.inside, iterations=REACH + 1), bool)
     return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < FLAT_GRADIENT), bool)
-
-
-def _smaller(camera: Camera, factor: int) -> Camera:
-    width, height = camera.width // factor, camera.height // factor
-    (fx, fy), (cx, cy) = camera.focal, camera.centre
-    return replace(
-        camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
-    )
-
-
-def _shrunk(image: Array, factor: int) -> Array:
-    height, width = image.shape[0] // factor, image.shape[1] // factor
-    blocks = image[: height * factor, : width * factor].reshape(height, factor, width, factor)
-    return np.ascontiguousarray(blocks.mean(axis=(1, 3)), np.float32)
 
 
 def _planes(
@@ -300,7 +247,7 @@ def _grown(values: Array, shape: tuple[int, ...]) -> Array:
 def _points(planes: _Planes, pixels: Array) -> Array:
     """Points of the world that some pixels show [n, 3]."""
     camera = planes.camera
-    return _rays(camera)[pixels] * planes.depth[pixels][:, None] + camera.body_from_camera[:3, 3]
+    return camera_rays(camera)[pixels] * planes.depth[pixels][:, None] + camera.body_from_camera[:3, 3]
 
 
 def _agrees(points: Array, planes: _Planes, tolerance: float) -> Array:

@@ -12,6 +12,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.fitting import pixel_rays
 
+from .cavity_completion import complete_cavity
 from .isosurface import Grid, isosurface
 from .loose_pieces import without_ghosts, without_specks
 from .mesh_raster import depth_image, in_camera
@@ -74,16 +75,21 @@ def carve_hull(
     if share < MIN_DEPTH_SHARE:
         because = "views are too far apart, or the surface shows too little, for stereo"
         return CarvedHull(hull.mesh, info | {"refused": because})
-    mesh = _carved(hull, depths, masks, plane)
+    left = carved_field(hull.field, hull.grid, depths, masks, plane)
+    mesh = _surface(left, hull.grid, masks)
     if mesh.volume < (1 - AGAIN_SHARE) * hull.mesh.volume:  # what is left bounds the search more tightly
         second: PartReport | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
-        mesh = _carved(hull, surface_depths(views, masks, mesh, second), masks, plane)
+        left = carved_field(hull.field, hull.grid, surface_depths(views, masks, mesh, second), masks, plane)
+        mesh = _surface(left, hull.grid, masks)
+    cavity = complete_cavity(left, hull.grid, views, masks, plane)
+    if cavity is not None:
+        info["cavity"] = cavity.info
+        mesh = mesh if cavity.walls is None else _surface(cavity.carved(left, hull.grid), hull.grid, masks)
     return CarvedHull(mesh, info | {"carved_share": round(1 - mesh.volume / hull.mesh.volume, 3)})
 
 
-def _carved(hull: Hull, depths: Sequence[SurfaceDepth], masks: Sequence[ObjectMask], plane: Array) -> TriangleMesh:
-    left = carved_field(hull.field, hull.grid, depths, masks, plane)
-    return without_ghosts(without_specks(isosurface(left, hull.grid)), masks, hull.grid.pitch)
+def _surface(left: Array, grid: Grid, masks: Sequence[ObjectMask]) -> TriangleMesh:
+    return without_ghosts(without_specks(isosurface(left, grid)), masks, grid.pitch)
 
 
 def carved_field(
