@@ -16,6 +16,7 @@ python benchmarks/build.py keep FILE... [--note WORDS]
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -47,13 +48,13 @@ Cases = dict[str, Callable[[], list[Row]]]
 
 
 def run(out: Path, quick: bool = False, words: Sequence[str] = ()) -> list[Row]:
-    """Build each scene, or those whose case has one of some words in its name, compare it with the truth, and return
-    one row per number.
+    """Build each scene, or those with one of some words in the name of their case, compare it with the truth, and
+    return one row per number.
 
     Cases run beside each other, as many as there are pairs of cores, and are kept as they end.
     """
     every, kept = _cases(out, quick), KeptCases(out)
-    cases = {key: case for key, case in every.items() if not words or any(word in key for word in words)}
+    cases = {key: case for key, case in every.items() if not words or {*words} & {*re.split("[ ,_]+", key)}}
     if not cases:
         raise UnknownName("case of the benchmark", words[0], every)
     for name in _ONE_THREAD:
