@@ -13,6 +13,7 @@ from rich.console import Console
 from instep.core.errors import BadInput
 from instep.core.param import Belief, Box, Param
 from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.statistics import bootstrap
 from instep.core.world import Array, Simulator
 from instep.evaluate.evaluation import action_bounds
 from instep.evaluate.leg_walks import WalkNoise, noisy_robot
@@ -25,7 +26,15 @@ from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
 from instep.tune.beliefs import save_belief
 from instep.tune.factor_world import FactorWorld
-from instep.tune.policy_search import SearchOptions, SearchResult, TrainingWorlds, search_weights
+from instep.tune.policy_search import (
+    CHECKED,
+    CHOICE_SEED,
+    SearchOptions,
+    SearchResult,
+    TrainingWorlds,
+    best_weights,
+    search_weights,
+)
 from instep.tune.randomize import AdrOptions, AdrResult, expand_ranges, nominal_values, parse_belief, parse_ranges
 
 from .output import Output, progress_bar
@@ -33,6 +42,8 @@ from .world_specs import policy_from_spec
 
 KEPT_RETURN = 0.9
 """Share of the nominal return that counts as success at the end of a range."""
+LATER_SPREAD = 0.5
+"""Spread of the searches of later rounds of ADR, as a share of that of the first, which they go on from."""
 ADR_EPISODES, ADR_STEP, ADR_ROUNDS = 8, 0.2, 6
 """Episodes at each end, step of an end as a share of the bounds, and rounds of ADR within a training."""
 
@@ -151,14 +162,18 @@ def grow_and_train(
     """Automatic domain randomization around a training: train in the ranges, then move their ends, round by round.
 
     `nominal` are the values without randomization. An end moves out where the policy keeps its return of the nominal
-    world in most episodes there.
+    world in most episodes there. Of the weights that were given and those of every round the best in the last ranges
+    are kept: a round of few generations may end worse than it began.
     """
     found: list[SearchResult] = []
 
     def learn(box: Box) -> None:
         start = found[-1].weights if found else None
         belief: Belief | None = box if found else None
-        found.append(search_weights(setup.world, setup.trained, start, belief, options, watch=watch))
+        # Other worlds in every round: what is chosen again and again in the same ones fits these alone.
+        spread = options.spread * (LATER_SPREAD if found else 1.0)
+        fresh = replace(options, seed=options.seed + len(found), spread=spread)
+        found.append(search_weights(setup.world, setup.trained, start, belief, fresh, watch=watch))
 
     nominal_returns: dict[tuple[int, int], Array] = {}
 
@@ -175,4 +190,11 @@ def grow_and_train(
     adr = AdrOptions(episodes=ADR_EPISODES, step=ADR_STEP, rounds=ADR_ROUNDS, seed=options.seed)
     ranges = expand_ranges(success, params, nominal, adr, train=learn)
     learn(ranges.box)
-    return replace(found[-1], before=found[0].before, episodes=sum(one.episodes for one in found)), ranges
+    candidates = [setup.trained.weights, *(one.weights for one in found)]
+    kept = best_weights(setup.world, setup.trained, candidates, ranges.box, options)
+    # Both in the last ranges, in worlds that nothing was chosen in.
+    fresh = replace(options, samples=CHECKED * options.samples, seed=options.seed + len(found) + CHOICE_SEED)
+    checked = TrainingWorlds.sample(setup.world, ranges.box, fresh)
+    before, after = map(bootstrap, checked.returns(setup.trained, np.array([candidates[0], kept])).score)
+    episodes = sum(one.episodes for one in found)
+    return replace(found[-1], weights=kept, before=before, after=after, episodes=episodes), ranges
