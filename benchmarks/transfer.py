@@ -43,6 +43,11 @@ TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("qua
 QUADRUPED = Path(__file__).resolve().parents[1] / "examples/quadruped/quadruped.xml"
 PUSHT = ("pusht", "pusht")
 COMPARED = ("untouched", "nominal training", "hand ranges", "posterior", "delta action")
+PAIRS = (
+    ("posterior", "hand ranges"), ("posterior", "nominal training"), ("posterior", "untouched"),
+    ("delta action", "untouched"), ("delta action", "nominal training"), ("delta action", "posterior"),
+)  # fmt: skip
+"""Techniques whose returns are compared robot by robot, where both were run."""
 PAIRED = ", robot by robot"
 """End of the name of a row with a paired difference."""
 FIRST_ROBOT = 201
@@ -111,7 +116,8 @@ def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | 
         " ".join(task): partial(closing_rows, out, *task, plan, plan.compared) for task in TASKS
     }
     every |= {
-        "pusht": lambda: pusht_rows(out, plan),
+        "pusht": lambda: closing_rows(out, *PUSHT, plan, plan.every),
+        "ray": lambda: ray_rows(out, plan),
         "score": lambda: [*foretold_rows(out, plan), *published_rows()],
         "images": lambda: image_rows(quick),
         "pictures": lambda: picture_rows(out, quick, plan),
@@ -181,19 +187,14 @@ def closing_rows(
     rows += [row(f"{name}: success, {one}", study.success(one)) for one in study.techniques]
     errors = {one: off for one in study.techniques if (off := study.error(one)) is not None}
     rows += [row(f"{name}: tracking error, {one}", off, study.error_unit) for one, off in errors.items()]
-    pairs = [("posterior", "hand ranges"), ("posterior", "nominal training"), ("posterior", "untouched")]
-    pairs += (
-        [("delta action", other) for other in ("untouched", "nominal training", "posterior")]
-        if "delta action" in study.techniques
-        else []
-    )
-    gains = {pair: study.gain(*pair) for pair in pairs}
+    gains = {pair: study.gain(*pair) for pair in PAIRS if {*pair} <= {*study.techniques}}
     rows += [row(f"{name}: {a} less {b}{PAIRED}", gain) for (a, b), gain in gains.items()]
     for one in study.techniques:
         rows.append(row(f"{name}: minutes on the robot, {one}", study.robot_minutes(one), "min"))
         rows.append(row(f"{name}: minutes of one core, {one}", study.computer_minutes(one), "min"))
     most = plan.shootout_min if scene == PUSHT[0] else None
-    return [*rows, row(f"{name}: time of the experiment", minutes, "min", at_most=most)]
+    words = f"{name}: time of the experiment, {len(study.techniques)} techniques on {len(study.robots)} robots"
+    return [*rows, row(words, minutes, "min", at_most=most)]
 
 
 def closing_study(
@@ -224,18 +225,17 @@ def scene_words(out: Path, scene: str) -> str:
     return str(folder)
 
 
-def pusht_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
-    """The whole experiment on PushT, its time, and whether Ray gives the same returns bit by bit."""
-    rows = closing_rows(out, *PUSHT, plan, plan.every)
+def ray_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
+    """Whether Ray gives the same returns on PushT bit by bit."""
     if importlib.util.find_spec("ray") is None:
-        return [*rows, absent("pusht: returns on Ray", "ray", "cluster")]
+        return [absent("pusht: returns on Ray", "ray", "cluster")]
     here = closing_study(out, *PUSHT, plan, plan.every, robots=RAY_ROBOTS)
     there = closing_study(out, *PUSHT, plan, plan.every, "ray", RAY_ROBOTS)
     words = f"pusht: returns on Ray that differ in any bit, {RAY_ROBOTS} robots"
     pairs = [(a.scores, there.robots[k][name].scores) for k, own in here.robots.items() for name, a in own.items()]
     differ = sum(x != y for a, b in pairs for x, y in zip(a, b, strict=True))
     count = sum(len(a) for a, _ in pairs)
-    return [*rows, row("pusht: returns compared with Ray", count, ""), row(words, differ, "", at_most=0.0)]
+    return [row("pusht: returns compared with Ray", count, ""), row(words, differ, "", at_most=0.0)]
 
 
 def foretold_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str]) -> None:
     plan = QUICK if asked.quick else FULL
     compared = (*(asked.techniques or COMPARED), *((BOUND,) if asked.bound else ()))
     plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
-    plan = replace(plan, methods=tuple(asked.methods))
+    plan = replace(plan, methods=tuple(asked.methods), every=tuple(asked.techniques) or plan.every)
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = run(asked.out, asked.quick, asked.parts, plan)
     name = "-".join(part.replace(" ", "_") for part in asked.parts)

@@ -69,7 +69,7 @@ def _tracking(study: ClosingStudy) -> list[Section]:
     """The tracking errors, where the task defines one."""
     errors = {name: found for name in study.techniques if (found := study.error(name)) is not None}
     words = f"Mean over an episode [{study.error_unit}]; the error at its end counts for the time that is left."
-    figure = bars_figure(errors, title="error", x=f"tracking error [{study.error_unit}]") if errors else None
+    figure = bars_figure(errors, title="error", x="tracking error") if errors else None
     return [Section("Tracking error", words, [figure])] if figure is not None else []
 
 
@@ -80,14 +80,14 @@ def _numbers(study: ClosingStudy) -> Table:
         score, rate, gain = study.score(name), study.success(name), study.gain(name)
         off = study.error(name)
         rows.append([
-            name, f"{score.value:.3f}", f"{score.low:.3f} to {score.high:.3f}",
+            name, f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]",
             "" if name == UNTOUCHED else f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]",
-            f"{100 * rate.value:.0f} %", "" if off is None else f"{off.value:.4g} [{off.low:.4g}, {off.high:.4g}]",
+            f"{100 * rate.value:.0f} %", "" if off is None else f"{off.value:.3g}",
             f"{study.robot_minutes(name):.2f}", f"{study.computer_minutes(name):.2f}",
             "yes" if name in front else "",
         ])  # fmt: skip
     off = f"tracking error [{study.error_unit}]" if study.error_unit else "tracking error"
-    head = ("technique", "return", "95 %", "gain", "success", off, "robot [min]", "computer [min]", "Pareto front")
+    head = ("technique", "return", "gain", "success", off, "robot [min]", "computer [min]", "Pareto front")
     return Table(head, rows)
 
 
