@@ -28,6 +28,7 @@ from typing import Any
 from build_cases import VIEWS, scan_rows, table_rows, tee_rows
 from build_masks import mask_rows
 from build_photos import photo_rows, photo_sets
+from instep.app.cluster import end_with_parent
 from instep.core.cores import usable_cores
 from instep.core.errors import UnknownName
 from kept_cases import Case, KeptCases
@@ -101,7 +102,8 @@ def _pairs() -> list[tuple[int, ...]]:
 
 
 def _confined(lanes: Any) -> None:
-    """Take some cores for this process alone."""
+    """Take some cores for this process alone, as long as the one that gives it work is there."""
+    end_with_parent()
     cores = lanes.get()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from instep import Scene, open_world
+from instep.app.cluster import end_with_parent
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
 from instep.tune.beliefs import GaussianBelief, MixtureBelief, widened
@@ -35,7 +36,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 def pool() -> Iterator[Callable[[Task], Future[Any]]]:
     """Something that runs tasks side by side, one per core."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn")) as workers:
+    with ProcessPoolExecutor(os.cpu_count() or 2, get_context("spawn"), end_with_parent) as workers:
         try:
             yield lambda task: workers.submit(task[0], *task[1])
         except BaseException:

@@ -191,7 +191,7 @@ def _started(process: Callable[[], ForkServerProcess]) -> ForkServerProcess:
 
 def _serve(pipe: Connection) -> None:
     """What a worker does until it is ended."""
-    _end_with_parent()
+    end_with_parent()
     while True:
         try:
             function, item = pipe.recv()
@@ -210,7 +210,7 @@ def _serve(pipe: Connection) -> None:
             pipe.send((False, f"{type(error).__name__}: {error}"))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this worker when the process that gives it work is gone: one that was killed cannot end its workers."""
     parent = multiprocessing.parent_process()
     if parent is None:
