@@ -1,5 +1,5 @@
 """Scenes from images: the T of a real recording by one click per view, scanned objects from rendered views with and
-without poses, and tables with four scans and a robot.
+without poses, scans on turntables, and tables with four scans and a robot.
 
 The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks. Masks by clicks are
 measured on real frames, with SAM 2 where its weights are. On the tables with a robot they are found from boxes in the
@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from build_cases import VIEWS, scan_rows, table_rows, tee_rows
+from build_cases import VIEWS, scan_rows, table_rows, tee_rows, turntable_rows
 from build_masks import mask_rows
 from build_photos import photo_rows, photo_sets
 from instep.app.cluster import end_with_parent
@@ -42,6 +42,13 @@ QUICK = {"Dino_4": (8,), "Cole_Hardware_Deep_Bowl_Good_Earth_1075": (8,)}
 """Scans of a quick run, and numbers of views."""
 TABLES = (1000, 1001, 1002)
 """Seeds of the tables with a robot, held out; a quick run has the first."""
+TURNTABLES = {
+    "Dino_4": ("board", (20.0, 48.0)),
+    "ACE_Coffee_Mug_Kristen_16_oz_cup": ("board", (20.0, 48.0)),
+    "FIRE_TRUCK": ("white", (20.0, 48.0)),
+    "Crayola_Crayons_Washable_24_crayons": ("wood", (28.0,)),
+}
+"""Scans on a turntable: its top, and heights of cameras before it [deg]; not in quick runs."""
 CORES = 2
 """Cores that each case has: goals of time are for a laptop."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -86,6 +93,9 @@ def _cases(out: Path, quick: bool) -> Cases:
             for scan in sorted(path for path in scans.iterdir() if path.is_dir()):
                 if not quick or views in QUICK.get(scan.name, ()):
                     cases[f"{scan.name}, {views} views"] = partial(scan_rows, scan, out / f"{scan.name}_{views}", views)
+        for name, (top, heights) in {} if quick else TURNTABLES.items():
+            words = f"{name}, turntable"
+            cases[words] = partial(turntable_rows, scans / name, out / words.replace(", ", "_"), top, heights)
         for chosen in photo_sets(quick):
             words = f"photographs {'_'.join(map(str, chosen))}"
             cases[words] = partial(photo_rows, scans, out / words.replace(" ", "_"), chosen, quick)

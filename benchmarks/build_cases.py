@@ -10,6 +10,7 @@ from scipy.spatial import ConvexHull
 
 import build_table
 from build_scans import cameras_around, render_scan, scan_mesh, write_views
+from build_turntable import render_turntable
 from instep.build.mesh_raster import depth_image
 from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
 from instep.build.prompts import parse_prompts
@@ -88,10 +89,21 @@ def tee_sizes(mesh: TriangleMesh) -> tuple[Array, Array]:
 
 def scan_rows(scan: Path, out: Path, views: int) -> list[Row]:
     """A scan from some views; with fewer than 12 none is held out, so that nothing says how it looks."""
-    name, truth, wider = f"{scan.name.split('_')[0]}, {views} views", scan_mesh(scan), VIEWS[views]
+    truth = scan_mesh(scan)
     cameras = cameras_around(truth, views)
     images = write_views(out / "views", cameras, render_scan(scan, cameras, out / "model"))
-    begin = time.perf_counter()
+    return _built_rows(f"{scan.name.split('_')[0]}, {views} views", scan, images, out, VIEWS[views])
+
+
+def turntable_rows(scan: Path, out: Path, top: str, heights_deg: tuple[float, ...]) -> list[Row]:
+    """A scan on a turntable before fixed cameras, from 24 views."""
+    name = f"{scan.name.split('_')[0]} on a turntable, {top}"
+    return _built_rows(name, scan, render_turntable(scan, out, top, heights_deg), out, 1.0)
+
+
+def _built_rows(name: str, scan: Path, images: Path, out: Path, wider: float) -> list[Row]:
+    """How a build from images compares with a scan; goals of shape are some times as wide."""
+    truth, begin = scan_mesh(scan), time.perf_counter()
     built = build_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
     seconds, mesh = time.perf_counter() - begin, built.objects[0].mesh
     stages = built.record["stages"]

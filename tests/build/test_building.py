@@ -176,7 +176,7 @@ def test_a_twin_sees_the_convex_parts_of_a_built_object(built):
 def test_what_stands_on_a_table_is_found_without_a_prompt():
     cameras = ring(8, size=(96, 72))
     views = [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
     assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
     with pytest.raises(BadInput, match="at least 6 views"):
         masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))
@@ -198,7 +198,7 @@ def test_a_plain_block_is_found_from_foot_to_top(size, colour):
             place = look_at(camera.body_from_camera[:3, 3], np.array([0, 0, z / 2]))
             cameras.append(replace(camera, name=f"v{len(cameras)}", focal=(170.0, 170.0), body_from_camera=place))
     views = [PosedView(camera, rendered(mesh, camera, np.array(colour)).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
     assert min(overlap(mask.alpha, coverage(mesh, mask.camera)) for mask in masks) > 0.95
 
 
@@ -213,7 +213,7 @@ def test_the_table_beside_an_object_that_most_views_hide_is_not_taken_for_it():
         cameras.append(replace(plain, body="world", body_from_camera=look_at(middle + away, middle)))
     red = np.array([0.75, 0.1, 0.1])
     views = [PosedView(camera, rendered(cart, camera, red).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
     assert min(overlap(mask.alpha, coverage(cart, mask.camera)) for mask in masks) > 0.97
 
 

@@ -14,7 +14,8 @@ from instep.build.mesh_raster import coverage
 from instep.build.posed_views import PosedView
 from instep.build.prompts import parse_prompts
 from instep.build.silhouettes import overlap
-from instep.build.table_masks import map_table, masks_on_table
+from instep.build.table_map import map_table
+from instep.build.table_masks import masks_on_table
 from instep.build.table_prediction import explained_share
 from instep.core.errors import BadInput
 from instep.splat.fitting import pixel_rays
@@ -55,7 +56,7 @@ def drawn(view: PosedView) -> str:
 
 def test_a_grey_block_on_a_grey_pattern_is_found_by_parallax():
     views = seen()
-    masks = masks_on_table(views, TABLE)
+    masks = masks_on_table(views, TABLE).masks
     assert len(masks) == len(views)
     assert min(overlap(mask.alpha, coverage(BLOCK, mask.camera)) for mask in masks) > 0.82
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from instep.build.table_masks import density_in_any_light
+from instep.build.table_colours import density_in_any_light
 
 TABLE, RED = np.array([0.47, 0.53, 0.57]), np.array([0.6, 0.12, 0.1])
 COLOURS = [(TABLE, np.linalg.inv(0.02**2 * np.eye(3)))]

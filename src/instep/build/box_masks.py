@@ -24,7 +24,8 @@ from .mesh_raster import depth_image
 from .posed_views import PosedView
 from .prompts import Box, ObjectPrompt
 from .silhouettes import ObjectMask
-from .table_masks import TableMap, density_in_any_light, map_table, table_meetings
+from .table_colours import density_in_any_light
+from .table_map import TableMap, map_table, table_meetings
 from .table_prediction import explained_share, with_contrast
 from .triangle_mesh import TriangleMesh
 from .visual_hull import hull_bounds, hull_views, table_cut

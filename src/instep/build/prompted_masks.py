@@ -55,8 +55,10 @@ def prompted_masks(
 ) -> ChosenMasks:
     """The masks of an object in the views that show it; clicks and boxes by a graph cut where there is no segmenter."""
     if prompt.table:
-        masks = [mask for mask in masks_on_table(views, plane, report) if mask.inside.any()]
-        return ChosenMasks(tuple(masks), {"segmenter": "what differs from the table"})
+        found = masks_on_table(views, plane, report)
+        turned = {} if found.turntable is None else {"turntable": found.turntable.info()}
+        masks = tuple(mask for mask in found.masks if mask.inside.any())
+        return ChosenMasks(masks, {"segmenter": "what differs from the table", **turned})
     if segmenter is None or prompt.masks is not None:
         how = "graph cut" if prompt.masks is None else "files"
         return ChosenMasks(tuple(_each(views, prompt, report)), {"segmenter": how})

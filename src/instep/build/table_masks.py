@@ -2,15 +2,18 @@
 
 The views are rectified onto the table, where the median over views shows the table itself: what stands on it is seen
 elsewhere by each view. Where most views show an object, those that agree about a colour of the table show the table. A
-pixel that differs from the table that its ray meets belongs to something on it. Views then
-vote: a pixel is of the object where the space in front of it is inside the silhouettes of nearly all others.
+pixel that differs from the table that its ray meets belongs to something on it. Views then vote: a pixel is of the
+object where the space in front of it is inside the silhouettes of nearly all others.
+
+Where the table turned before a fixed camera, what stands still in its images is behind the table, and shadows are where
+other views show none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,27 +22,23 @@ from instep.core.cores import usable_cores
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
-from instep.scene.camera import Camera
-from instep.splat.fitting import focus_point, pixel_rays
+from instep.splat.fitting import focus_point
 
-from .graph_cut import ColourMixture, colour_mixture, min_cut, soften, squared_deviation
+from .graph_cut import ColourMixture, colour_mixture, min_cut, soften
 from .isosurface import grid_around, isosurface
-from .mesh_raster import coverage, in_camera
+from .mesh_raster import coverage
 from .posed_views import PosedView
 from .silhouettes import ObjectMask
-from .table_prediction import TablePrediction, sampled, with_contrast
+from .table_colours import TABLE_SHADING, density_in_any_light, is_foreign
+from .table_map import TableMap, map_table, table_meetings
+from .table_prediction import Background, with_contrast
+from .turntable import TurnedView, Turntable, find_turntable, seen_before_still, turned_views
 from .visual_hull import height_above, hull_views, table_cut
 
 MIN_VIEWS = 6
 """Fewest views from which a table is told from what stands on it."""
 _NOISE = 0.025
 """Least standard deviation of the colour of the table [0 to 1]: noise, and what interpolating the map costs."""
-_MAP_CELLS = 320
-"""Cells along a side of the map of the table."""
-_CELLS_PER_PX, _MAX_SAMPLES = 1.35, 24_000_000
-"""Cells of the map of a patterned table along a side, over pixels of an image, and most samples of it in all views."""
-_PATTERNED = 0.025
-"""Median change of the colour from cell to cell from which on a table is patterned [0 to 1]."""
 _ROUNDS = 6
 _SETTLED_SHARE = 0.005
 """Share of the object's pixels whose change ends the rounds."""
@@ -47,59 +46,31 @@ _TOLERATED_SHARE = 0.1
 """Share of the views that may be wrong about a point of the hull that they vote for."""
 _VOTE = 6.0
 """What the vote of the other views weighs, in units of log likelihood."""
-_TABLE_COLOURS, _RARE_SHARE = 6, 0.06
-"""Colours that a table is described by, and the share of it below which a colour is not taken for the table's."""
-_TABLE_SHADING = (0.45, 1.3)
-"""Range of factors by which light and shadow change the brightness of the table."""
-_OTHER_COLOUR = 12.0
-"""Squared deviation from all colours of the table from which a part of its map may be the foot of something on it."""
+_VOTE_REACH_PX = 4
+"""How far the vote may reach beside an object [pixels]."""
+_NEVER_SEEN = -2.0
+"""Least that a colour says where neither the table nor what is behind it was seen, in units of log likelihood."""
 _FOOT = -0.1
 """What speaks for an object where its foot may be in the map of the table: too little to cut it off."""
-_UNSURE_SPREAD = 0.06
-"""Standard deviation over views from which a part of the map may show different things [0 to 1]."""
-_MIN_OWN = 2
-"""Fewest views that must agree about the table where others show an object in front of it."""
 _CLEAR_CELLS = 2.0
 """Height above the table, in cells of the grid of the votes, from which something is known to hide the table."""
 _MIN_PIXELS = 40
 _CROP_PX = 24
-TableColours = list[tuple[Array, Array]]
-"""Mean [3] and inverse covariance [3, 3] of each colour of a table."""
 ColourPair = tuple[ColourMixture, ColourMixture]
 """Colours of what stands on the table, and of the table."""
 
 
 @array_dataclass
-class TableMap:
-    """The colours of a table as seen from above."""
+class TableMasks:
+    """The masks of everything that stands on a table, and the turntable where it is one."""
 
-    plane: Array
-    origin: Array
-    """x and y of the first cell [2] [m]."""
-    pitch: float
-    """Size of a cell [m]."""
-    colour: Array
-    """[cells along x, cells along y, 3]."""
-    spread: Array
-    """Standard deviation over views [cells along x, cells along y]; infinite where too few see it."""
-    foreign: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
-    """Where the map has a colour that the table has nowhere else [cells along x, cells along y]."""
-    gains: Array = field(default_factory=lambda: np.ones((0, 3)))
-    """Factors of the colours of each view [views, 3] that make them comparable."""
-    colours: TableColours = field(default_factory=list[tuple[Array, Array]])
-    """The colours that the table has all over."""
-    patterned: bool = False
-    """Whether its colour changes from cell to cell, so that its pixels are predicted finely."""
-
-    def predicted(self, meets: Array) -> TablePrediction:
-        """The table at the points that the pixels of a view meet [height, width, 3]."""
-        at = np.nan_to_num((meets[..., :2] - self.origin) / self.pitch, nan=-10.0)
-        return sampled(self.colour, self.spread, at, patterned=self.patterned)
+    masks: list[ObjectMask]
+    turntable: Turntable | None
 
 
 def masks_on_table(
     views: Sequence[PosedView], plane: Array, report: Callable[[float, str], None] | None = None
-) -> list[ObjectMask]:
+) -> TableMasks:
     """The masks of everything that stands on a table, one per view."""
     if len(views) < MIN_VIEWS:
         raise BadInput(
@@ -109,13 +80,20 @@ def masks_on_table(
     meetings = [table_meetings(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
-    known, hiding, colours = list(found), list(found), None
+    known, hiding, colours, turntable, square = list(found), list(found), None, None, None
     for round_ in range(_ROUNDS):
         shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, hiding, strict=True)]
-        table, before = map_table(views, plane, shown), list(found)
+        table, before = map_table(views, plane, shown, square), list(found)
+        if round_ == 0:
+            beside = [_beside(view, table, meets) for view, meets in zip(views, meetings, strict=True)]
+            turntable = find_turntable(views, plane, beside, table)
+            if turntable is not None:
+                square = turntable.square
+                table = map_table(views, plane, shown, square)
+        turned = turned_views(views, meetings, turntable, shown)
         cut = partial(_cut_balanced, table, colours)
         with ThreadPoolExecutor(usable_cores()) as pool:
-            for i, (mask, sure) in enumerate(pool.map(cut, views, table.gains, meetings, votes)):
+            for i, (mask, sure) in enumerate(pool.map(cut, views, table.gains, meetings, votes, turned)):
                 if report is not None:
                     report((round_ + i / len(views)) / _ROUNDS, views[i].name)
                 found[i], known[i] = mask, sure
@@ -132,131 +110,13 @@ def masks_on_table(
     ]
     if sum(mask.inside.sum() > _MIN_PIXELS for mask in masks) < MIN_VIEWS:
         raise BadInput("Nothing that differs from the table was found on it; click on the object instead.")
-    return masks
+    return TableMasks(masks, turntable)
 
 
-def table_meetings(camera: Camera, plane: Array) -> Array:
-    """Where the rays of pixels meet the table [height, width, 3]; NaN where they do not."""
-    rows, columns = np.indices((camera.height, camera.width))
-    rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=-1))
-    origin, towards = camera.body_from_camera[:3, 3], rays @ plane[:3]
-    t = -(origin @ plane[:3] + plane[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
-    return np.where((t > 0)[..., None], origin + t[..., None] * rays, np.nan)
-
-
-def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:
-    """The median colour of the table over views, without the pixels that were found to be objects.
-
-    A table with a pattern is mapped again with cells about as fine as the pixels of the views.
-    """
-    coarse = _map_with(views, plane, objects, _MAP_CELLS)
-    seen = np.where(np.isfinite(coarse.spread)[..., None], coarse.colour, np.nan)
-    changes = np.abs(np.diff(seen, axis=0)).max(axis=-1)
-    if not np.isfinite(changes).any() or np.nanmedian(changes) < _PATTERNED:
-        return coarse
-    side = max(max(view.camera.width, view.camera.height) for view in views)
-    most = int(np.sqrt(_MAX_SAMPLES / len(views)))
-    cells = min(int(_CELLS_PER_PX * side), most)
-    fine = _map_with(views, plane, objects, cells) if cells > _MAP_CELLS else coarse
-    return replace(fine, patterned=True)
-
-
-def _map_with(views: Sequence[PosedView], plane: Array, objects: Sequence[Array], count: int) -> TableMap:
-    """The map of a table with a number of cells along a side."""
-    from scipy.ndimage import binary_dilation, map_coordinates
-
-    focus = focus_point([view.camera for view in views])
-    if focus is None:
-        raise BadInput("The cameras look along one line; views from all around were expected.")
-    distance = float(np.median([np.linalg.norm(view.camera.body_from_camera[:3, 3] - focus) for view in views]))
-    wide = max(0.5 * max(v.camera.width, v.camera.height) / min(v.camera.focal) for v in views)
-    half, pitch = 1.8 * distance * wide, 3.6 * distance * wide / count
-    cells = np.indices((count, count)) * pitch - half
-    X, Y = focus[0] + cells[0], focus[1] + cells[1]
-    points = np.stack([X, Y, -(plane[3] + plane[0] * X + plane[1] * Y) / plane[2]], axis=-1)
-    samples = np.full((len(views), count, count, 3), np.nan, np.float32)
-    for k, (view, own) in enumerate(zip(views, objects, strict=True)):
-        local = in_camera(view.camera, points)
-        pixels = view.camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0])) - 0.5
-        inside = (local[..., 2] > 1e-3) & (pixels > 0).all(axis=-1)
-        inside &= (pixels < [view.camera.width - 1, view.camera.height - 1]).all(axis=-1)
-        at = [pixels[..., 1][inside], pixels[..., 0][inside]]
-        if own.any():
-            hidden = np.asarray(binary_dilation(own, iterations=3), np.float32)
-            inside[inside] = map_coordinates(hidden, at, order=0, cval=1.0) < 0.5
-            at = [pixels[..., 1][inside], pixels[..., 0][inside]]
-        for channel in range(3):
-            samples[k, inside, channel] = map_coordinates(view.image[..., channel], at, order=1, mode="nearest")
-    origin = np.array([focus[0] - half, focus[1] - half])
-    first = _median_map(samples, plane, origin, pitch)
-    # Exposure and white balance differ between views: each is scaled to the median of all.
-    with np.errstate(all="ignore"):
-        gains = np.nanmedian(first.colour / np.maximum(samples, 0.02), axis=(1, 2))
-    gains = np.clip(np.nan_to_num(gains, nan=1.0), 0.5, 2.0)
-    samples *= gains[:, None, None].astype(np.float32)
-    table = _median_map(samples, plane, origin, pitch)
-    colours = _table_colours(table)
-    table = _with_table_seen(table, samples, colours)
-    return replace(table, gains=gains, colours=colours, foreign=_foreign(table.colour, colours))
-
-
-def _with_table_seen(table: TableMap, samples: Array, colours: TableColours) -> TableMap:
-    """The map with the table where most views show an object in front of it, and some agree about its own colours."""
-    unsure = table.spread > _UNSURE_SPREAD
-    some = samples[:, unsure]
-    own = ~_foreign(np.nan_to_num(some), colours)
-    seen = _median_map(
-        np.where(own[..., None], some, np.nan)[:, None], table.plane, table.origin, table.pitch, _MIN_OWN
-    )
-    better = seen.spread[0] < np.minimum(table.spread[unsure], _UNSURE_SPREAD)
-    colour, spread = table.colour.copy(), table.spread.copy()
-    colour[unsure] = np.where(better[:, None], seen.colour[0], colour[unsure])
-    spread[unsure] = np.where(better, seen.spread[0], spread[unsure])
-    return replace(table, colour=colour, spread=spread)
-
-
-def _table_colours(table: TableMap) -> TableColours:
-    """The colours of a table, without those that only a small part of its map has."""
-    seen = table.colour[table.spread < _UNSURE_SPREAD]
-    if len(seen) < _MIN_PIXELS:
-        return []
-    colours = colour_mixture(seen, _TABLE_COLOURS)
-    parts = zip(colours.means, colours.precisions, colours.shares(seen), strict=True)
-    return [(mean, precision) for mean, precision, share in parts if share >= _RARE_SHARE]
-
-
-def _foreign(colours: Array, table: TableColours) -> Array:
-    """Which colours [..., 3] a table has nowhere, in any light [...]."""
-    least = np.full(colours.shape[:-1], np.inf if table else 0.0)
-    for mean, precision in table:
-        light = np.clip(colours @ precision @ mean / (mean @ precision @ mean), *_TABLE_SHADING)
-        least = np.minimum(least, squared_deviation(colours - light[..., None] * mean, precision))
-    return least > _OTHER_COLOUR
-
-
-def density_in_any_light(image: Array, colours: TableColours, shading: tuple[float, float]) -> Array:
-    """Log density of the colour of each pixel as one that a table has anywhere, at the likeliest light [height, width].
-
-    Light and shadow change the brightness of the table by a factor in a range.
-    """
-    out = np.full(image.shape[:2], -np.inf)
-    for mean, precision in colours:
-        light = np.clip(image @ precision @ mean / (mean @ precision @ mean), *shading)
-        apart = squared_deviation(image - light[..., None] * mean, precision)
-        out = np.maximum(out, 0.5 * np.linalg.slogdet(precision / (2 * np.pi))[1] - 0.5 * apart)
-    return out
-
-
-def _median_map(samples: Array, plane: Array, origin: Array, pitch: float, least: int = 3) -> TableMap:
-    count = np.isfinite(samples[..., 0]).sum(axis=0)
-    with np.errstate(all="ignore"):
-        ordered = np.sort(samples, axis=0)  # NaN goes to the end
-        middle = np.maximum((count - 1) // 2, 0)[None, ..., None]
-        colour = np.take_along_axis(ordered, middle, axis=0)[0]
-        apart = np.sort(np.abs(samples - colour).max(axis=-1), axis=0)
-        spread = 1.48 * np.take_along_axis(apart, np.minimum(count // 2, len(samples) - 1)[None], axis=0)[0]
-    known = count >= least
-    return TableMap(plane, origin, pitch, np.where(known[..., None], colour, 0.5), np.where(known, spread, np.inf))
+def _beside(view: PosedView, table: TableMap, meets: Array) -> Array:
+    """How far the pixels of a view are from the table [height, width]; infinite where it is not known."""
+    found = table.predicted(meets)
+    return np.where(found.sure, np.abs(view.image - found.colour).max(axis=-1), np.inf)
 
 
 def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence[Array], table: TableMap) -> ColourPair:
@@ -279,15 +139,19 @@ def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence
 
 
 def _cut_balanced(
-    table: TableMap, colours: ColourPair | None, view: PosedView, gain: Array, meets: Array, vote: Array | None
-) -> tuple[Array, Array]:
+    table: TableMap, colours: ColourPair | None, view: PosedView, gain: Array, meets: Array, vote: Array | None,
+    turned: TurnedView | None,
+) -> tuple[Array, Array]:  # fmt: skip
     """What `_cut` finds in a view whose colours were made comparable with those of the others."""
-    return _cut(replace(view, image=view.image * gain.astype(np.float32)), meets, table, vote, colours)
+    bright = gain.astype(np.float32)
+    view, turned = replace(view, image=view.image * bright), None if turned is None else turned.in_light(bright)
+    return _cut(view, meets, table, vote, colours, turned)
 
 
 def _cut(
-    view: PosedView, meets: Array, table: TableMap, vote: Array | None, colours: ColourPair | None
-) -> tuple[Array, Array]:
+    view: PosedView, meets: Array, table: TableMap, vote: Array | None, colours: ColourPair | None,
+    turned: TurnedView | None,
+) -> tuple[Array, Array]:  # fmt: skip
     """The pixels of a view that do not look like the table behind them, and where that is known [height, width]."""
     from scipy.ndimage import map_coordinates
 
@@ -298,15 +162,18 @@ def _cut(
     if table.patterned:
         sigma = with_contrast(found, view.image, blocked, _NOISE).sigma
     sure, where = found.sure, [at[..., 0], at[..., 1]]
-    error = np.where(sure, ((view.image - found.colour) ** 2).sum(axis=-1), 0.0)
-    likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
+    against = replace(found, sigma=sigma).evidence_against(view.image)
     # Where the map has a colour that the table has nowhere else, all views may show the foot of a plain object: that a
     # pixel is like the map says nothing there. Beside the map, only the table's own colours are known to be the table.
-    foot = sure & (likeness < 0) & map_coordinates(table.foreign, where, order=0, cval=False)
+    foot = sure & (against < 0) & map_coordinates(table.foreign, where, order=0, cval=False)
     known = ~foot
-    known[~sure] &= ~_foreign(view.image[~sure], table.colours)
+    known[~sure] &= ~is_foreign(view.image[~sure], table.colours)
     unknown = 0.0 if vote is not None else -1.0
-    preference = np.where(sure, np.where(foot, _FOOT, np.clip(likeness, -8.0, 14.0)), unknown)
+    preference = np.where(sure, np.where(foot, _FOOT, np.clip(against, -8.0, 14.0)), unknown)
+    if turned is not None:
+        sure = sure & turned.table  # what is beside the turntable was behind it at different times
+        predicted = Background(found.colour, sigma, sure)
+        preference, known = _on_turntable(view.image, preference, known, predicted, turned.still, vote)
     if view.hidden is not None:
         preference, known = np.where(view.hidden, 0.0, preference), known & ~view.hidden
     if vote is None or colours is None:
@@ -320,10 +187,33 @@ def _cut(
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
         near = view.image[cut]
-        wish = np.clip(preference[cut], -4.0, 8.0) + np.clip(_foreground(near, sure[cut], colours, table), -6.0, 6.0)
+        looks = np.clip(_foreground(near, sure[cut], colours, table), -6.0, 6.0)
+        if turned is not None:
+            # What was never seen without something before it may well have the colours of what is behind it.
+            beside = ~(turned.still.sure | turned.table)[cut]
+            looks = np.where(beside, np.maximum(looks, _NEVER_SEEN), looks)
+        wish = np.clip(preference[cut], -4.0, 8.0) + looks
         out[cut] = min_cut(wish + np.where(vote[cut] > 0, 0.5, -1.0) * _VOTE, near)
     out = _visible(out, view)
     return out, known | out
+
+
+def _on_turntable(
+    image: Array, evidence: Array, known: Array, table: Background, still: Background, vote: Array | None
+) -> tuple[Array, Array]:
+    """The preference for an object, and where it is known, beside what stands still behind a turning table.
+
+    Shadows are not known from objects: other views show the same place in the light.
+    """
+    from scipy.ndimage import binary_erosion
+
+    evidence, shadow = seen_before_still(image, evidence, -1.0 if vote is None else 0.0, table, still)
+    known = (known & table.sure) | still.sure
+    if vote is None:
+        return evidence, known
+    # The vote is of coarse cells, so that beside an object it reaches shadows.
+    core = np.asarray(binary_erosion(vote > 0, iterations=_VOTE_REACH_PX), bool)
+    return np.where(shadow, np.where(core, 0.0, -0.5 * _VOTE - 1.0), evidence), known & ~shadow
 
 
 def _foreground(image: Array, sure: Array, colours: ColourPair, table: TableMap) -> Array:
@@ -331,7 +221,7 @@ def _foreground(image: Array, sure: Array, colours: ColourPair, table: TableMap)
     units of log likelihood. Where no other view shows the table, only its colours tell a shadow on it from an object.
     """
     around = colours[1].log_likelihood(image)
-    anywhere = density_in_any_light(image, table.colours, _TABLE_SHADING)
+    anywhere = density_in_any_light(image, table.colours, TABLE_SHADING)
     return colours[0].log_likelihood(image) - np.where(sure, around, np.maximum(around, anywhere))
 
 

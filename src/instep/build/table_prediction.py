@@ -21,18 +21,24 @@ _MAX_BLUR = 1.5
 
 
 @array_dataclass
-class TablePrediction:
-    """The table as one view would show it."""
+class Background:
+    """What one view would show if there were no object: a table, or what is behind it."""
 
     colour: Array
     """[height, width, 3], 0 to 1."""
     sigma: Array
     """Standard deviation of a channel [height, width]."""
     sure: Array
-    """Where the map of the table is known [height, width]."""
+    """Where it is known [height, width]."""
+
+    def evidence_against(self, image: Array) -> Array:
+        """How much likelier each pixel is for anything else (log) [height, width]; 0 where nothing is known."""
+        apart = ((image - self.colour) ** 2).sum(axis=-1)
+        against = 0.5 * apart / self.sigma**2 - 3 * np.log(1 / (self.sigma * np.sqrt(2 * np.pi)))
+        return np.where(self.sure, against, 0.0)
 
 
-def sampled(colour: Array, spread: Array, at: Array, *, patterned: bool) -> TablePrediction:
+def sampled(colour: Array, spread: Array, at: Array, *, patterned: bool) -> Background:
     """A map (colours [a, b, 3], deviations [a, b]: infinite where unknown) at the cells of pixels [h, w, 2]."""
     from scipy.ndimage import map_coordinates
 
@@ -46,10 +52,10 @@ def sampled(colour: Array, spread: Array, at: Array, *, patterned: bool) -> Tabl
         point = at + y * steps[0] + x * steps[1]
         for k in range(3):
             behind[..., k] += map_coordinates(colour[..., k], [point[..., 0], point[..., 1]], order=1, cval=0.0)
-    return TablePrediction(behind / len(offsets), sigma, sure)
+    return Background(behind / len(offsets), sigma, sure)
 
 
-def with_contrast(found: TablePrediction, image: Array, blocked: Array, noise: float) -> TablePrediction:
+def with_contrast(found: Background, image: Array, blocked: Array, noise: float) -> Background:
     """The prediction with deviations that follow its contrast as they do where nothing blocks the table."""
     contrast = np.zeros(blocked.shape)
     for k in range(3):
@@ -57,11 +63,11 @@ def with_contrast(found: TablePrediction, image: Array, blocked: Array, noise: f
     error = ((image - found.colour) ** 2).mean(axis=-1)
     textured = found.sure & ~blocked & (contrast > _PLAIN)
     if textured.sum() < _MIN_PIXELS:
-        return TablePrediction(found.colour, np.hypot(noise, np.minimum(found.sigma, 0.05)), found.sure)
+        return Background(found.colour, np.hypot(noise, np.minimum(found.sigma, 0.05)), found.sure)
     # The median of a squared normal deviation is 0.45 of its variance; of the mean of three like ones, 0.79.
     excess = np.maximum(error[textured] / 0.79 - noise**2, 0.0) / contrast[textured] ** 2
     blur = min(float(np.sqrt(np.median(excess))), _MAX_BLUR)
-    return TablePrediction(found.colour, np.hypot(noise, blur * contrast), found.sure)
+    return Background(found.colour, np.hypot(noise, blur * contrast), found.sure)
 
 
 def explained_share(likely: Array, other: Array, near: Array) -> float:
