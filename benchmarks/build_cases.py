@@ -96,8 +96,10 @@ def scan_rows(scan: Path, out: Path, views: int) -> list[Row]:
 
 
 def turntable_rows(scan: Path, out: Path, top: str, heights_deg: tuple[float, ...]) -> list[Row]:
-    """A scan on a turntable before fixed cameras, from 24 views. Lamps do not turn with it, so that light differs between
-    views: there is no goal of PSNR."""
+    """A scan on a turntable before fixed cameras, from 24 views.
+
+    Lamps do not turn with it, so that light differs between views: there is no goal of PSNR.
+    """
     name = f"{scan.name.split('_')[0]} on a turntable, {top}"
     rows = _built_rows(name, scan, render_turntable(scan, out, top, heights_deg), out, 1.0)
     return [{**one, "goal": None, "ok": None} if "PSNR" in one["name"] else one for one in rows]

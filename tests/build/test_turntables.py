@@ -13,7 +13,9 @@ from instep.build.silhouettes import overlap
 from instep.build.table_map import map_table, table_meetings
 from instep.build.table_masks import TableMasks, masks_on_table
 from instep.build.table_prediction import Background
+from instep.build.triangle_mesh import TriangleMesh
 from instep.build.turntable import Turntable, seen_before_still, turned_groups, turned_views
+from instep.core.errors import BadInput
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.splat.fitting import pixel_rays
 
@@ -23,16 +25,18 @@ WALL = np.array([0.75, 0.55, 0.35])
 """A colour as near to the block's as to the table's."""
 
 
-def views_around(count: int, *, turned: bool, streaks: float = 0.15) -> list[PosedView]:
+def views_around(count: int, *, turned: bool, streaks: float = 0.15, block: TriangleMesh = BLOCK) -> list[PosedView]:
     """Views of a block on a round table, which turns before one camera or is passed by cameras around it; beside the
     table there are streaks of some contrast."""
     rng = np.random.default_rng(0)
     found = gaussian_filter(rng.normal(size=(SIZE[1], SIZE[0], 1)), (3, 9, 0))
     still = streaks * found / found.std() if turned else None
-    return [view_at(angle, still, rng, streaks) for angle in 2 * np.pi * np.arange(count) / count]
+    return [view_at(angle, still, rng, streaks, block) for angle in 2 * np.pi * np.arange(count) / count]
 
 
-def view_at(angle: float, still: np.ndarray | None, rng: np.random.Generator, streaks: float) -> PosedView:
+def view_at(
+    angle: float, still: np.ndarray | None, rng: np.random.Generator, streaks: float, block: TriangleMesh
+) -> PosedView:
     plain = pinhole(f"v{round(np.degrees(angle))}", SIZE, 30.0)
     eye = np.array([0.45 * np.cos(angle), -0.45 * np.sin(angle), 0.25])
     place = look_at(eye, np.array([0.0, 0.0, 0.02]))
@@ -45,8 +49,8 @@ def view_at(angle: float, still: np.ndarray | None, rng: np.random.Generator, st
     # Before moving cameras the floor moves as the table does.
     floor = WALL + (streaks * np.sin(60 * points[..., :1]) if still is None else still)
     image = np.where(disc[..., None], checks[..., None] * np.array([0.9, 1.0, 1.1]), floor)
-    found, alpha = depth_image(BLOCK, camera), coverage(BLOCK, camera)[..., None]
-    light = 0.75 + 0.25 * BLOCK.normals @ np.array([0.3, 0.2, 0.93])
+    found, alpha = depth_image(block, camera), coverage(block, camera)[..., None]
+    light = 0.75 + 0.25 * block.normals @ np.array([0.3, 0.2, 0.93])
     shaded = np.where(found.mask[..., None], light[found.face][..., None] * ORANGE, ORANGE)
     image = alpha * shaded + (1 - alpha) * image + rng.normal(0, 0.008, image.shape)
     return PosedView(camera, np.clip(image, 0, 1).astype(np.float32))
@@ -73,6 +77,12 @@ def test_a_sheet_under_an_object_is_a_part_of_the_table():
     found = masks_on_table(views_around(16, turned=False, streaks=0.0), TABLE)
     assert found.turntable is None
     assert min(overlaps(found)) > 0.95
+
+
+def test_a_tile_that_lies_nearly_flat_is_refused_in_a_sentence():
+    tile = views_around(16, turned=False, streaks=0.0, block=box((-0.05, -0.03, 0.0), (0.05, 0.03, 0.002)))
+    with pytest.raises(BadInput, match=r"on the table|from the table"):
+        masks_on_table(tile, TABLE)
 
 
 def test_what_rises_from_a_table_is_no_sheet_on_it():

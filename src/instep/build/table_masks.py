@@ -119,8 +119,10 @@ def _beside(view: PosedView, table: TableMap, meets: Array) -> Array:
     return np.where(found.sure, np.abs(view.image - found.colour).max(axis=-1), np.inf)
 
 
-def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence[Array], table: TableMap) -> ColourPair:
-    """The colours of what stands on the table, and of the table around it, over all views.
+def _colours(
+    views: Sequence[PosedView], found: Sequence[Array], votes: Sequence[Array], table: TableMap
+) -> ColourPair | None:
+    """The colours of what stands on the table, and of the table around it, over all views; None where it is too thin.
 
     What is not found yet and others vote for is not taken for the table.
     """
@@ -132,10 +134,12 @@ def _colours(views: Sequence[PosedView], found: Sequence[Array], votes: Sequence
         inner.append(image[np.asarray(binary_erosion(mask, iterations=2), bool)])
         near = np.asarray(binary_dilation(mask, iterations=20), bool)
         outer.append(image[near & ~np.asarray(binary_dilation(mask, iterations=4), bool) & (vote <= 0)])
-    around = np.concatenate(outer)
+    around, own = np.concatenate(outer), np.concatenate(inner)
+    if len(own) < _MIN_PIXELS:
+        return None
     if len(around) < _MIN_PIXELS:
         around = table.colour[np.isfinite(table.spread)]
-    return colour_mixture(np.concatenate(inner), 8), colour_mixture(around, 8)
+    return colour_mixture(own, 8), colour_mixture(around, 8)
 
 
 def _cut_balanced(
