@@ -10,12 +10,11 @@ from build_scenes import ORANGE, box
 from instep.build.mesh_raster import coverage, depth_image
 from instep.build.posed_views import PosedView
 from instep.build.silhouettes import overlap
-from instep.build.table_map import map_table, table_meetings
+from instep.build.table_map import table_meetings
 from instep.build.table_masks import TableMasks, masks_on_table
 from instep.build.table_prediction import Background
 from instep.build.triangle_mesh import TriangleMesh
 from instep.build.turntable import Turntable, seen_before_still, turned_groups, turned_views
-from instep.core.errors import BadInput
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.splat.fitting import pixel_rays
 
@@ -64,32 +63,13 @@ def overlaps(found: TableMasks) -> list[float]:
     return [overlap(mask.alpha, coverage(BLOCK, mask.camera)) for mask in found.masks]
 
 
-@pytest.mark.parametrize("streaks", [0.04, 0.15, 0.3])
+@pytest.mark.parametrize("streaks", [0.15, 0.3])
 def test_what_stands_still_behind_a_turning_table_is_no_object(streaks: float):
     found = masks_on_table(views_around(16, turned=True, streaks=streaks), TABLE)
     assert min(overlaps(found)) > 0.95
     assert found.turntable is not None
     assert abs(found.turntable.info()["radius_m"] - RADIUS) < 0.015
     assert found.turntable.info()["views"] == 16
-
-
-def test_a_sheet_under_an_object_is_a_part_of_the_table():
-    found = masks_on_table(views_around(16, turned=False, streaks=0.0), TABLE)
-    assert found.turntable is None
-    assert min(overlaps(found)) > 0.95
-
-
-def test_a_tile_that_lies_nearly_flat_is_refused_in_a_sentence():
-    tile = views_around(16, turned=False, streaks=0.0, block=box((-0.05, -0.03, 0.0), (0.05, 0.03, 0.002)))
-    with pytest.raises(BadInput, match=r"on the table|from the table"):
-        masks_on_table(tile, TABLE)
-
-
-def test_what_rises_from_a_table_is_no_sheet_on_it():
-    views = views_around(16, turned=False, streaks=0.0)
-    bare = [PosedView(v.camera, np.where(coverage(BLOCK, v.camera)[..., None] > 0, v.image, WALL)) for v in views]
-    assert not map_table(bare, TABLE, [np.zeros((SIZE[1], SIZE[0]), bool)] * 16).sheets.any()
-    assert map_table(views, TABLE, [np.zeros((SIZE[1], SIZE[0]), bool)] * 16).sheets.any()
 
 
 def test_only_a_camera_before_which_the_table_turned_has_a_still_background():

@@ -15,7 +15,7 @@ from instep.splat.fitting import focus_point, pixel_rays
 
 from .mesh_raster import in_camera
 from .posed_views import PosedView
-from .table_colours import UNSURE_SPREAD, TableColours, common_colours, is_foreign, sheets_on_table
+from .table_colours import UNSURE_SPREAD, TableColours, common_colours, is_foreign
 from .table_prediction import Background, sampled
 
 _MAP_CELLS, _LEAST_CELLS = 320, 64
@@ -23,8 +23,8 @@ _MAP_CELLS, _LEAST_CELLS = 320, 64
 _CELLS_PER_PX, _MAX_SAMPLES = 1.35, 24_000_000
 """Cells of the map of a patterned table along a side, over pixels of an image, and most samples of it in all views."""
 _PATTERNED, _PATTERNED_SHARE = 0.025, 0.75
-"""Median change of the colour from cell to cell from which on a table is patterned [0 to 1], and what is taken for the
-median on small things: on a turntable and on sheets, edges are few."""
+"""Median change of the colour from cell to cell from which on a table is patterned [0 to 1], and the quantile that
+is taken of a turntable, most of which an object may hide."""
 _ROUND_RIM = (0.6, 0.85)
 """Range of distances from the middle of the rim of a round table, over half the side of the square that is mapped."""
 _MIN_OWN = 2
@@ -50,8 +50,6 @@ class TableMap:
     """Factors of the colours of each view [views, 3] that make them comparable."""
     colours: TableColours = field(default_factory=list[tuple[Array, Array]])
     """The colours that the table has all over."""
-    sheets: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
-    """Where flat things of other colours lie on it [cells along x, cells along y]."""
     patterned: bool = False
     """Whether its colour changes from cell to cell, so that its pixels are predicted finely."""
 
@@ -98,15 +96,11 @@ def map_table(
 
 
 def _is_patterned(table: TableMap, *, whole: bool) -> bool:
-    """Whether the colour of a table changes from cell to cell, or that of sheets on it does, or of a part of it that is
-    mapped alone."""
+    """Whether the colour of a table changes from cell to cell; `whole` says that it is not of a turntable alone."""
     seen = np.where(np.isfinite(table.spread)[..., None], table.colour, np.nan)
     changes = np.abs(np.diff(seen, axis=0)).max(axis=-1)
-    known = np.isfinite(changes)
-    small = changes[known & table.sheets[1:]] if whole else changes[known]
-    if len(small) and np.quantile(small, _PATTERNED_SHARE) >= _PATTERNED:
-        return True
-    return bool(whole and known.any() and np.median(changes[known]) >= _PATTERNED)
+    known = changes[np.isfinite(changes)]
+    return len(known) > 0 and bool(np.quantile(known, 0.5 if whole else _PATTERNED_SHARE) >= _PATTERNED)
 
 
 def _map_with(
@@ -155,10 +149,8 @@ def _map_with(
         away = np.linalg.norm(cells, axis=0) / half
         bare &= (away > _ROUND_RIM[0]) & (away < _ROUND_RIM[1])
     own = common_colours(table.colour[bare])
-    sheets = sheets_on_table(table.colour, table.spread, samples, own)
-    table = _with_table_seen(table, samples, own + sheets.colours)
-    foreign = is_foreign(table.colour, own + sheets.colours) | (is_foreign(table.colour, own) & ~sheets.area)
-    return replace(table, gains=gains, colours=own + sheets.colours, foreign=foreign, sheets=sheets.area)
+    table = _with_table_seen(table, samples, own)
+    return replace(table, gains=gains, colours=own, foreign=is_foreign(table.colour, own))
 
 
 def _with_table_seen(table: TableMap, samples: Array, colours: TableColours) -> TableMap:
