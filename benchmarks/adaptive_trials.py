@@ -20,11 +20,11 @@ import numpy as np
 from instep import Scene, open_world
 from instep.core.world import Array, Simulator, State, World, Wrapper
 from instep.policy import Adaptive, AdaptiveOptions
-from instep.policy.adaptive_model import ReferenceArm
+from instep.policy.reference_model import ReferenceArm
 from instep.robot import Guarded, Late, Noisy, Quantized, scene_limits
 from instep.scene import address
 from instep.scene.folder import SceneSimulator
-from instep.scene.robot_part import without_free_bodies
+from instep.scene.robot_structure import without_free_bodies
 from tuning.planted_arms import MODELS, begin_pose, force_range, motion, random_arm
 
 Change = Literal["payload", "friction", "actuator loss", "nothing"]

@@ -15,9 +15,9 @@ import numpy as np
 import two_causes
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
-from instep.diagnose.attribution import AttributionOptions, attribute
 from instep.diagnose.candidates import candidate_causes
 from instep.diagnose.cause_selection import identify_causes
+from instep.diagnose.diagnosis import AttributionOptions, attribute
 from rows import row
 from small_models import diagnosed_arm, write_scene
 

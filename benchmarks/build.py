@@ -29,8 +29,8 @@ from build_cases import VIEWS, scan_rows, table_rows, tee_rows, turntable_rows
 from build_masks import mask_rows
 from build_photos import photo_rows, photo_sets
 from instep.app.cluster import end_with_parent
-from instep.core.cores import usable_cores
 from instep.core.errors import UnknownName
+from instep.core.processes import usable_cores
 from kept_cases import Case, KeptCases
 from parts import RESULTS, keep_parts, write_part
 from rows import Row, with_progress

@@ -11,13 +11,13 @@ from scipy.spatial import ConvexHull
 import build_table
 from build_scans import cameras_around, render_scan, scan_mesh, write_views
 from build_turntable import render_turntable
-from instep.build.mesh_raster import depth_image
-from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
-from instep.build.prompts import parse_prompts
-from instep.build.scene_checks import Finding, check_scene, worst_state
-from instep.build.triangle_mesh import TriangleMesh, surface_distances
 from instep.core.world import Array
 from instep.data import load_episodes
+from instep.reconstruct.checks import Finding, check_scene, worst_state
+from instep.reconstruct.masks.prompts import parse_prompts
+from instep.reconstruct.pipeline import BuildOptions, BuiltScene, build_scene
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
+from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
 from instep.twin.tracking import track_recording

@@ -13,14 +13,18 @@ from pathlib import Path
 import numpy as np
 from scipy.ndimage import binary_dilation, binary_erosion, binary_opening, distance_transform_edt, label
 
-from instep.build.graph_cut import soften
-from instep.build.posed_views import PosedView, views_of
-from instep.build.prompt_segmenter import PromptNetwork, marks_in, open_segmenter
-from instep.build.prompted_masks import prompted_masks
-from instep.build.prompts import ObjectPrompt
-from instep.build.segmenter_weights import FILES, default_weights_folder
-from instep.build.silhouettes import ObjectMask
 from instep.core.world import Array
+from instep.reconstruct.capture.posed_views import PosedView, views_of
+from instep.reconstruct.masks.object_mask import ObjectMask, soften
+from instep.reconstruct.masks.prompted_masks import prompted_masks
+from instep.reconstruct.masks.prompts import (
+    FILES,
+    ObjectPrompt,
+    PromptNetwork,
+    default_weights_folder,
+    marks_in,
+    open_segmenter,
+)
 from instep.splat.capture import Capture, load_capture
 from rows import Row, median, row, with_progress
 

@@ -15,16 +15,14 @@ import numpy as np
 
 from build_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh
 from build_table import pose_offset
-from instep.build.board_poses import BoardOptions
-from instep.build.metric_frame import KnownLength, similarity
-from instep.build.photo_poses import PhotoOptions, PhotoPoses, pose_photos
-from instep.build.pipeline import BuildOptions, build_scene
-from instep.build.prompts import parse_prompts
-from instep.build.triangle_mesh import TriangleMesh, surface_distances
 from instep.core.errors import UnknownName
 from instep.core.poses import angle_between, quat_from_matrix
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
+from instep.reconstruct.capture.metric_frame import KnownLength, similarity
+from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoOptions, PhotoPoses, pose_photos
+from instep.reconstruct.masks.prompts import parse_prompts
+from instep.reconstruct.pipeline import BuildOptions, build_scene
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
 from instep.scene.camera import Camera
 from instep.splat.capture import load_capture
 from instep.splat.rendering import save_png

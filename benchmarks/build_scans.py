@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from instep.build.triangle_mesh import TriangleMesh, without_unused
 from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, without_unused
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.scene.camera_edit import camera_element
+from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
 from instep.splat.rendering import save_png
 

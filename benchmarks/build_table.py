@@ -16,16 +16,15 @@ import mujoco
 import numpy as np
 
 from build_scans import scan_mesh, table_top
-from instep.build.mesh_raster import depth_image
-from instep.build.triangle_mesh import TriangleMesh
 from instep.core.poses import matrix_from_quat, quat_exp
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.data.frames import encode_png
 from instep.physics.engines import open_world, rest_action
 from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh
+from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.scene.camera_edit import camera_element
+from instep.scene.camera_files import camera_element
 from instep.scene.folder import LIBRARY, Scene
 from instep.splat.plane_alignment import relative_pose
 from instep.splat.rendering import save_png

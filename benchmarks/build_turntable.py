@@ -16,7 +16,7 @@ from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.scene.camera_edit import camera_element
+from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
 
 SIZE, FIELD_DEG = (480, 360), 40.0

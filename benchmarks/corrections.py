@@ -15,9 +15,8 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
-from instep.core.records import array_dataclass
 from instep.core.rollout import Constant, Script, rollout
-from instep.core.world import Array, Observation, State
+from instep.core.world import Array, Observation, State, array_dataclass
 from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.folder import Scene
@@ -37,11 +36,10 @@ from instep.twin import (
     refine_rig,
     silhouette_overlaps,
 )
+from instep.twin.body_outlines import FreeBody, free_body
 from instep.twin.camera_rig import align_stamps
-from instep.twin.factory import correction_of
-from instep.twin.projection import FreeBody, free_body
 from instep.twin.scene_geometry import parked_joints
-from instep.twin.tracking import jitter
+from instep.twin.tracking import correction_of, jitter
 from instep.twin.twin import STAGES
 from rendered_recordings import render_recording
 from rows import row

@@ -25,19 +25,17 @@ import numpy as np
 from PIL import Image
 
 import instep
-from instep.app.viewer.front_end import PROMPTS
-from instep.app.viewer.headless import view_page
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.prompt_content import PromptContent
+from instep.app.viewer.showing import view_page
 from instep.app.viewer.teleoperation import TeleopContent
-from instep.app.viewer.view_server import ViewServer
-from instep.build.posed_views import table_of, views_of
-from instep.build.prompt_segmenter import open_segmenter
-from instep.build.segmenter_weights import default_weights_folder
+from instep.app.viewer.view_server import PROMPTS, ViewServer
 from instep.core.errors import BadInput
 from instep.evaluate import run_batch
 from instep.policy import expert_of
 from instep.policy.chunking import Latency
+from instep.reconstruct.capture.posed_views import table_of, views_of
+from instep.reconstruct.masks.prompts import default_weights_folder, open_segmenter
 from instep.scene import Tasked, task_of
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from instep import open_world
 from instep.core.world import Array, Observation, Wrapper, stack
 from instep.evaluate.episode_batch import run_batch
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.model import body_poses
 from instep.scene.tasks import task_of
@@ -131,7 +131,7 @@ def pace(count: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
 
 def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Simulated seconds per second with one virtual camera at 10 Hz and a small convolutional policy."""
-    from instep.core.lazy import optional_library
+    from instep.core.imports import optional_library
 
     torch = optional_library("torch", "learn")
 

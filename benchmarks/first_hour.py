@@ -33,8 +33,8 @@ from instep.core.statistics import wilson
 from instep.core.world import Array, vector
 from instep.data import load_episodes, resampled, write_dataset
 from instep.data.lerobot.writer import write_dataset_v21
-from instep.scene.couplings import with_actuator_labels
 from instep.scene.folder import LIBRARY
+from instep.scene.robot_structure import with_actuator_labels
 from robots import two_cores
 from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS, Arm, planted_arm, robot_files, shipped_arms

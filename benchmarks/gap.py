@@ -22,12 +22,11 @@ from instep import Scene
 from instep.app.gap_run import write_curves, write_runs
 from instep.core.episode import Episode
 from instep.core.world import Spec, vector
-from instep.diagnose.data_checks import check_data
-from instep.gap.arm_kinematics import Arm, Chain, chain_to
-from instep.gap.dtw import dtw
-from instep.gap.gap_report import gap_page
-from instep.gap.joint_error import joint_error_profile, profile_scores
+from instep.gap.joint_error import Arm, Chain, chain_to, joint_error_profile, profile_scores
 from instep.gap.paired_runs import compare_runs
+from instep.gap.preparation import check_data
+from instep.gap.time_alignment import dtw
+from instep.report.gap_page import gap_page
 from instep.report.page import write_report
 from rows import median, row
 

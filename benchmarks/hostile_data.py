@@ -163,7 +163,7 @@ def write_pose_images(folder: Path) -> None:
 
 def guess_log(folder: Path) -> None:
     """What `instep start` does with a log of which it knows nothing."""
-    from instep.data.log_columns import column_groups, locate_logs, read_logs
+    from instep.data.guess.log_columns import column_groups, locate_logs, read_logs
 
     column_groups(read_logs(locate_logs([folder / "run.csv"])), JOINTS)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from instep.core.errors import InstepError
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 
 MAX_CPU_S = 5.0
 """Processor time from which on a case counts as a hang [s]."""

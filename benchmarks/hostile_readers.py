@@ -39,8 +39,7 @@ def policy_spec() -> Spec:
 
 
 def write_flow_policy(folder: Path) -> None:
-    from instep.policy.flow_policy import TIME_FREQUENCIES, PolicyDescription, save_policy
-    from instep.policy.observation_encoding import PolicyInputs
+    from instep.policy.flow_policy import TIME_FREQUENCIES, PolicyDescription, PolicyInputs, save_policy
 
     inputs = PolicyInputs({"observation.state": tuple(JOINTS)})
     description = PolicyDescription(inputs, tuple(JOINTS), (False, False), 4, 2, 3, 0.02)
@@ -87,7 +86,7 @@ kind = "absolute"
 
 
 def read_policy_map(folder: Path) -> None:
-    from instep.policy.map_file import checked_map, read_map
+    from instep.policy.policy_map import checked_map, read_map
 
     checked_map(read_map(folder / "map.toml"), policy_spec())
 
@@ -123,7 +122,7 @@ def write_stable_baselines(folder: Path) -> None:
 
 
 def read_stable_baselines_zip(folder: Path) -> object:
-    from instep.policy.stable_baselines import read_stable_baselines
+    from instep.policy.model_files import read_stable_baselines
 
     return read_stable_baselines(folder / "model.zip")
 
@@ -138,13 +137,13 @@ def read_model(name: str, opener: str) -> Callable[[Path], object]:
 
 
 def write_policy_message(folder: Path) -> None:
-    from instep.policy.array_codec import pack
+    from instep.policy.openpi import pack
 
     (folder / "message.bin").write_bytes(pack({"actions": np.zeros((4, 2), np.float32), "state": np.ones(2)}))
 
 
 def read_policy_message(folder: Path) -> object:
-    from instep.policy.array_codec import unpack
+    from instep.policy.openpi import unpack
 
     return unpack(read_file(folder / "message.bin"))
 
@@ -228,14 +227,14 @@ RATES = "task,policy,real,sim,n_real_trials,n_sim_trials\n" + "".join(
 
 def write_belief(folder: Path) -> None:
     from instep.core.param import Param
-    from instep.tune.beliefs import GaussianBelief, save_belief
+    from instep.tune.posterior.beliefs import GaussianBelief, save_belief
 
     params = (Param("joint.elbow.damping", 0.01, 1.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.1, False, "s"))
     save_belief(GaussianBelief(params, np.full(2, 0.5), 0.01 * np.eye(2)), folder / "belief.json")
 
 
 def read_belief(folder: Path) -> object:
-    from instep.tune.beliefs import load_belief
+    from instep.tune.posterior.beliefs import load_belief
 
     return load_belief(folder).sample(3, np.random.default_rng(0))
 
@@ -284,7 +283,7 @@ def write_past_run(folder: Path) -> None:
 
 
 def read_past_runs(folder: Path) -> object:
-    from instep.app.past_runs import list_runs
+    from instep.app.verbs.runs import list_runs
 
     return list_runs(folder / "runs")
 

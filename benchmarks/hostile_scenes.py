@@ -297,15 +297,15 @@ def read_image(folder: Path) -> object:
 
 
 def write_cameras(folder: Path) -> None:
-    from instep.scene.calibration import Calibration
     from instep.scene.camera import Camera
+    from instep.scene.camera_files import Calibration
 
     camera = Camera("top", 64, 48, (50.0, 50.0), (32.0, 24.0), distortion=(0.1,) * 5)
     Calibration({"top": camera}, {"stone": np.ones(3)}, "by hand").save(folder / "cameras.json")
 
 
 def read_cameras(folder: Path) -> object:
-    from instep.scene.calibration import load_calibration
+    from instep.scene.camera_files import load_calibration
 
     return load_calibration(folder / "cameras.json")
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.records import frozen_dataclass
-from instep.core.world import Channel, Spec, vector
+from instep.core.world import Channel, Spec, frozen_dataclass, vector
 
 CAMERA = "observation.images.top"
 JOINTS = ["shoulder", "elbow"]

@@ -20,11 +20,10 @@ import numpy as np
 import legs_trials as trials
 from instep import Scene, open_world
 from instep.app.cluster import open_map
-from instep.app.legs_closing import LegBudget
-from instep.core.cores import usable_cores
-from instep.core.records import frozen_dataclass
+from instep.app.legs_study import LegBudget
+from instep.core.processes import usable_cores
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import State
+from instep.core.world import State, frozen_dataclass
 from instep.policy.base_estimation import BaseFilter, wheel_velocity
 from instep.policy.gait import base_motion
 from instep.robot import Inertial

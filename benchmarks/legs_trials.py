@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from instep import Scene, open_world
-from instep.app.legs_closing import LegBudget, close_on_legs, hidden_legs
+from instep.app.legs_study import LegBudget, close_on_legs, hidden_legs
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollouts
 from instep.core.world import World

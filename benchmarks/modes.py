@@ -20,17 +20,18 @@ from instep.diagnose.candidates import candidate_causes
 from instep.diagnose.cause_selection import identify_causes, physical_modes
 from instep.diagnose.failure_modes import (
     FailureMode,
+    compounding,
     contact_faults,
     dynamics_gap,
+    embodiment_mismatch,
+    perceptual_sensitivity,
     rest_test,
     sensor_noise,
     static_scene,
     stochasticity,
 )
-from instep.diagnose.policy_modes import compounding, embodiment_mismatch, perceptual_sensitivity
 from instep.gap.horizon import error_over_time, measure_horizon
-from instep.gap.noise_floor import repeated_runs, with_noise_floor
-from instep.gap.paired_runs import compare_runs
+from instep.gap.paired_runs import compare_runs, repeated_runs, with_noise_floor
 from instep.gap.preparation import prepare
 from instep.robot import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator

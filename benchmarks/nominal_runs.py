@@ -16,18 +16,17 @@ import numpy as np
 
 from instep.app.simulated_cameras import distorted
 from instep.core.episode import Episode
-from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
-from instep.core.world import Array, Channel, Observation, Policy, Spec, State, W, World, Wrapper
+from instep.core.world import Array, Channel, Observation, Policy, Spec, State, W, World, Wrapper, array_dataclass
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.robot import Late, Noisy
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.twin import StageOptions, Trust, TwinOptions, correction_log, open_twin
 from instep.twin.camera_rig import IMAGES
-from instep.twin.factory import flat_images
+from instep.twin.tracking import flat_images
 from instep.twin.trust import FEATURES, SHIPPED, calibrate_features, feature_rows
 from sync import Restless
 

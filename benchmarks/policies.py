@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.records import frozen_dataclass, options_dataclass
+from instep.core.world import frozen_dataclass, options_dataclass
 from rows import row
 
 SCENE, SIMULATED_ROBOT = "pusht", 1
@@ -152,7 +152,7 @@ def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
 
 def expert() -> Any:
     """The scripted expert."""
-    from instep.policy.experts.task_experts import expert_of
+    from instep.policy.task_experts import expert_of
     from instep.scene.folder import Scene
     from instep.scene.tasks import task_of
 
@@ -169,7 +169,7 @@ def collect(seeds: Sequence[int]) -> list[Any]:
 
 def sensed(episode: Any) -> Any:
     """The episode with the positions and velocities that sensors measured: those of the block by differences."""
-    from instep.scene.tasks.push_task import heading
+    from instep.scene.tasks.manipulation_tasks import heading
 
     pose, dt = episode["observation.environment_state"], episode.spec.dt
     turn = np.gradient(np.unwrap(heading(pose[:, 3:])), dt)[:, None]
@@ -182,7 +182,7 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     """The parameters with which MuJoCo best predicts demonstrations, by CMA-ES: contacts leave no gradient."""
     from instep import Param, open_world
     from instep.scene.folder import Scene
-    from instep.tune.cma import CmaOptions, cma_search
+    from instep.tune.fit.contact_search import CmaOptions, cma_search
 
     params = [Param(address, low, high, log=True) for address, (low, high) in PARAMS.items()]
     params.append(Param("action.delay", 0.0, 0.12))
@@ -248,8 +248,7 @@ def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Pla
 
 def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """Success of the three kinds of training on the simulated robot, and their differences start by start."""
-    from instep.core.statistics import wilson
-    from instep.core.trials import paired_difference
+    from instep.core.statistics import paired_difference, wilson
 
     n, found = plan.demos, judged["simulated robot"]
     arms = {

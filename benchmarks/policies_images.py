@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import policies
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows
 from rows import row
 
@@ -262,7 +262,7 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
 
 def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     """How far off the eyes of a policy are on demonstrations that nothing was trained on."""
-    from instep.scene.tasks.push_task import heading
+    from instep.scene.tasks.manipulation_tasks import heading
 
     episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
     _, world = seen("simulated robot", {}, camera)

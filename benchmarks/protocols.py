@@ -21,9 +21,8 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.array_codec import pack, unpack
-from instep.policy.experts.task_experts import expert_of
-from instep.policy.openpi import PolicyServer, openpi_policy
+from instep.policy.openpi import PolicyServer, openpi_policy, pack, unpack
+from instep.policy.task_experts import expert_of
 from rows import row
 
 TOKEN = secrets.token_urlsafe(16)

@@ -19,9 +19,9 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.camera import Camera, aimed_place, pinhole
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.splat.gaussians_from_geoms import is_static, scene_gaussians
 from instep.splat.raster.rasterizer import Device, LayeredRasterizer
 from instep.splat.rendered_world import IMAGES, RenderedCameras, Seen
+from instep.splat.rendering import is_static, scene_gaussians
 from rows import Row, row
 
 WORLDS, CPU_WORLDS, SIZE, RATE_HZ = 1024, 64, 96, 10.0

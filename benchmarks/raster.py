@@ -24,8 +24,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, RenderedImage, plain_backdrop
-from instep.splat.image_metrics import psnr
+from instep.splat.image import Backdrop, RenderedImage, plain_backdrop, psnr
 from instep.splat.raster import reference
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.pose_normals import TargetImage, pose_normals

@@ -20,10 +20,10 @@ from instep.core.world import Array, Simulator
 from instep.physics.engines import Engine, without_delta
 from instep.scene import address
 from instep.tune import Reidentification, Reidentifier, named_params, reidentify
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.fit.windows import cut_windows
+from instep.tune.online.window_prediction import WindowPredictor
 from instep.tune.param_selection import FRICTION_STIFFNESS
-from instep.tune.shooting import ShootingOptions, fit
-from instep.tune.window_prediction import WindowPredictor
-from instep.tune.windows import cut_windows
 from kept_cases import Case
 from machines.common import recorded
 

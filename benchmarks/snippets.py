@@ -46,9 +46,9 @@ from typing import Any
 import tyro
 
 from instep.app import cli
-from instep.app.viewer.front_end import absence
+from instep.app.viewer.view_server import absence
 from instep.core.errors import BadInput
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<mark>[^>]*?) -->\s*\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from instep.app.verbs.bench import keep_results
-from instep.app.viewer.front_end import absence
+from instep.app.viewer.view_server import absence
 from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
 from instep.data.files import read_lines

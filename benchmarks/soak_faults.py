@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Protocol
 
-from instep.core.records import frozen_dataclass
 from instep.core.websocket import connect_blocking, connection_errors
+from instep.core.world import frozen_dataclass
 from soak_link import SpoilingProxy
 from soak_programs import Program, child_of
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from instep.core.records import frozen_dataclass
 from instep.core.websocket import connect_blocking, connection_errors
+from instep.core.world import frozen_dataclass
 from instep.robot import Limits
 from instep.robot.wire import FROM_ROBOT, MAX_BYTES, Hello, Report, unpack
 from link_proxy import LinkProxy

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 
 MARK = "INSTEP_SOAK"
 """Variable in the environment of every process of a soak test, by which those left behind are found."""

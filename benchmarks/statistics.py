@@ -12,13 +12,26 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.statistics import Estimate, jackknife, mmrv, mmrv_interval, pearson, pooled, spearman, wilson
-from instep.core.trials import equivalence, mcnemar, newcombe, paired_difference, prediction_powered, sequential_test
+from instep.core.statistics import (
+    Estimate,
+    equivalence,
+    jackknife,
+    mcnemar,
+    mmrv,
+    mmrv_interval,
+    newcombe,
+    paired_difference,
+    pearson,
+    pooled,
+    prediction_powered,
+    sequential_test,
+    spearman,
+    wilson,
+)
 from instep.core.world import Spec, vector
-from instep.gap.error_growth import error_growth, growth_difference, time_to_threshold
 from instep.gap.joint_error import JointErrorProfile, profile_scores
-from instep.gap.noise_floor import noise_floor
-from instep.gap.paired_runs import compare_runs
+from instep.gap.measure import error_growth, growth_difference, time_to_threshold
+from instep.gap.paired_runs import compare_runs, noise_floor
 from instep.gap.time_alignment import clock_offset
 from rows import percent, row
 

@@ -30,20 +30,19 @@ import numpy as np
 from instep.app.verbs.bench import keep_results
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
-from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
-from instep.core.world import Array, Observation, Policy, Spec, State
+from instep.core.world import Array, Observation, Policy, Spec, State, array_dataclass
 from instep.data import Recorder
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.robot import Recording, lower_priority, realtime_priority
 from instep.scene.folder import Scene
 from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
+from instep.twin.camera_frames import left_out
 from instep.twin.camera_rig import IMAGES
-from instep.twin.frame_budget import left_out
 from instep.twin.twin import COUNTS, STAGES
 from rendered_recordings import PerfectImage, render_recording, with_images
 from rows import Row, row

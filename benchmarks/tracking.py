@@ -26,7 +26,7 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.twin import TrackedRecording, TwinOptions, block_median, correction_log, silhouette_overlaps, transform_at
 from instep.twin.camera_rig import IMAGES, recorded_rig
-from instep.twin.start_pose import pose_from_points
+from instep.twin.tracked_body import pose_from_points
 from instep.twin.tracking import track_recording
 from instep.twin.twin import STAGES
 from rows import mean, row

@@ -22,10 +22,10 @@ from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects
 from instep.robot import Recording
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.scene.camera_edit import camera_element
+from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
 from instep.twin import Twin, TwinOptions, block_median, correction_log
-from instep.twin.factory import correction_of
+from instep.twin.tracking import correction_of
 from rendered_recordings import RenderOptions, render_recording
 from rows import Row, row
 from tracking_scenes import clutter

@@ -21,11 +21,11 @@ from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.camera import Camera
 from instep.twin import Twin, TwinOptions, block_median, correction_log, outline_of
+from instep.twin.body_appearance import rays_through_lens
+from instep.twin.body_outlines import project_outline
 from instep.twin.camera_rig import IMAGES
-from instep.twin.factory import correction_of
 from instep.twin.pose_solver import moved, planar_basis
-from instep.twin.projection import project_outline
-from instep.twin.texture import rays_through_lens
+from instep.twin.tracking import correction_of
 from rows import Row, mean, row
 from tracking_scenes import ROUND, RenderedScene, render_scene
 

@@ -22,7 +22,7 @@ from instep.data.frames import encode_png
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.scene.camera import Camera, look_at, pinhole
-from instep.scene.camera_edit import camera_element
+from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
 from rendered_recordings import RenderOptions, with_images
 

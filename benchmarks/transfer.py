@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.app.closing.robot_trial import BOUND, USUAL, ClosingBudget
+from instep.app.closing.closing_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.scene.new_scene import make_scene
 from parts import RESULTS, keep_parts, write_part
 from rows import row

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from instep.app.cluster import open_map
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.world import Array, Observation, Stateless
-from instep.scene.tasks.push_task import heading, wrapped
+from instep.core.world import Array, Observation, Stateless, array_dataclass, frozen_dataclass, options_dataclass
+from instep.scene.tasks.manipulation_tasks import heading, wrapped
 from instep.scene.tasks.task import NO_GOAL, WithoutGoal
 from rows import row
 
@@ -141,7 +140,7 @@ def tasked() -> Any:
 def hidden_appearance(robot: int) -> dict[str, Array]:
     """Light, colours and noise, lens and texture of a robot's camera, uniformly from the usual ranges."""
     from instep.scene.folder import Scene
-    from instep.tune.randomize import VIEWS, parse_belief
+    from instep.tune.posterior.beliefs import VIEWS, parse_belief
 
     words = [f"{p.address}={p.low}..{p.high}" for p in VIEWS if p.address in ("view.lens", "view.texture")]
     belief = parse_belief(["appearance", *words], Scene.load("pusht"))
@@ -152,8 +151,7 @@ def hidden_appearance(robot: int) -> dict[str, Array]:
 def cameras(robot: int) -> tuple[Any, Any]:
     """The camera of a robot, the plain one where 0, and its sensor."""
     from instep.scene.folder import Scene
-    from instep.splat.randomized_views import randomized_views
-    from instep.splat.rendered_world import Sensor, load_rendered_cameras
+    from instep.splat.rendered_world import Sensor, load_rendered_cameras, randomized_views
 
     plain = load_rendered_cameras(FILE, Scene.load("pusht"), (CAMERA,), threads=1)
     if robot == 0:

@@ -19,7 +19,7 @@ from instep.core.statistics import wilson
 from instep.core.world import Array
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of

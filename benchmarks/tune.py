@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.statistics import bootstrap, wilson
-from instep.tune.posterior_checks import Calibration
+from instep.tune.posterior.posterior_checks import Calibration
 from rows import Row, row
 from tuning.jobs import Task, designed, machine, named, pool, quality, ranked, recovered
 from tuning.known_worlds import bed

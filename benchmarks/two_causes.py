@@ -22,9 +22,8 @@ from instep import Episode, Scene, open_world
 from instep.core.errors import BadInput, Diverged
 from instep.core.statistics import wilson
 from instep.core.world import Array, Simulator
-from instep.diagnose.attribution import AttributionOptions, attribute
 from instep.diagnose.candidates import Candidate, candidate_causes
-from instep.diagnose.diagnosis import diagnose_gap
+from instep.diagnose.diagnosis import AttributionOptions, attribute, diagnose_gap
 from instep.gap.measure import prepared_for
 from rows import Row, median, row
 from tuning.planted_arms import NOISE, Arm, random_arm, record, robot_files, shipped_arms

@@ -25,10 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 
 import instep
 from instep.app.verbs.bench import keep_results
-from instep.app.viewer.gaussian_content import GaussianContent
-from instep.app.viewer.headless import PROGRAMS, view_page
+from instep.app.viewer.contents import GaussianContent
 from instep.app.viewer.live_view import LiveView
-from instep.app.viewer.opening import ViewRequest, open_content
+from instep.app.viewer.showing import PROGRAMS, ViewRequest, open_content, view_page
 from instep.app.viewer.view_server import ViewContent, ViewServer
 from instep.app.world_specs import SmoothRandom
 from instep.core.world import State

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from instep.build.convex_decomposition import hull_mesh
-from instep.build.mesh_raster import depth_image
-from instep.build.triangle_mesh import TriangleMesh, joined
+from instep.reconstruct.shape.convex_parts import hull_mesh
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
+from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.splat.fitting import pixel_rays
 from instep.splat.image import to_bytes

@@ -199,7 +199,7 @@ def opengl() -> str:
 @pytest.fixture(scope="session")
 def weights(onnxruntime: ModuleType) -> Path:
     """The folder of the weights of SAM 2."""
-    from instep.build.segmenter_weights import FILES, default_weights_folder
+    from instep.reconstruct.masks.prompts import FILES, default_weights_folder
 
     folder = default_weights_folder()
     if any(file.state(folder) != "whole" for file in FILES):

@@ -9,12 +9,11 @@ import numpy as np
 from scipy.ndimage import gaussian_filter, map_coordinates
 
 from build_scenes import ring
-from instep.build.isosurface import grid_around, isosurface
-from instep.build.mesh_raster import coverage, depth_image
-from instep.build.posed_views import PosedView
-from instep.build.shape import ObjectShape, ShapeKind, object_shape
-from instep.build.silhouettes import ObjectMask
-from instep.build.triangle_mesh import TriangleMesh
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.object_mask import ObjectMask
+from instep.reconstruct.shape.object_shape import ObjectShape, ShapeKind, object_shape
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface
+from instep.reconstruct.shape.visual_hull import coverage, depth_image
 from instep.scene.camera import Camera
 from instep.splat.fitting import pixel_rays
 

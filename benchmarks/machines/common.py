@@ -15,7 +15,7 @@ import numpy as np
 from instep.app.gap_run import named_run
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.replay import aligned, same_width
+from instep.core.rollout import aligned, same_width
 from instep.core.statistics import Estimate
 from instep.core.world import Simulator, advance
 from instep.data import load_episodes
@@ -23,8 +23,8 @@ from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import named_params
-from instep.tune.shooting import ShootingOptions, fit
 from rows import Row, mean, row
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.replay import aligned
+from instep.core.rollout import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.beliefs import Posterior
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import named_params
-from instep.tune.posterior import infer
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.posterior.beliefs import Posterior
+from instep.tune.posterior.inference import infer
 
 from .common import error_row, recorded
 

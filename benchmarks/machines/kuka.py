@@ -12,11 +12,10 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
 from instep.data import load_episodes
-from instep.gap.torque_gap import NORM, RELATIVE, torque_scores
-from instep.gap.torque_rows import TorqueRun
+from instep.gap.torque_gap import NORM, RELATIVE, TorqueRun, torque_scores
 from instep.physics.inverse_dynamics import direction, inertial_regressor, rigid_groups
 from instep.scene.folder import Scene
-from instep.tune.torque_identification import IdentifyTorqueOptions, identify_torque
+from instep.tune.torque.torque_identification import IdentifyTorqueOptions, identify_torque
 
 from .common import RECORDINGS, error_row
 

@@ -11,8 +11,8 @@ from scipy.optimize import least_squares
 
 from instep.core.episode import Episode
 from instep.core.world import Array, Simulator
+from instep.tune.fit.windows import Shooter, cut_windows
 from instep.tune.param_selection import ParamSelection
-from instep.tune.windows import Shooter, cut_windows
 
 LONGEST_S, MOST = 10.0, 64
 """Length of a stretch that is simulated [s], and how many there are."""

@@ -11,8 +11,8 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
+from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.held_out import window_errors
-from instep.tune.shooting import ShootingOptions
 
 from .common import error_row, identified, paths, pooled, recorded, rms
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import matrix_from_quat
-from instep.core.replay import Aligned, aligned
+from instep.core.rollout import Aligned, aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.cma import contact_search
+from instep.tune.fit.contact_search import contact_search
+from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.param_selection import named_params
-from instep.tune.shooting import ShootingOptions
 
 from .common import error_row, recorded
 

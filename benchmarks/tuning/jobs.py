@@ -18,12 +18,12 @@ from instep import Scene, open_world
 from instep.app.cluster import end_with_parent
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
-from instep.tune.beliefs import GaussianBelief, MixtureBelief, widened
 from instep.tune.excitation import ExcitationDesign, ExciteOptions, chirp, energy, evaluate_motion, excite
 from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
-from instep.tune.identifiability import assess_fit
-from instep.tune.posterior import Method, infer, laplace
-from instep.tune.shooting import Fit, ShootingOptions, fit
+from instep.tune.fit.identifiability import assess_fit
+from instep.tune.fit.shooting import Fit, ShootingOptions, fit
+from instep.tune.posterior.beliefs import GaussianBelief, MixtureBelief, widened
+from instep.tune.posterior.inference import Method, infer, laplace
 
 from .known_worlds import Bed, bed, pendulum, servo
 from .peers import c2st_score

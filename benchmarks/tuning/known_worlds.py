@@ -13,8 +13,8 @@ from instep.core.param import Param
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.scene.folder import SceneSimulator
-from instep.tune.shooting import ShootingOptions
-from instep.tune.windows import tangent
+from instep.tune.fit.shooting import ShootingOptions
+from instep.tune.fit.windows import tangent
 from small_models import servo_model, write_scene
 
 

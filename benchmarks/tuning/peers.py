@@ -22,8 +22,8 @@ from instep.core.param import Param
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
-from instep.tune.posterior import infer, likelihood, widened_laplace
-from instep.tune.shooting import Fit, ShootingOptions, fit
+from instep.tune.fit.shooting import Fit, ShootingOptions, fit
+from instep.tune.posterior.inference import infer, likelihood, widened_laplace
 from rows import row
 
 from .known_worlds import Bed, arm7
@@ -229,7 +229,7 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
     from sbi.inference import NPE
     from sbi.utils import BoxUniform
 
-    from instep.tune.posterior import _NoTracker, _quiet
+    from instep.tune.posterior.inference import _NoTracker, _quiet
 
     rng = np.random.default_rng(5)
     target = likelihood(found)

@@ -17,13 +17,13 @@ import numpy as np
 from instep import Episode, Scene, open_world
 from instep.core.errors import BadInput, Diverged
 from instep.core.param import Address
-from instep.core.replay import aligned, replay_all
+from instep.core.rollout import aligned, replay_all
 from instep.core.world import Array, Simulator, State
-from instep.physics.contact_rules import touching
+from instep.physics.engine_model import touching
 from instep.physics.engines import Engine
 from instep.scene import address
 from instep.scene.folder import shipped
-from instep.tune.motor_chatter import chattering
+from instep.tune.gates import chattering
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 """Robot files that are read in place where they are there."""

@@ -14,11 +14,11 @@ import numpy as np
 
 from instep import BadInput, Diverged, Episode, Scene, open_world
 from instep.core.param import Param
-from instep.core.replay import MEMORY, rollout_positions
+from instep.core.rollout import MEMORY, rollout_positions
 from instep.core.world import Array, Simulator
 from instep.scene import address
 from instep.tune import select_params
-from instep.tune.windows import tangent
+from instep.tune.fit.windows import tangent
 
 from .random_scenes import random_scene
 

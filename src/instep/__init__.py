@@ -25,9 +25,9 @@ from .core.errors import Unsupported as Unsupported
 from .core.param import Belief as Belief
 from .core.param import Box as Box
 from .core.param import Param as Param
-from .core.replay import replay as replay
 from .core.rollout import Constant as Constant
 from .core.rollout import Script as Script
+from .core.rollout import replay as replay
 from .core.rollout import rollout as rollout
 from .core.rollout import rollouts as rollouts
 from .core.statistics import Estimate as Estimate
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from .splat.rendering import render as render
     from .tune.identification import Identification as Identification
     from .tune.identification import identify as identify
-    from .tune.posterior import infer as infer
-    from .tune.torque_identification import identify_torque as identify_torque
-    from .twin.factory import open_twin as open_twin
+    from .tune.posterior.inference import infer as infer
+    from .tune.torque.torque_identification import identify_torque as identify_torque
+    from .twin.tracking import open_twin as open_twin
     from .twin.twin import Twin as Twin
 
 __version__ = "0.1.0"
@@ -75,12 +75,18 @@ _LAZY = {
     "physics.engines": ("open_world",),
     "physics.mujoco_world": ("MujocoWorld",),
     "physics.rapier_world": ("RapierWorld",),
-    "scene.folder": ("Scene", "load_scene"),
+    "scene.folder": (
+        "Scene",
+        "load_scene",
+    ),
     "splat.rendering": ("render",),
-    "tune.identification": ("Identification", "identify"),
-    "tune.posterior": ("infer",),
-    "tune.torque_identification": ("identify_torque",),
-    "twin.factory": ("open_twin",),
+    "tune.identification": (
+        "Identification",
+        "identify",
+    ),
+    "tune.posterior.inference": ("infer",),
+    "tune.torque.torque_identification": ("identify_torque",),
+    "twin.tracking": ("open_twin",),
     "twin.twin": ("Twin",),
 }
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}

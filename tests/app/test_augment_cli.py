@@ -11,7 +11,7 @@ from instep import MujocoWorld
 from instep.app.cli import main
 from instep.data import load_episodes, write_dataset
 from instep.evaluate.failure_mining import demonstrate
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import instep
-from instep.app.viewer.camera_images import CameraImages, ImageRequest
+from instep.app.viewer.contents import CameraImages, ImageRequest
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel

@@ -11,10 +11,10 @@ import pytest
 from instep import BadInput, Param
 from instep.app.cli import main
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
-from instep.app.closing.robot_kinds import EXCITED_SHARE, excitation, hand_ranges, recorded, robot_kind
-from instep.app.closing.robot_trial import (
+from instep.app.closing.closing_trial import (
     BOUND,
     DELTA,
+    EXCITED_SHARE,
     FIRST,
     NOMINAL,
     NOMINAL_FIRST,
@@ -25,12 +25,16 @@ from instep.app.closing.robot_trial import (
     USUAL,
     ClosingBudget,
     TechniqueResult,
+    excitation,
+    hand_ranges,
+    recorded,
+    robot_kind,
 )
 from instep.app.simulation_training import TrainingSetup
-from instep.evaluate.returns import episode_returns, start_states
+from instep.evaluate.episode_batch import episode_returns, start_states
+from instep.lab.leg_identification import EnsembleOptions, ensemble_posterior
 from instep.scene.folder import Scene
-from instep.tune.beliefs import estimates
-from instep.tune.ensemble_sampling import EnsembleOptions, ensemble_posterior
+from instep.tune.posterior.beliefs import estimates
 
 TINY = ClosingBudget(
     starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1, members=8, windows=4

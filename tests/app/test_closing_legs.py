@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.app.closing.closing_page import closing_page, closing_scores
-from instep.app.closing.closing_study import ClosingPlan, run_closing
-from instep.app.closing.robot_kinds import LeggedRobots, robot_kind
-from instep.app.closing.robot_trial import POSTERIOR, RANGES, UNTOUCHED, ClosingBudget
+from instep.app.closing.closing_study import ClosingPlan, closing_page, closing_scores, run_closing
+from instep.app.closing.closing_trial import POSTERIOR, RANGES, UNTOUCHED, ClosingBudget, LeggedRobots, robot_kind
 from instep.app.simulation_training import TrainingSetup, given_gait
 from instep.policy.gait import GAIT_PARAMS, GaitBody, shipped_gait
-from instep.policy.trainable import TrainableGait
+from instep.policy.residual import TrainableGait
 from instep.report.page import render
 from instep.scene.folder import Scene
 from instep.scene.new_scene import make_scene

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from browser import browser_page, check_page
-from instep.app.viewer.front_end import absence
+from instep.app.viewer.view_server import absence
 
 
 @pytest.fixture(scope="module")

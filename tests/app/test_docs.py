@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import instep
-from instep.app.cli import available, main
-from instep.app.help_examples import EXAMPLES
+from instep.app.cli import EXAMPLES, available, main
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

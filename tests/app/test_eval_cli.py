@@ -15,10 +15,9 @@ import pytest
 
 from instep import MujocoWorld
 from instep.app.cli import main
-from instep.app.viewer.front_end import absence
+from instep.app.viewer.view_server import absence
 from instep.core.world import Channel
-from instep.policy.flow_policy import PolicyDescription, save_policy
-from instep.policy.observation_encoding import STATE, PolicyInputs
+from instep.policy.flow_policy import STATE, PolicyDescription, PolicyInputs, save_policy
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked

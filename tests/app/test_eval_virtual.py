@@ -15,8 +15,8 @@ from instep.core.rollout import Constant, rollout
 from instep.data import load_episodes
 from instep.robot import Late
 from instep.scene.folder import Scene
-from instep.splat.gaussians_from_geoms import gaussians_from_geoms
 from instep.splat.rendered_world import Sensor, load_rendered_cameras
+from instep.splat.rendering import gaussians_from_geoms
 
 SHAPES = """<mujoco>
   <asset><mesh name="wedge" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset>

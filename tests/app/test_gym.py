@@ -91,7 +91,7 @@ def test_an_episode_that_takes_too_long_is_cut_off_and_one_that_succeeds_ends():
 
 
 def test_the_expert_earns_success_in_the_environment():
-    from instep.policy.experts.task_experts import expert_of
+    from instep.policy.task_experts import expert_of
 
     env = gymnasium.make("instep/Reach-v0").unwrapped
     seen, _ = env.reset(seed=5)

@@ -10,11 +10,11 @@ import pytest
 
 from browser import Page, browser_page, check_page
 from instep.app.cli import available, main
-from instep.app.twin_page import twin_sections
 from instep.core.episode import Episode
 from instep.core.world import vector
 from instep.data import load_episodes
 from instep.report.page import Headline, HtmlReport, write_report
+from instep.report.run_pages import twin_sections
 from page_kinds import KINDS, NIGHTLY, PAGE_FREE
 
 pytestmark = pytest.mark.slow

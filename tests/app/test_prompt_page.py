@@ -10,14 +10,12 @@ import pytest
 from browser import browser_page
 from build_scenes import rendered, ring, tee
 from instep.app.cli import main
-from instep.app.viewer.front_end import PROMPTS, absence
 from instep.app.viewer.prompt_content import PromptContent
-from instep.app.viewer.view_server import ViewServer
-from instep.build.mesh_raster import coverage
-from instep.build.posed_views import PosedView
-from instep.build.prompt_segmenter import open_segmenter
-from instep.build.prompts import load_prompts, parse_prompts
+from instep.app.viewer.view_server import PROMPTS, ViewServer, absence
 from instep.core.errors import BadInput, UnknownName
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.prompts import load_prompts, open_segmenter, parse_prompts
+from instep.reconstruct.shape.visual_hull import coverage
 from onnx_files import write_segmenter
 
 PLANE = np.array([0.0, 0.0, 1.0, 0.0])

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
-from instep.app.recorded_run import RecordedRun
-from instep.app.run_checks import dead_channels, image_ages, rate_share, run_problems, task_outcome
-from instep.app.run_page import announce_run, run_video, summarize_run
-from instep.app.twin_page import twin_problems
+from instep.app.recorded_run import RecordedRun, dead_channels, image_ages, rate_share, run_problems, task_outcome
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
 from instep.data import RecorderStatus
 from instep.policy import expert_of
 from instep.report import ReportVideo
+from instep.report.run_pages import announce_run, run_video, summarize_run, twin_problems
 from instep.scene import task_of
 
 CAMERA = "observation.images.top"
@@ -108,7 +106,7 @@ def test_where_nothing_can_be_rendered_the_page_says_why(tmp_path, monkeypatch) 
     def refused(*_: object) -> None:
         raise Unsupported("Rendering needs an OpenGL library, and none works here.")
 
-    monkeypatch.setattr("instep.app.run_page.render_trajectory", refused)
+    monkeypatch.setattr("instep.report.run_pages.render_trajectory", refused)
     scene = Scene.load("cartpole")
     run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=10)
     assert run_video(tmp_path, run, scene) == "No video: Rendering needs an OpenGL library, and none works here."

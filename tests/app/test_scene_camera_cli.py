@@ -12,7 +12,7 @@ from instep import Scene
 from instep.app.cli import main
 from instep.app.world_specs import CameraOptions, world_from_spec
 from instep.core.errors import BadInput
-from instep.scene.calibration import Calibration
+from instep.scene.camera_files import Calibration
 
 LENS = ["--size", "64", "48", "--angle", "60"]
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from instep import Param
 from instep.app.simulation_training import TrainingSetup, grow_and_train
+from instep.lab.policy_search import SearchOptions
 from instep.scene.folder import Scene
-from instep.tune.policy_search import SearchOptions
 
 
 def test_rounds_that_end_worse_than_they_began_are_not_kept():

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from instep.app.tune_progress import PlainLines, time_left, tune_progress
+from instep.app.output import PlainLines, time_left, tune_progress
 
 
 def test_in_a_pipe_lines_say_stage_share_and_time_left_but_not_too_often():

@@ -17,21 +17,23 @@ from websockets.sync.client import connect
 
 from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
-from instep.app.viewer.contents import RecordingContent, SceneContent
-from instep.app.viewer.event_marks import error_marks, event_message, recorded_marks
+from instep.app.viewer.contents import PlacingContent, RecordingContent, SceneContent
 from instep.app.viewer.following import FollowingRobot
-from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
-from instep.app.viewer.live_view import LiveView
+from instep.app.viewer.live_view import LiveView, RowLayout, SharedRow
 from instep.app.viewer.messages import container, encode
-from instep.app.viewer.placing import PlacingContent
 from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
-from instep.app.viewer.robot_content import RobotContent
-from instep.app.viewer.shapes import coarser
-from instep.app.viewer.shared_row import RowLayout, SharedRow
-from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, TeleopContent
-from instep.app.viewer.tracks import ChannelTable, TrackOptions, track_message
-from instep.app.viewer.view_server import LiveRow, ViewServer, row_message, running_beside
+from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, RobotContent, TeleopContent
+from instep.app.viewer.tracks import (
+    ChannelTable,
+    TrackOptions,
+    coarser,
+    error_marks,
+    event_message,
+    recorded_marks,
+    track_message,
+)
+from instep.app.viewer.view_server import LiveRow, ViewServer, absence, row_message, running_beside
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import quat_from_matrix
@@ -40,7 +42,7 @@ from instep.gap.gap_result import RunPair
 from instep.physics.engines import open_world
 from instep.robot import RobotServer, WorldDriver
 from instep.scene import Scene, body_poses
-from instep.twin.start_pose import load_starts
+from instep.twin.tracked_body import load_starts
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
 needs_viewer = pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")

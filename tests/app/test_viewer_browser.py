@@ -15,17 +15,13 @@ from PIL import Image
 import instep
 from browser import Page, browser_page
 from instep import Constant, MujocoWorld, rollout
-from instep.app.viewer.contents import RecordingContent, SceneContent
+from instep.app.viewer.contents import GaussianContent, PlacingContent, RecordingContent, SceneContent
 from instep.app.viewer.following import FollowingRobot
-from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
-from instep.app.viewer.gaussian_content import GaussianContent
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import encode
-from instep.app.viewer.placing import PlacingContent
-from instep.app.viewer.robot_content import RobotContent
-from instep.app.viewer.teleoperation import TeleopContent
-from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
+from instep.app.viewer.teleoperation import RobotContent, TeleopContent
+from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer, absence
 from instep.core.errors import BadInput, LinkLost
 from instep.core.world import stack, take
 from instep.evaluate.episode_batch import OUTCOMES
@@ -33,7 +29,7 @@ from instep.physics import ImageEffects, MujocoRenderer, WithCameras
 from instep.robot import RobotServer, RobotWorld, WorldDriver
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
-from instep.twin.start_pose import load_starts
+from instep.twin.tracked_body import load_starts
 
 pytestmark = [
     pytest.mark.slow,  # a browser is started, and its 3D is rendered by the processor

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.app.viewer.front_end import absence
+from instep.app.viewer.view_server import absence
 
 ROOT = Path(__file__).resolve().parents[2]
 

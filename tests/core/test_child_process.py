@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.core.child_process import main_thread_ended
+from instep.core.processes import main_thread_ended
 
 THREAD_LEFT = """
 import ctypes, threading, time

@@ -138,7 +138,7 @@ def test_every_reader_of_foreign_content_is_guarded():
             else:
                 unguarded.append(f"{name}:{line} {call}")
     assert not unguarded, (
-        "read these by instep.core.reading, by instep.core.schema.read_entries or inside `with parsing(...)`, or say "
+        "read these by instep.core.reading, by instep.core.reading.read_entries or inside `with parsing(...)`, or say "
         f"in ALLOWED why they need no guard: {unguarded}"
     )
     assert used == set(ALLOWED), f"no longer called: {set(ALLOWED) - used}"

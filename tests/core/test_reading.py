@@ -8,9 +8,23 @@ from pathlib import Path
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reader_process import ReaderProcess
-from instep.core.reading import find_inside, inside, parsing, read_file, read_json_table, read_toml
-from instep.core.schema import COUNT, NAMES, NUMBER, RANGE, checked_table, read_entries, table_of, whole_from
+from instep.core.processes import ReaderProcess
+from instep.core.reading import (
+    COUNT,
+    NAMES,
+    NUMBER,
+    RANGE,
+    checked_table,
+    find_inside,
+    inside,
+    parsing,
+    read_entries,
+    read_file,
+    read_json_table,
+    read_toml,
+    table_of,
+    whole_from,
+)
 
 READER = """
 import os, time

@@ -5,8 +5,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, frozen_dataclass, options_dataclass
 
 
 @frozen_dataclass

@@ -7,8 +7,7 @@ import pytest
 
 from instep import MujocoWorld, Script, rollout
 from instep.core.errors import Diverged
-from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
-from instep.core.rollout import MAX_RECORDED_STATES, run_policy
+from instep.core.rollout import MAX_RECORDED_STATES, aligned, replay_all, rollout_positions, rollout_windows, run_policy
 from instep.core.world import State, Wrapper, unroll
 from instep.physics import mujoco_world
 from instep.robot import Backlash

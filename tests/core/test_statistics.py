@@ -11,23 +11,21 @@ from instep.core.statistics import (
     beta_quantile,
     binomial_mass,
     binomial_tail,
-    jackknife,
-    mmrv_null,
-    pearson,
-    pooled,
-    spearman,
-    student_quantile,
-    wilson,
-)
-from instep.core.trials import (
     clopper_pearson,
     equivalence,
+    jackknife,
     mcnemar,
+    mmrv_null,
     newcombe,
     paired_difference,
     pairs_for_equivalence,
+    pearson,
+    pooled,
     prediction_powered,
     sequential_test,
+    spearman,
+    student_quantile,
+    wilson,
 )
 
 

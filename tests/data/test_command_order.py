@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.data.formats.command_order import infer_command_order
+from instep.data.formats.ros_messages import infer_command_order
 
 T = np.arange(400) * 0.01
 NAMES = ("a", "b", "c", "grip")

@@ -13,10 +13,10 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.data import guess_mapping, load_episodes, write_dataset
-from instep.data.guess_parts import RobotActuator, RobotJoint, RobotLayout
-from instep.data.log_columns import match_names, tokens
+from instep.data.guess.joint_columns import RobotActuator, RobotJoint, RobotLayout
+from instep.data.guess.log_columns import match_names, tokens
+from instep.data.guess.mapping_guess import draft_toml
 from instep.data.mapping import parse
-from instep.data.mapping_draft import draft_toml
 
 JOINTS = ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint")
 RANGES = ((-3.1, 3.1), (-3.1, 0.2), (0.3, 2.9), (-6.2, 6.2), (-6.2, 6.2), (-6.2, 6.2))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, Unsupported
-from instep.data import frame_cache, video
-from instep.data.frame_cache import FrameCache
-from instep.data.frames import Frames, VideoFile, decode_image, encode_png, open_stills, open_video
+from instep.data import frames as frame_cache
+from instep.data import video
+from instep.data.frames import FrameCache, Frames, VideoFile, decode_image, encode_png, open_stills, open_video
 from instep.data.video import PacketWriter, VideoOptions, VideoWriter
 
 from .conftest import numbered_images

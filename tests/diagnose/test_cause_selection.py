@@ -8,8 +8,7 @@ import pytest
 from instep import BadInput, Episode, Scene, open_world
 from instep.core.world import Settings
 from instep.diagnose import candidate_causes, diagnose_gap, identify_causes
-from instep.diagnose.cause_selection import CauseSelection
-from instep.diagnose.window_fits import explained_share
+from instep.diagnose.cause_selection import CauseSelection, explained_share
 from small_models import diagnosed_arm, write_scene
 from tuning.planted_arms import random_arm, record
 

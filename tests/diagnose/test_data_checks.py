@@ -7,7 +7,7 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
-from instep.diagnose.data_checks import check_data, quantum
+from instep.gap.preparation import check_data, quantum
 
 
 def change(runs, column, edit):

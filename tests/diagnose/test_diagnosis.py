@@ -7,7 +7,7 @@ import numpy as np
 from instep import Episode, Script
 from instep.core.world import Spec, vector
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
-from instep.diagnose.policy_modes import closed_loop_runs, image_sensitivity
+from instep.diagnose.failure_modes import closed_loop_runs, image_sensitivity
 from instep.gap.gap_result import RunPair
 
 

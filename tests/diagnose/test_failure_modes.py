@@ -14,14 +14,17 @@ from instep.diagnose.failure_modes import (
     MODES,
     FailureMode,
     at_rest,
+    compounding,
+    conformal,
     contact_faults,
+    embodiment_mismatch,
     found_modes,
     noise_level,
+    perceptual_sensitivity,
     sensor_noise,
     static_scene,
     stochasticity,
 )
-from instep.diagnose.policy_modes import compounding, conformal, embodiment_mismatch, perceptual_sensitivity
 from instep.gap.gap_result import RunPair
 
 T = np.arange(200) * 0.02

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from instep.diagnose.candidates import candidate_causes
-from instep.diagnose.window_fits import CandidateOptions, WindowErrors, WindowFits
-from instep.gap.channels import velocity
-from instep.physics.contact_rules import touches_nothing
+from instep.diagnose.cause_selection import CandidateOptions, WindowErrors, WindowFits
+from instep.gap.horizon import velocity
+from instep.physics.engine_model import touches_nothing
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from instep import BadInput, Episode
 from instep.app.cli import main
 from instep.core.world import Channel, Spec, vector
 from instep.evaluate.action_check import CheckOptions, PredictedActions, check_policy, compare_actions
-from instep.evaluate.action_check_page import key_frames
+from instep.report.eval_pages import key_frames
 
 JOINTS = vector(["a", "b", "c"], ["rad", "rad", "m"])
 SPEC = Spec(0.02, JOINTS, vector(["a", "b", "c"], "rad/s"), JOINTS, {"observation.state": JOINTS})

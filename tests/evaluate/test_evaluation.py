@@ -9,7 +9,7 @@ import instep
 from instep.core.errors import BadInput
 from instep.evaluate import evaluate_policies, real_success_rates, run_batch
 from instep.evaluate.episode_batch import OUTCOMES
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.task_experts import expert_of
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 

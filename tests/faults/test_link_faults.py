@@ -31,7 +31,7 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import Spec
 from instep.robot import Clock, Limits, Reading, RobotServer, RobotWorld, ServerOptions, WorldDriver
 from instep.robot.control_loop import RobotLoop
-from instep.robot.safety_options import SafetyOptions
+from instep.robot.safety import SafetyOptions
 from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
 
 sys.path.append(str(Path(__file__).resolve().parent))

@@ -14,9 +14,8 @@ from instep import BadInput, LinkLost
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Observation, Spec, vector
 from instep.policy.adapters import FunctionPolicy
-from instep.policy.array_codec import pack, unpack
 from instep.policy.chunking import AsyncChunked, Chunked
-from instep.policy.openpi import OpenpiClient, PolicyServer
+from instep.policy.openpi import OpenpiClient, PolicyServer, pack, unpack
 
 pytestmark = pytest.mark.realtime
 

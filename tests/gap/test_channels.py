@@ -8,7 +8,7 @@ import pytest
 from instep import BadInput, UnknownName
 from instep.core.poses import quat_exp
 from instep.core.world import vector
-from instep.gap.channels import channels, circular_std, wrapped
+from instep.gap.horizon import channels, circular_std, wrapped
 
 BODY = vector(["hinge", *(f"cube.{p}" for p in ("x", "y", "z", "qw", "qx", "qy", "qz"))], ["rad", *"mmm", *"1111"])
 

@@ -9,9 +9,9 @@ import pytest
 
 from instep import BadInput, Episode
 from instep.core.world import Spec, vector
-from instep.gap.error_growth import crossing, error_growth, growth_difference, time_to_threshold
 from instep.gap.gap_result import RunPair
-from instep.gap.noise_floor import outcomes, split_by_outcome
+from instep.gap.measure import crossing, error_growth, growth_difference, time_to_threshold
+from instep.gap.paired_runs import outcomes, split_by_outcome
 from instep.gap.time_alignment import world_lag
 
 T = np.arange(1, 400) * 0.01

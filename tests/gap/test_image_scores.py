@@ -9,7 +9,7 @@ from instep import BadInput, Episode
 from instep.core.world import Channel, Spec, vector
 from instep.gap.gap_result import RunPair
 from instep.gap.image_scores import camera_scores, compare_frames, iou, photometric
-from instep.splat.image_metrics import psnr, ssim, unit_image
+from instep.splat.image import psnr, ssim, unit_image
 
 
 def image(seed=0, shift=0):

@@ -10,8 +10,7 @@ import pytest
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
 from instep.gap.horizon import measure_horizon
-from instep.gap.noise_floor import noise_floor, repeated_runs, with_noise_floor
-from instep.gap.paired_runs import compare_runs, pair_up
+from instep.gap.paired_runs import compare_runs, noise_floor, pair_up, repeated_runs, with_noise_floor
 
 SPEC = Spec(0.01, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
 

@@ -8,7 +8,7 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
-from instep.gap.channels import velocity
+from instep.gap.horizon import velocity
 from instep.gap.preparation import prepare
 from instep.gap.time_alignment import angular_speed, clock_offset, lag
 

@@ -12,8 +12,7 @@ from instep import BadInput
 from instep.app.cli import main
 from instep.core.world import vector
 from instep.data import write_dataset
-from instep.gap.torque_gap import NORM, RELATIVE, measure_torque_gap
-from instep.gap.torque_rows import TorqueOptions, torque_runs
+from instep.gap.torque_gap import NORM, RELATIVE, TorqueOptions, measure_torque_gap, torque_runs
 from instep.physics.inverse_dynamics import inertial_parameters, with_inertial_parameters
 from instep.scene.folder import Scene
 from planted_torque import ARM, JOINTS, recording

@@ -21,7 +21,6 @@ from instep.app.verbs.evaluate import run_adr
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
-from instep.evaluate.comparison import compare_policies
 from instep.evaluate.episode_batch import EpisodeResult, run_batch
 from instep.evaluate.evaluation import (
     EvalBatch,
@@ -29,6 +28,7 @@ from instep.evaluate.evaluation import (
     LostBatch,
     PolicySpec,
     WorldSpec,
+    compare_policies,
     evaluate_policies,
     run_eval_batch,
 )
@@ -36,9 +36,9 @@ from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
 from instep.robot import Late
 from instep.scene.folder import Scene
-from instep.scene.tasks.course_task import Course
+from instep.scene.tasks.locomotion_tasks import Course
 from instep.scene.tasks.task import Tasked
-from instep.tune.beliefs import load_belief
+from instep.tune.posterior.beliefs import load_belief
 
 CART = """
 <mujoco model="cart">

@@ -7,7 +7,7 @@ import pytest
 
 from instep import BadInput, MujocoWorld, Script, rollout
 from instep.core.statistics import Estimate
-from instep.diagnose.attribution import AttributionOptions, attribute, components_of
+from instep.diagnose.diagnosis import AttributionOptions, attribute, components_of
 from small_models import arm_model
 
 COMPONENTS = {

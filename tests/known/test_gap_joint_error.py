@@ -8,8 +8,10 @@ import pytest
 from instep import BadInput, MujocoWorld, Scene, Script, rollout
 from instep.core.poses import transform
 from instep.core.statistics import Estimate
-from instep.gap.arm_kinematics import Arm, arms_of, chain_to
 from instep.gap.joint_error import (
+    Arm,
+    arms_of,
+    chain_to,
     joint_error_profile,
     metric_notes,
     mse_norm,

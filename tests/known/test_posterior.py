@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.tune.beliefs import estimates
-from instep.tune.posterior import eki, laplace, likelihood
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.posterior.beliefs import estimates
+from instep.tune.posterior.inference import eki, laplace, likelihood
 from small_models import servo_model, write_scene
 
 TRUTH = {"joint.hinge.damping": 0.11, "actuator.hinge.kp": 5.2}

@@ -9,7 +9,7 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.fit.shooting import ShootingOptions, fit
 from small_models import servo_model, write_scene
 
 QUICK = ShootingOptions(window=0.5, stride=1.0, starts=2)

@@ -79,7 +79,7 @@ def test_a_thrown_body_flies_a_parabola_and_keeps_its_momentum(engine, tmp_path)
     t = len(q) * sim.spec.dt
     speed = np.array([1.0, 2.0, 3.0]) + np.cross(spin, com)
     wanted = com + [0, 0, 2] + speed * t - [0, 0, G * t * t / 2]
-    from instep.physics.link_tree import rotate
+    from instep.physics.engine_model import rotate
 
     assert q[-1, :3] + rotate(q[-1, 3:], com) == pytest.approx(wanted, abs=0.01)
     inertia = np.array([0.01, 0.02, 0.025])

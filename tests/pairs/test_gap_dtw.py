@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.gap.dtw import dtw, reference
+from instep.gap.time_alignment import dtw, reference
 
 
 @pytest.mark.parametrize(

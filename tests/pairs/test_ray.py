@@ -25,7 +25,7 @@ from instep.app.cluster import open_map, ray_map
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate_policies
 from instep.scene.folder import Scene
-from instep.scene.tasks.course_task import Course
+from instep.scene.tasks.locomotion_tasks import Course
 
 pytestmark = pytest.mark.realtime
 

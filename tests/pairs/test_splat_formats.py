@@ -16,7 +16,7 @@ from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.io import load_gaussians, save_gaussians
-from instep.splat.io.embodied import load_scanned_body
+from instep.splat.io.ply import load_scanned_body
 
 QUARTER = 0.5**0.5
 LOSSLESS = [".ply", ".glb", ".usda", ".usdc", ".usdz"]

@@ -9,7 +9,7 @@ import pytest
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.replay import aligned, replay
+from instep.core.rollout import aligned, replay
 from instep.core.world import advance, stack, take, vector
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.mujoco_world import MujocoWorld

@@ -10,9 +10,9 @@ from instep.core.errors import UnknownName
 from instep.physics.actuators import ActuatedWorld, read_actuators
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_export import promote
 from instep.tune.param_selection import auto_params, command_limits
-from instep.tune.shooting import ShootingOptions, fit
 
 WRIST = """
 <mujoco>

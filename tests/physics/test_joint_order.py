@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from instep import Scene
-from instep.data.guess_parts import UnlabelledMotion
-from instep.physics.joint_order import DynamicsOrder
+from instep.data.guess.joint_columns import UnlabelledMotion
+from instep.physics.inverse_dynamics import DynamicsOrder
 
 ARM = """<mujoco><option timestep="0.002" integrator="implicitfast"/><worldbody>
   <body><joint name="yaw" axis="0 0 1" damping="1"/><geom type="capsule" fromto="0 0 0 0.02 0 0.2" size=".03" mass="2"/>

@@ -9,8 +9,7 @@ import pytest
 
 from instep.core.errors import BadInput, Diverged, Unsupported
 from instep.core.world import stack, take
-from instep.physics.rapier_build import refusing
-from instep.physics.rapier_hulls import bent_faces
+from instep.physics.rapier_build import bent_faces, refusing
 from instep.physics.rapier_world import KEY, RapierWorld
 from instep.scene.folder import Scene
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
@@ -239,7 +238,7 @@ def test_welds_and_pins_hold(tmp_path):
     <body name="b" pos="0.3 0 1"><freejoint/><geom type="box" size="0.1 0.05 0.05" mass="1"/></body>"""
     rest = """<equality><connect body1="a" anchor="-0.1 0 0"/><weld body1="a" body2="b"/></equality>"""
     state = run(sim := made(tmp_path, body, rest), sim.reset(), 40)
-    from instep.physics.link_tree import rotate
+    from instep.physics.engine_model import rotate
 
     pinned = state.q[:3] + rotate(state.q[3:7], np.array([-0.1, 0, 0]))
     assert pinned == pytest.approx([-0.1, 0, 1], abs=3e-3)

@@ -6,7 +6,7 @@ import numpy as np
 
 from instep import MujocoWorld
 from instep.core.world import stack
-from instep.physics.thread_choice import ThreadChoice, most_threads
+from instep.physics.world_batches import ThreadChoice, most_threads
 
 
 def _played(choice: ThreadChoice, seconds: dict[int, float], calls: int) -> list[int]:

@@ -11,16 +11,22 @@ from instep import MujocoWorld, Scene
 from instep.core.errors import BadInput
 from instep.core.world import Wrapper, stack
 from instep.policy import Adaptive, AdaptiveOptions
-from instep.policy.adaptive_kernels import filter_columns, limit_compensation, update_estimate, watch_joints
-from instep.policy.adaptive_model import ReferenceArm
-from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
-from instep.policy.adaptive_supervision import (
+from instep.policy.adaptive_control import (
     ACCELERATION,
     HELPED,
     POSITION,
     compensation_sizes,
     start_watch,
     supervision_rules,
+)
+from instep.policy.adaptive_kernels import filter_columns, limit_compensation, update_estimate, watch_joints
+from instep.policy.reference_model import (
+    MAX_PEAK,
+    MAX_SMALL_GAIN,
+    METHODS,
+    ReferenceArm,
+    ServoDynamics,
+    stable_bandwidth,
 )
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene

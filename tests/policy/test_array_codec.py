@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from instep import BadInput
-from instep.policy.array_codec import DTYPES, checked_array, from_npy, pack, to_npy, unpack
+from instep.policy.openpi import DTYPES, checked_array, from_npy, pack, to_npy, unpack
 from protocols import GOLDEN as PEERS
 
 GOLDEN = PEERS | {

@@ -7,10 +7,16 @@ import pytest
 
 from instep import MujocoWorld, rollouts, stack
 from instep.core.poses import matrix_from_quat
-from instep.policy.experts.end_effector import EndEffector, rotation_between
-from instep.policy.experts.handover_expert import framed
-from instep.policy.experts.push_planning import friction_radius, helix, outside, push_contacts, shortest_paths
-from instep.policy.experts.task_experts import expert_of
+from instep.policy.push_expert import (
+    EndEffector,
+    friction_radius,
+    helix,
+    outside,
+    push_contacts,
+    rotation_between,
+    shortest_paths,
+)
+from instep.policy.task_experts import expert_of, framed
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked

@@ -11,6 +11,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.evaluate.leg_walks import FEEDBACK, LegOptions, leg_experiment, noisy_robot
+from instep.lab.gait_search import GaitSearchOptions, gait_costs
 from instep.physics.engines import open_world
 from instep.policy.base_estimation import BaseFilter, LeggedEstimate, foot_contacts, wheel_velocity
 from instep.policy.gait import (
@@ -27,7 +28,6 @@ from instep.policy.gait import (
 from instep.scene.folder import Scene
 from instep.scene.legs import legs_of
 from instep.scene.new_scene import make_scene
-from instep.tune.gait_search import GaitSearchOptions, gait_costs
 
 ROBOT = Path(__file__).resolve().parents[2] / "examples" / "quadruped" / "quadruped.xml"
 

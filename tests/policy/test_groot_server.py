@@ -16,10 +16,9 @@ from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.array_codec import MAX_BYTES
-from instep.policy.groot import LANGUAGE_KEY, GrootClient, groot_policy
-from instep.policy.groot_server import GrootServer
-from instep.policy.map_file import checked_map, read_map
+from instep.policy.groot import LANGUAGE_KEY, GrootClient, GrootServer, groot_policy
+from instep.policy.openpi import MAX_BYTES
+from instep.policy.policy_map import checked_map, read_map
 
 MAP = """
 release = "{release}"

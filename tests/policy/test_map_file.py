@@ -7,7 +7,7 @@ import pytest
 from instep import BadInput
 from instep.app.cli import main
 from instep.core.world import Channel, Spec, vector
-from instep.policy.map_file import checked_map, read_map
+from instep.policy.policy_map import checked_map, read_map
 
 SPEC = Spec(
     0.02,

@@ -17,9 +17,16 @@ from instep.core.errors import MissingExtra
 from instep.core.world import Channel, Spec, vector
 from instep.policy.adapters import is_lerobot_checkpoint, lerobot_policy
 from instep.policy.chunking import Chunked
-from instep.policy.model_files import NetworkClient, NetworkInput, matched_inputs, onnx_policy, torchscript_policy
+from instep.policy.model_files import (
+    NetworkClient,
+    NetworkInput,
+    matched_inputs,
+    onnx_policy,
+    read_stable_baselines,
+    stable_baselines_policy,
+    torchscript_policy,
+)
 from instep.policy.policy_map import PolicyMap, VectorEntry
-from instep.policy.stable_baselines import read_stable_baselines, stable_baselines_policy
 from onnx_files import write_onnx
 
 IMAGE = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")

@@ -18,13 +18,11 @@ from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Channel, Observation, Spec, vector
 from instep.policy.adapters import FunctionPolicy, as_policy
-from instep.policy.array_codec import pack, unpack
 from instep.policy.chunking import Chunked
-from instep.policy.experts.task_experts import expert_of
 from instep.policy.groot import GrootClient, groot_policy
-from instep.policy.map_file import read_map
-from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy
-from instep.policy.policy_map import ImageEntry, MappedPolicy, PolicyMap, VectorEntry, default_map, padded
+from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy, pack, unpack
+from instep.policy.policy_map import ImageEntry, MappedPolicy, PolicyMap, VectorEntry, default_map, padded, read_map
+from instep.policy.task_experts import expert_of
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked

@@ -11,8 +11,8 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
-from instep.policy.observation_encoding import POSES, PolicyInputs
-from instep.scene.tasks.push_task import heading
+from instep.policy.flow_policy import POSES, PolicyInputs
+from instep.scene.tasks.manipulation_tasks import heading
 
 POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
 SPEC = Spec(

@@ -7,7 +7,7 @@ import pytest
 
 from instep import BadInput
 from instep.policy.image_adaptation import Method, fit_adapter
-from instep.policy.restyled_training import MAX_ROWS, restyled, some_rows
+from instep.policy.policy_adaptation import MAX_ROWS, restyled, some_rows
 from instep.policy.training import TrainingData
 
 SIZE = 48

@@ -12,7 +12,7 @@ from instep.core.world import put
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
-from instep.scene.tasks.push_task import PushOnto, wrapped
+from instep.scene.tasks.manipulation_tasks import PushOnto, wrapped
 from instep.scene.tasks.task import Tasked
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 

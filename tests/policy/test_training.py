@@ -18,13 +18,13 @@ from instep.core.world import Channel, Spec, vector
 from instep.policy.flow_policy import (
     FlowNet,
     FlowPolicy,
+    PolicyInputs,
     load_policy,
     read_policy,
     read_weights,
     time_features,
     write_weights,
 )
-from instep.policy.observation_encoding import PolicyInputs
 
 SPEC = Spec(
     0.02,

@@ -69,7 +69,7 @@ def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_pat
 )
 def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, scene, expected):
     from instep.data import load_episodes
-    from instep.gap.noise_floor import noise_floors, repeated_runs
+    from instep.gap.paired_runs import noise_floors, repeated_runs
     from instep.gap.preparation import prepare
 
     ready = prepare(list(load_episodes(recordings / "quanser_wam" / part)))
@@ -81,7 +81,7 @@ def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, s
 
 def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
     from instep.data import load_episodes
-    from instep.gap.noise_floor import noise_floors, repeated_runs
+    from instep.gap.paired_runs import noise_floors, repeated_runs
 
     (group,) = noise_floors(repeated_runs(list(load_episodes(recordings / "quanser_wam" / "wam7")))).values()
     values = [group[f"joint_{i}"].at(float("inf")).value for i in range(1, 8)]
@@ -90,7 +90,7 @@ def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
 
 def test_sound_recordings_pass_the_preflight(recordings):
     from instep.data import load_episodes
-    from instep.diagnose.data_checks import check_data
+    from instep.gap.preparation import check_data
 
     for name in ("so101", "quanser_wam/furuta", "quanser_wam/cartpole", "quanser_wam/wam7", "cube_toss", "g1_lerobot"):
         assert check_data(list(load_episodes(recordings / name))).errors == ()

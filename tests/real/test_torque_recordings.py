@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from instep.data import load_episodes
 from instep.gap.torque_gap import NORM, RELATIVE
-from instep.tune.torque_identification import IdentifyTorqueOptions, identify_torque
+from instep.tune.torque.torque_identification import IdentifyTorqueOptions, identify_torque
 
 
 def test_torques_of_the_slow_kuka_run_follow_from_the_fast_one(recordings):

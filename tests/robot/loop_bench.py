@@ -7,7 +7,7 @@ from point_mass_robot import LOOSE
 
 from instep.robot import Clock
 from instep.robot.control_loop import RobotLoop, RobotSnapshot
-from instep.robot.safety_options import SafetyOptions
+from instep.robot.safety import SafetyOptions
 from instep.robot.wire import Command, Reset
 
 PERIOD = 10_000_000

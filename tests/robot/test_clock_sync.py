@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.robot.clock_sync import Clock, ClockEstimate
+from instep.robot.realtime import Clock, ClockEstimate
 
 
 def exchanges(match: ClockEstimate, seconds: float, truth, *, start: float = 0.0, seed: int = 0) -> None:

@@ -11,7 +11,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Spec, State, vector
 from instep.robot import Limits, Reading, WorldDriver
-from instep.robot.safety_options import SafetyOptions
+from instep.robot.safety import SafetyOptions
 from instep.robot.wire import Command
 
 sys.path.append(str(Path(__file__).parent))

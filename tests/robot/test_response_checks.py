@@ -12,7 +12,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.robot import Clock, Driver, Limits, Reading, SafetyOptions, WorldDriver, WrappedDriver, scene_limits
 from instep.robot.control_loop import RobotLoop
-from instep.robot.response_checks import wiggle_test
+from instep.robot.signal_checks import wiggle_test
 from instep.robot.wire import Command, Reset
 from instep.scene.folder import Scene
 

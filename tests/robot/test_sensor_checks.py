@@ -11,8 +11,8 @@ from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.robot import Clock, Limits, Reading
 from instep.robot.control_loop import RobotLoop
-from instep.robot.safety_options import SafetyOptions
-from instep.robot.sensor_checks import SensorChecks
+from instep.robot.safety import SafetyOptions
+from instep.robot.signal_checks import SensorChecks
 from instep.robot.wire import Command
 
 JOINTS = ("base", "elbow", "wrist")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.scene.calibration import Calibration, calibrated_scene, load_calibration
 from instep.scene.camera import Camera, camera_of, look_at
+from instep.scene.camera_files import Calibration, calibrated_scene, load_calibration
 from instep.scene.folder import Scene
 
 ARM = """

@@ -11,7 +11,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.scene.camera import Camera, pinhole
-from instep.scene.camera_edit import field_of_view, framing_robot, remove_camera, write_camera
+from instep.scene.camera_files import field_of_view, framing_robot, remove_camera, write_camera
 from instep.scene.folder import Scene
 
 MAIN = """<mujoco model="arm">

@@ -12,8 +12,14 @@ import instep
 from instep.core.rollout import Script, rollout
 from instep.physics.actuators import is_actuator_param, with_inputs
 from instep.scene import address
-from instep.scene.couplings import driven_joints, driving_actuators, joint_groups, moved_coordinates, with_joint_labels
 from instep.scene.folder import Scene, scene_of_file
+from instep.scene.robot_structure import (
+    driven_joints,
+    driving_actuators,
+    joint_groups,
+    moved_coordinates,
+    with_joint_labels,
+)
 from instep.tune import IdentifyOptions
 from small_models import gripper_model
 

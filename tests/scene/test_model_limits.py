@@ -10,7 +10,7 @@ import pytest
 from instep import MujocoWorld, Script
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import run_policy
-from instep.scene import compiling
+from instep.scene import model as compiling
 from instep.scene.folder import Scene
 from instep.scene.model import compile_model
 from instep.scene.model_limits import bounds_of

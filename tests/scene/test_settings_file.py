@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from instep import BadInput
-from instep.scene.settings_file import read_table, write_settings
+from instep.scene.folder import read_table, write_settings
 
 TEXT = """# A robot.
 rate = 100.0  # Hz

@@ -11,7 +11,6 @@ from scenes import a_camera, a_scene, looking_at
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.scene.camera import Camera
-from instep.splat.background import background_near, colour_mask, foreground_mask, inpaint, static_background
 from instep.splat.fitting import (
     Adam,
     GaussianFitOptions,
@@ -22,10 +21,10 @@ from instep.splat.fitting import (
     pixel_rays,
 )
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
-from instep.splat.image import WeightedImage
-from instep.splat.image_metrics import psnr
+from instep.splat.image import WeightedImage, psnr
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.raster.rasterizer import Rasterizer
+from instep.splat.video_background import background_near, colour_mask, foreground_mask, inpaint, static_background
 
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
 

@@ -5,7 +5,7 @@ import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, normalized, quat_exp, transform
-from instep.splat import spherical_harmonics as sh
+from instep.splat import gaussians as sh
 from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
 
 

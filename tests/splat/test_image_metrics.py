@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.splat.image_metrics import psnr, ssim
-from instep.splat.scan_tracking import fit_colour_map
+from instep.splat.image import psnr, ssim
+from instep.splat.video_background import fit_colour_map
 
 
 def image(seed: int = 0) -> np.ndarray:

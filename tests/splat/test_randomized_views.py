@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from instep.scene.folder import Scene
-from instep.splat.randomized_views import randomized_views
-from instep.splat.rendered_world import RenderedCameras, load_rendered_cameras
-from instep.tune.randomize import parse_belief
+from instep.splat.rendered_world import RenderedCameras, load_rendered_cameras, randomized_views
+from instep.tune.posterior.beliefs import parse_belief
 
 FILE = Path(__file__).resolve().parents[2] / "examples/virtual/pusht.toml"
 

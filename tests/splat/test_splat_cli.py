@@ -12,7 +12,7 @@ from test_fitting import coloured_table, orbit_cameras
 
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.scene.calibration import load_calibration
+from instep.scene.camera_files import load_calibration
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
 from instep.splat.gaussians import gaussians_from_colours

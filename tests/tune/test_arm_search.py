@@ -8,17 +8,16 @@ import pytest
 from instep import MujocoWorld, identify
 from instep.core.episode import Episode
 from instep.core.progress import Progress
-from instep.core.replay import aligned, replay_all
-from instep.core.rollout import Script, rollout
+from instep.core.rollout import Script, aligned, replay_all, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm_model import arm_model
-from instep.tune.arm_search import ArmSearch, estimate_arm
+from instep.tune.arm.arm_model import arm_model
+from instep.tune.arm.arm_search import ArmSearch, estimate_arm
+from instep.tune.arm.joint_fit import estimate_joints
+from instep.tune.arm.joint_model import DELAY
 from instep.tune.identification import IdentifyOptions
-from instep.tune.joint_estimates import estimate_joints
-from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
-from instep.tune.searched_world import searched
+from instep.tune.recording_checks import searched
 from small_models import ARM_NOISE, PLANAR_ARM, arm_recordings
 
 TRUTH = {

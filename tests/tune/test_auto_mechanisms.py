@@ -10,10 +10,10 @@ from instep.core.progress import Progress
 from instep.core.rollout import Script, rollout
 from instep.physics.actuators import with_inputs
 from instep.scene.folder import Scene, scene_of_file
+from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.held_out import window_errors
 from instep.tune.identification import SHORT_WINDOWS, SHORT_WINDOWS_S, _quick_start
 from instep.tune.param_selection import auto_params
-from instep.tune.shooting import ShootingOptions
 
 LINKS = """
 <mujoco>

@@ -7,7 +7,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.tune.beliefs import GaussianBelief, SampleBelief, estimates, load_belief, save_belief, widened
+from instep.tune.posterior.beliefs import GaussianBelief, SampleBelief, estimates, load_belief, save_belief, widened
 
 PARAMS = (Param("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.2, False, "s"))
 

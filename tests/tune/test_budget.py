@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from instep.core.progress import Progress
+from instep.tune.fit.shooting import ShootingOptions
+from instep.tune.fit.windows import Shooter
 from instep.tune.gates import gated_fit, split
-from instep.tune.shooting import ShootingOptions
-from instep.tune.windows import Shooter
 
 TRUTH = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0, "action.delay": 0.03, "joint.hinge.armature": 0.02}
 START = {"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0, "action.delay": 0.005, "joint.hinge.armature": 0.01}

@@ -11,10 +11,10 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
-from instep.tune.cma import affordable_windows
+from instep.tune.fit.contact_search import affordable_windows
+from instep.tune.fit.searches import contact_fit
+from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.gates import GateOptions, gated_fit
-from instep.tune.searches import contact_fit
-from instep.tune.shooting import ShootingOptions
 
 PUCK = """
 <mujoco>

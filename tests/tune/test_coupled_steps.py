@@ -9,11 +9,10 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
-from instep.tune.arm_model import ArmModel, arm_model
-from instep.tune.arm_search import ArmSearch
-from instep.tune.coupled_steps import damped_steps, other_starts, probes, scattered
-from instep.tune.joint_estimates import estimate_joints
-from instep.tune.joint_model import ARMATURE, LAG, OWN
+from instep.tune.arm.arm_model import ArmModel, arm_model
+from instep.tune.arm.arm_search import ArmSearch, damped_steps, other_starts, probes, scattered
+from instep.tune.arm.joint_fit import estimate_joints
+from instep.tune.arm.joint_model import ARMATURE, LAG, OWN
 from small_models import PLANAR_ARM, arm_recordings
 
 CHANGES = {

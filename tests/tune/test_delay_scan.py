@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.fit.shooting import ShootingOptions, fit
 
 
 @pytest.mark.parametrize("delay", [0.02, 0.037, 0.081])

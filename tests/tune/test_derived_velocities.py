@@ -9,8 +9,8 @@ import small_models
 from instep import MujocoWorld, Scene
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
-from instep.tune.shooting import ShootingOptions, fit
-from instep.tune.windows import cut_windows
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.fit.windows import cut_windows
 
 NOISE = 2e-4
 """Of positions [rad]."""

@@ -14,9 +14,8 @@ import yaml
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.model_export import write_mjcf, write_urdf, write_usd, write_yaml
-from instep.tune.param_export import export_all, write_joint_limits
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_usd, write_yaml
 
 SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
 URDF = """<robot name="r"><link name="a"/><link name="b">

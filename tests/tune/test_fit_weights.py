@@ -13,10 +13,10 @@ from instep.core.param import Param
 from instep.core.rollout import Script, rollout
 from instep.core.world import vector
 from instep.scene.folder import Scene, scene_of_file
-from instep.scene.robot_part import passive_bodies
-from instep.tune.fit_weights import pushed_bodies
+from instep.scene.robot_structure import passive_bodies
+from instep.tune.fit.least_squares import FitStatus
 from instep.tune.identification import IdentifyOptions, identify
-from instep.tune.least_squares import FitStatus
+from instep.tune.recording_checks import pushed_bodies
 
 PUSHER = """<mujoco>
   <option timestep="0.005" integrator="implicitfast"/>

@@ -8,11 +8,11 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.progress import Progress
+from instep.tune.fit.identifiability import assess_fit, motion_for
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.held_out import window_errors
-from instep.tune.identifiability import assess_fit, motion_for
-from instep.tune.parameter_recovery import independent_values, planted_sets
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.posterior.posterior_checks import independent_values, planted_sets
 
 QUICK = ShootingOptions(window=0.5, starts=1)
 GATES = GateOptions(seeds=3, draws=4)

@@ -10,8 +10,7 @@ import pytest
 import instep
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.core.replay import replay
-from instep.core.rollout import Script, rollout
+from instep.core.rollout import Script, replay, rollout
 from instep.core.world import advance
 from instep.data import write_dataset
 from instep.scene import address

@@ -11,7 +11,7 @@ from instep import MujocoWorld
 from instep.core.episode import Log
 from instep.core.param import Param
 from instep.scene.folder import Scene
-from instep.tune.windows import Shooter, cut_windows, predictable_windows
+from instep.tune.fit.windows import Shooter, cut_windows, predictable_windows
 
 PENDULUM = """
 <mujoco>

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from instep.core.errors import UnknownName
-from instep.tune.beliefs import GaussianBelief
-from instep.tune.posterior import infer, laplace, likelihood
-from instep.tune.posterior_checks import (
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.posterior.beliefs import GaussianBelief
+from instep.tune.posterior.inference import infer, laplace, likelihood
+from instep.tune.posterior.posterior_checks import (
     TRUTHS,
     RankCalibration,
     calibration,
@@ -18,7 +19,6 @@ from instep.tune.posterior_checks import (
     misspecification,
     predictive_band,
 )
-from instep.tune.shooting import ShootingOptions, fit
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = ShootingOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})

@@ -8,7 +8,7 @@ import numpy as np
 
 from instep import Episode, Scene, open_world
 from instep.tune import IdentifyOptions, identify
-from instep.tune.motor_chatter import chattering
+from instep.tune.gates import chattering
 
 FEW = IdentifyOptions(windows=24, seeds=3, draws=0)
 STIFF = """

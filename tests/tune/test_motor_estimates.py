@@ -8,15 +8,14 @@ import pytest
 from instep import MujocoWorld, identify
 from instep.core.episode import Episode
 from instep.core.progress import Progress
-from instep.core.replay import aligned, replay_all
-from instep.core.rollout import Script, rollout
+from instep.core.rollout import Script, aligned, replay_all, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
+from instep.tune.arm.motor_estimates import estimate_motors, motor_joints, regress_motors
+from instep.tune.fit.sensitivities import sensitivities
+from instep.tune.fit.windows import Shooter, cut_windows
 from instep.tune.identification import IdentifyOptions
-from instep.tune.motor_estimates import estimate_motors, motor_joints, regress_motors
 from instep.tune.param_selection import auto_params
-from instep.tune.sensitivities import sensitivities
-from instep.tune.windows import Shooter, cut_windows
 
 NOISE = 1e-4
 ARM = """<mujoco>

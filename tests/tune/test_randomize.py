@@ -9,26 +9,24 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
-from instep.tune.beliefs import (
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.posterior.beliefs import (
+    DropoOptions,
     GaussianBelief,
     IndependentBeliefs,
     MixtureBelief,
     SampleBelief,
+    appearance,
     belief_addresses,
+    dropo_from_episodes,
     load_belief,
+    parse_belief,
     save_belief,
     to_box,
     widened,
-)
-from instep.tune.posterior import infer
-from instep.tune.randomize import (
-    DropoOptions,
-    appearance,
-    dropo_from_episodes,
-    parse_belief,
     with_imperfections,
 )
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.posterior.inference import infer
 
 DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))

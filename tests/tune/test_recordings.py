@@ -10,16 +10,16 @@ import pytest
 from instep import MujocoWorld
 from instep.app.data_args import DataArgs
 from instep.app.gap_run import read_runs
-from instep.core.replay import aligned
+from instep.core.rollout import aligned
 from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm_model import arm_model
-from instep.tune.joint_estimates import estimate_joints
+from instep.tune.arm.arm_model import arm_model
+from instep.tune.arm.joint_fit import estimate_joints
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import auto_params, named_params
-from instep.tune.shooting import ShootingOptions, fit
 
 JOINTS = ("joint_2", "joint_4")
 WORDS = ("kp", "bias", "damping", "frictionloss", "armature")

@@ -11,11 +11,11 @@ from instep import Episode, Scene, open_world
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.world import Spec, vector
+from instep.report.tune_pages import reidentification_page
 from instep.tune import Reidentifier, ReidentifyOptions, online_params, reidentify
-from instep.tune.parameter_filter import DriftOptions, ParameterFilter, WindowEvidence
-from instep.tune.reidentification_page import reidentification_page
-from instep.tune.sample_windows import SampleBuffer
-from instep.tune.update_gate import Trial, UpdateOptions
+from instep.tune.online.parameter_filter import DriftOptions, ParameterFilter, WindowEvidence
+from instep.tune.online.reidentification import Trial, UpdateOptions
+from instep.tune.online.sample_windows import SampleBuffer
 
 ARM = """<mujoco><option timestep="0.005" integrator="implicitfast"/><worldbody>
 <body name="upper" pos="0 0 1"><joint name="shoulder" axis="0 1 0" damping="0.2" frictionloss="0.4"/>

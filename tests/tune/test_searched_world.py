@@ -10,7 +10,7 @@ from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
 from instep.tune.param_selection import auto_params
-from instep.tune.searched_world import plain_world, searched
+from instep.tune.recording_checks import plain_world, searched
 
 ARM = """<mujoco>
   <worldbody>

@@ -8,10 +8,10 @@ import numpy as np
 
 from instep.core.param import Param
 from instep.core.progress import Progress
-from instep.tune.identifiability import assess_fit
-from instep.tune.least_squares import FitStatus
-from instep.tune.searches import SAME_COST, SearchPlan, _agrees, _settled, explained, search
-from instep.tune.shooting import Fit, ShootingOptions, fit
+from instep.tune.fit.identifiability import assess_fit
+from instep.tune.fit.least_squares import FitStatus
+from instep.tune.fit.searches import SAME_COST, SearchPlan, _agrees, _settled, explained, search
+from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 
 
 def test_a_stalled_search_counts_where_three_searches_agree_and_is_as_uncertain_as_they_are_apart(servo, recorded):

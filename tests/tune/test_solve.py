@@ -10,8 +10,8 @@ import pytest
 from instep import MujocoWorld, Script, rollout
 from instep.core.param import Param
 from instep.scene.folder import Scene
-from instep.tune import least_squares
-from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.fit import least_squares
+from instep.tune.fit.shooting import ShootingOptions, fit
 
 PUSHED = """
 <mujoco>

@@ -10,8 +10,8 @@ import pytest
 from instep.app.cli import main
 from instep.core.world import advance
 from instep.data import load_episodes, write_dataset
-from instep.diagnose.data_checks import check_data
 from instep.gap.measure import measure_gap
+from instep.gap.preparation import check_data
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene

@@ -14,10 +14,10 @@ from instep.data import write_dataset
 from instep.gap.torque_gap import RELATIVE, measure_torque_gap
 from instep.physics.inverse_dynamics import inertial_parameters, rigid_groups, with_inertial_parameters
 from instep.scene.folder import Scene
-from instep.tune.base_parameters import base_combinations
-from instep.tune.inertia_coordinates import LogCholesky, consistent, inertial_of, pseudo_inertia
-from instep.tune.least_squares import FitStatus
-from instep.tune.torque_identification import IdentifyTorqueOptions, identify_torque
+from instep.tune.fit.least_squares import FitStatus
+from instep.tune.torque.torque_fit import LogCholesky, consistent, inertial_of, pseudo_inertia
+from instep.tune.torque.torque_gates import base_combinations
+from instep.tune.torque.torque_identification import IdentifyTorqueOptions, identify_torque
 from planted_torque import ARM, JOINTS, recording
 
 PAYLOAD = np.array([1.2, 0.024, -0.012, 0.12, 0.016, 0.0, -0.0024, 0.016, 0.0012, 0.004])

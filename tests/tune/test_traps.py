@@ -10,10 +10,10 @@ import pytest
 from instep import MujocoWorld, identify
 from instep.core.episode import Episode
 from instep.scene.folder import Scene
+from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.identification import IdentifyOptions
 from instep.tune.param_selection import auto_params, named_params
-from instep.tune.shooting import ShootingOptions, fit
 
 FRICTION, DELAY = "joint.hinge.frictionloss", "action.delay"
 

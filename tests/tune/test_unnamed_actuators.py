@@ -11,7 +11,7 @@ from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
-from instep.tune.model_export import write_mjcf
+from instep.tune.param_export import write_mjcf
 from small_models import hanging_model
 
 FORE = """

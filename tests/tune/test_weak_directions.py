@@ -7,10 +7,10 @@ import pytest
 
 import small_models
 from instep import Scene, identify, open_world
+from instep.tune.fit.least_squares import evaluate, linearise
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.fit.uncertainty import checked_curvature, profiled
 from instep.tune.identification import IdentifyOptions
-from instep.tune.least_squares import evaluate, linearise
-from instep.tune.shooting import ShootingOptions, fit
-from instep.tune.weak_directions import checked_curvature, profiled
 
 ALIKE = ("joint.hinge.armature", "body.link.inertia_y")
 

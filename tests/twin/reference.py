@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from instep.core.world import Array
-from instep.twin.segmentation import MAX_BACKGROUND_ERROR, OVEREXPOSED_LEVEL, SHADING
+from instep.twin.camera_rig import MAX_BACKGROUND_ERROR, OVEREXPOSED_LEVEL, SHADING
 
 
 def normal_equations(

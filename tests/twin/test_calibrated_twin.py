@@ -12,7 +12,7 @@ from instep.core.episode import Episode
 from instep.core.errors import UnknownName
 from instep.physics.mujoco_cameras import render_cameras
 from instep.physics.mujoco_world import MujocoWorld
-from instep.scene.calibration import Calibration, load_calibration
+from instep.scene.camera_files import Calibration, load_calibration
 from instep.twin import TwinOptions, open_twin, track_recording
 from instep.twin.camera_rig import IMAGES, recorded_cameras
 from instep.twin.pose_solver import moved

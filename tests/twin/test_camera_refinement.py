@@ -9,10 +9,10 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.scene.camera import Camera
+from instep.twin.body_outlines import Outline, project_outline
 from instep.twin.camera_refinement import align_camera, anchor_to_prior, refine_cameras
 from instep.twin.camera_rig import MaskCrop
 from instep.twin.pose_solver import moved, planar_basis
-from instep.twin.projection import Outline, project_outline
 
 from .conftest import looking_down
 

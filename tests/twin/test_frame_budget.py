@@ -11,7 +11,8 @@ from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.twin import CameraRig, FilterOptions, Outline, PoseFilter, Twin, correction_log
-from instep.twin.frame_budget import (
+from instep.twin.body_appearance import RegionColours
+from instep.twin.camera_frames import (
     LEFT_OUT,
     MIN_POINTS,
     WORK,
@@ -23,8 +24,7 @@ from instep.twin.frame_budget import (
     unknown_budget,
 )
 from instep.twin.pose_solver import moved, planar_basis, solve_pose
-from instep.twin.region import RegionColours
-from instep.twin.start_pose import StartPose
+from instep.twin.tracked_body import StartPose
 
 from .conftest import RenderedRecording, looking_down
 from .test_region import PLACED, PRIOR, UP, _image

@@ -17,9 +17,9 @@ from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.camera import standing
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter, track_recording
+from instep.twin.camera_frames import ImageFault
 from instep.twin.camera_rig import IMAGES
-from instep.twin.image_checks import ImageFault
-from instep.twin.start_pose import StartPose
+from instep.twin.tracked_body import StartPose
 from instep.twin.visual_forces import VisualForces
 
 ROWS, RATE, LATE = 50, 50.0, 0.03

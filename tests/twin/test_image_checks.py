@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.twin.image_checks import ImageFault, image_fault, learn_view, sample_image, unknown_views
+from instep.twin.camera_frames import ImageFault, image_fault, learn_view, sample_image, unknown_views
 
 
 def view(seed: int, noise: float = 2.0, shift: int = 0) -> np.ndarray:

@@ -18,8 +18,7 @@ from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter
 from instep.twin.camera_rig import IMAGES
 from instep.twin.pose_solver import motion_between
-from instep.twin.start_pose import load_starts
-from instep.twin.tracked_body import JointedBody, tracked_bodies
+from instep.twin.tracked_body import JointedBody, load_starts, tracked_bodies
 
 ROWS, RATE = 40, 50.0
 XML = """

@@ -14,7 +14,8 @@ from instep.robot import Recording
 from instep.scene.camera import Camera
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, TwinOptions
-from instep.twin.camera_rig import CameraFrame, MaskCrop
+from instep.twin.body_outlines import Outline, outline_of, project_outline
+from instep.twin.camera_rig import CameraFrame, MaskCrop, colour_mask
 from instep.twin.photometric import (
     BodyColours,
     PhotometricResidual,
@@ -23,8 +24,6 @@ from instep.twin.photometric import (
     surface_gaussians,
 )
 from instep.twin.pose_solver import moved, planar_basis, solve_pose
-from instep.twin.projection import Outline, outline_of, project_outline
-from instep.twin.segmentation import colour_mask
 
 from .conftest import looking_down
 

@@ -16,18 +16,14 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
 from instep.twin import Outline, outline_of, region_kernels, texture_kernels
-from instep.twin.box_search import find_in_box, located_starts
+from instep.twin.body_appearance import BodyTexture, RegionColours, mask_bodies_in_front
+from instep.twin.body_outlines import hull_faces, project_outline
+from instep.twin.body_search import find_by_regions, resting_sides
 from instep.twin.camera_rig import CameraFrame
-from instep.twin.contrast_search import find_by_regions
-from instep.twin.innovation import systematic_spread
+from instep.twin.filter_state import systematic_spread
 from instep.twin.pose_solver import MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from instep.twin.projection import project_outline
-from instep.twin.region import RegionColours
-from instep.twin.resting_sides import resting_sides
-from instep.twin.start_pose import StartPose, load_starts, pose_from_points
-from instep.twin.start_refinement import refined_start
-from instep.twin.surface_mesh import hull_faces
-from instep.twin.texture import BodyTexture, mask_bodies_in_front
+from instep.twin.start_search import find_in_box, located_starts, refined_start
+from instep.twin.tracked_body import StartPose, load_starts, pose_from_points
 
 from .conftest import RenderedRecording, Run, looking_down
 

@@ -12,7 +12,8 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.scene.camera import Camera
 from instep.twin import silhouette_kernels
-from instep.twin.camera_rig import MaskCrop
+from instep.twin.body_outlines import Outline, outline_of, project_outline
+from instep.twin.camera_rig import MIN_PURITY, ColourMask, MaskCrop, colour_mask, segment
 from instep.twin.pose_solver import (
     EDGE_WIDTH_PX,
     PixelNoise,
@@ -23,9 +24,7 @@ from instep.twin.pose_solver import (
     planar_basis,
     solve_pose,
 )
-from instep.twin.projection import Outline, outline_of, project_outline
-from instep.twin.segmentation import MIN_PURITY, ColourMask, colour_mask, segment
-from instep.twin.silhouette import median_chroma
+from instep.twin.silhouette_kernels import median_chroma
 
 from .conftest import TEE, looking_down
 from .reference import counted, normal_equations, occluders

@@ -10,10 +10,19 @@ import pytest
 
 from instep.core.world import Array
 from instep.scene.folder import Scene
+from instep.twin.body_outlines import (
+    MAX_TRIANGLES,
+    Outline,
+    body_faces,
+    clustered,
+    fitted_outline,
+    hull_faces,
+    mesh_surface,
+    outline_of,
+    project_outline,
+)
 from instep.twin.camera_rig import MaskCrop
 from instep.twin.pose_solver import motion_between, moved, planar_basis, solve_pose
-from instep.twin.projection import Outline, outline_of, project_outline
-from instep.twin.surface_mesh import MAX_TRIANGLES, body_faces, clustered, fitted_outline, hull_faces, mesh_surface
 
 from .conftest import looking_down
 

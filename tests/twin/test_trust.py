@@ -76,7 +76,7 @@ def test_the_log_is_read_back_from_an_episode(recording, follow) -> None:
 
 
 def test_the_command_line_says_how_far_a_run_can_be_trust_scores(recording, follow, tmp_path) -> None:
-    from instep.app.twin_run import calibrated_on, trust_scores
+    from instep.app.verbs.twin_run import calibrated_on, trust_scores
     from instep.data import write_dataset
 
     well = follow(recording).episode

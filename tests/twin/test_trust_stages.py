@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from instep.app.operator_console import HandedOver, OperatorConsole
-from instep.app.twin_page import twin_problems, twin_sections
-from instep.app.twin_run import trust_facts
+from instep.app.robot_events import HandedOver, OperatorConsole
+from instep.app.verbs.twin_run import trust_facts
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import State
 from instep.physics.engines import open_world
+from instep.report.run_pages import twin_problems, twin_sections
 from instep.robot import Recording, scene_limits
 from instep.scene.folder import Scene
 from instep.twin import (
@@ -30,7 +30,7 @@ from instep.twin import (
     shipped_trust,
     trust_events,
 )
-from instep.twin.factory import supervised
+from instep.twin.tracking import supervised
 from instep.twin.trust_stages import (
     CHANNEL,
     LABELS,

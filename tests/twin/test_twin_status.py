@@ -7,10 +7,10 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.twin_page import _joined, twin_numbers, twin_problems, twin_sections
-from instep.app.twin_run import STATUS_EVERY, TwinStatus, status_line
+from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
+from instep.report.run_pages import _joined, twin_numbers, twin_problems, twin_sections
 from instep.twin import calibrate_trust
 
 

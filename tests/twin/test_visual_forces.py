@@ -14,8 +14,8 @@ from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter, TwinOptions, VisualForces
 from instep.twin.camera_rig import IMAGES
-from instep.twin.factory import correction_of
-from instep.twin.start_pose import load_starts
+from instep.twin.tracked_body import load_starts
+from instep.twin.tracking import correction_of
 
 XML = """
 <mujoco><option timestep="0.004"/>

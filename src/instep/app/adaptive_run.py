@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from instep.core.errors import BadInput
 from instep.core.world import World, inner_with
 from instep.physics.engines import open_world
-from instep.policy.adaptive_stability import Method
+from instep.policy.reference_model import Method
 from instep.scene.folder import Scene
-from instep.scene.robot_part import without_free_bodies
+from instep.scene.robot_structure import without_free_bodies
 
 if TYPE_CHECKING:
     from instep.policy import Adaptive

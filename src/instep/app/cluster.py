@@ -19,7 +19,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from instep.core.errors import BadInput, InstepError, LinkLost
-from instep.core.lazy import optional_library
+from instep.core.imports import optional_library
 from instep.core.world import MapFn
 from instep.evaluate.evaluation import EvalBatch, LostBatch
 

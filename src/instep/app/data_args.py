@@ -1,23 +1,28 @@
-"""Options of every command that reads recordings, and the one way to read them: by a mapping, or by a draft of one."""
+"""Options of every command that reads recordings, and the one way to read them: by a mapping, or by a draft of one.
+
+The joints and actuators of a scene, as a guess of a mapping needs them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import mujoco
 import tyro
 from rich.console import Console
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.data import MappingGuess, guess_mapping, load_episodes, resampled, write_draft
-from instep.data.guess_parts import RobotLayout
+from instep.data.guess.joint_columns import CommandKind, RobotActuator, RobotJoint, RobotLayout
 from instep.data.loading import is_foreign_dataset, is_readable
+from instep.physics.inverse_dynamics import DynamicsOrder
 from instep.scene.folder import Scene
-
-from .robot_layout import robot_layout
+from instep.scene.robot_structure import driven_joints
 
 MOST_DOUBTS = 4
 """Doubts of a draft that are printed; the draft has them all."""
@@ -125,3 +130,27 @@ def _say(guess: MappingGuess, draft: Path, path: Path) -> None:
     )
     for row in guess.doubts[:MOST_DOUBTS]:
         console.print(f"  {row.what} from {row.source}: {row.doubt}", highlight=False, markup=False)
+
+
+def robot_layout(scene: Scene) -> RobotLayout:
+    """The robot's joints with their ranges, and its actuators with what they move and take."""
+    model = scene.model
+    joints = tuple(_joint(model, name) for name in scene.robot)
+    known = {joint.name for joint in joints}
+    actuators = tuple(_actuator(model, a) for a in range(model.nu))
+    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known), DynamicsOrder(scene))
+
+
+def _joint(model: mujoco.MjModel, name: str) -> RobotJoint:
+    joint = model.joint(name)
+    low, high = joint.range if model.jnt_limited[joint.id] else (-math.inf, math.inf)
+    slides = model.jnt_type[joint.id] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+    return RobotJoint(name, float(low), float(high), "m" if slides else "rad")
+
+
+def _actuator(model: mujoco.MjModel, a: int) -> RobotActuator:
+    low, high = model.actuator_ctrlrange[a] if model.actuator_ctrllimited[a] else (-math.inf, math.inf)
+    takes: CommandKind = "position" if model.actuator_biasprm[a, 1] != 0 else "effort"
+    if takes == "effort" and model.actuator_biasprm[a, 2] != 0:
+        takes = "velocity"
+    return RobotActuator(model.actuator(a).name, driven_joints(model, a), float(low), float(high), takes)

@@ -13,23 +13,21 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.param import Param
-from instep.core.records import array_dataclass
 from instep.core.rollout import rollout, rollouts
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array, Observation, State, Watcher
-from instep.gap.gap_figures import horizon_figure, runs_figure
+from instep.core.world import Array, Observation, State, Watcher, array_dataclass
 from instep.gap.gap_result import Curve, Gap, RunPair
 from instep.gap.horizon import measure_horizon
 from instep.physics.engines import open_world, without_delta
-from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.physics.trajectory_video import MAX_WIDTH, shrunk
-from instep.policy.experts.push_expert import PushTo
+from instep.physics.mujoco_cameras import MAX_WIDTH, MujocoRenderer, shrunk
+from instep.policy.push_expert import PushTo
 from instep.report.figures import band_traces, series_color, titled
+from instep.report.gap_page import horizon_figure, runs_figure
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, ReportVideo, Section, Table, formatted
 from instep.robot import RobotWorld
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.shooting import Fit, ShootingOptions, fit
+from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 
 from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores

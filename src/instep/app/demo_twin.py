@@ -9,12 +9,11 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
-from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
-from instep.core.world import Array, Observation, State
-from instep.physics.trajectory_video import shrunk
-from instep.policy.experts.task_experts import expert_of
+from instep.core.world import Array, Observation, State, array_dataclass
+from instep.physics.mujoco_cameras import shrunk
+from instep.policy.task_experts import expert_of
 from instep.report.figures import lines_figure
 from instep.report.page import ReportImage, Section, formatted
 from instep.robot import RobotWorld

@@ -16,23 +16,23 @@ from rich.table import Table
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
-from instep.diagnose.data_checks import DataChecks, check_data
+from instep.core.world import array_dataclass, options_dataclass
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
-from instep.diagnose.policy_modes import image_sensitivity
+from instep.diagnose.failure_modes import image_sensitivity
 from instep.evaluate.agreement import agreement_report, agreement_scores, rank_agreements, read_rates
-from instep.gap.arm_kinematics import joint_ranges
 from instep.gap.events import EventRule, read_event_rules
-from instep.gap.gap_report import gap_page
 from instep.gap.gap_result import Gap
 from instep.gap.horizon import HorizonOptions, planned_steps
+from instep.gap.joint_error import joint_ranges
 from instep.gap.measure import measure_gap, measure_pairs, measure_recordings, recorded_at_rate
+from instep.gap.preparation import DataChecks, check_data
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, scene_and_engine
+from instep.report.gap_page import gap_page
 from instep.report.page import Headline, Section
-from instep.scene.couplings import with_joint_labels
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
+from instep.scene.robot_structure import with_joint_labels
 
 from .data_args import DataArgs, read_data
 from .output import Output, new_output
@@ -300,7 +300,7 @@ def _with_data(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:
     gap = measure_pairs(episodes, others, scene=scene, options=options, events=args.rules)
     subtitle = f"{len(gap.pairs)} runs of {args.data} beside their counterparts in {args.against}"
     if args.policy:
-        from instep.robot.recorded_world import Recording
+        from instep.robot.driver import Recording
 
         policy = policy_from_spec(args.policy, Recording(episodes[0]))
         mode = image_sensitivity(policy, episodes, gap.pairs, seed=args.seed)

@@ -17,9 +17,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
-from instep.core.records import frozen_dataclass
-from instep.core.type_guards import is_table
-from instep.core.world import Array, Observation, Spec, State, World, put, stack
+from instep.core.reading import is_table
+from instep.core.world import Array, Observation, Spec, State, World, frozen_dataclass, put, stack
 from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
@@ -100,7 +99,7 @@ class _Shown:
 
     def _images(self, q: Array, camera: Any) -> Array:
         if self._rendered is not None:
-            from instep.splat.gaussians_from_geoms import scene_poses
+            from instep.splat.rendering import scene_poses
 
             layers = self._rendered.layers
             return layers.render_batch(camera, scene_poses(self.scene, layers.gaussians.names, q))

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from instep.app.arguments import link_token
 from instep.core.errors import BadInput
 from instep.core.world import Policy, Spec, World, inner_with
 from instep.policy import is_lerobot_checkpoint
 from instep.policy.residual import RESIDUAL_FILE, ResidualPolicy, load_residual
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
+
+from .arguments import link_token
 
 KINDS = {
     "hold": "hold, stays where it starts",
@@ -91,7 +92,7 @@ def policy_fingerprint(words: str) -> str:
 
 
 def _expert(world: World) -> Policy:
-    from instep.policy.experts.task_experts import expert_of
+    from instep.policy.task_experts import expert_of
 
     scene = scene_of(world)
     return expert_of(getattr(world, "task", None) or task_of(scene), scene)
@@ -180,7 +181,7 @@ def _onnx(file: str, spec: Spec, map_file: Path | None) -> Policy:
 
 
 def _stable_baselines(file: str, spec: Spec, map_file: Path | None) -> Policy:
-    from instep.policy.stable_baselines import stable_baselines_policy
+    from instep.policy.model_files import stable_baselines_policy
 
     return stable_baselines_policy(Path(file), spec, map_file)
 

@@ -23,14 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from instep.core.errors import BadInput, InstepError
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, vector
+from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, array_dataclass, vector
 from instep.report.page import Number, Section
+from instep.report.tune_pages import drift_numbers, drift_sections
 from instep.robot.driver import SENT
 from instep.scene.folder import Scene
-from instep.tune.online_selection import online_params, online_world
-from instep.tune.reidentification import DriftPoint, Reidentification, Reidentifier
-from instep.tune.reidentification_page import drift_numbers, drift_sections
+from instep.tune.online.reidentification import DriftPoint, Reidentification, Reidentifier
+from instep.tune.online.window_prediction import online_params, online_world
 
 NICENESS = 5
 """Added to the niceness of the process, so that it yields to the control loop."""

@@ -25,11 +25,10 @@ import pyarrow.parquet as pq
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError
-from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, wilson
-from instep.core.world import Array, Observation, Spec, State, World, inner_with
+from instep.core.world import Array, Observation, Spec, State, World, array_dataclass, inner_with
 from instep.evaluate.action_check import ActionCheck, PredictedActions, compare_actions
-from instep.evaluate.action_check_page import check_sections
+from instep.report.eval_pages import check_sections
 from instep.report.page import Section
 
 from .recorded_run import RecordedRun

@@ -20,14 +20,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numba import njit
 
-from instep.core.child_process import main_thread_ended
 from instep.core.errors import LinkLost
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array, Channel, Spec
+from instep.core.processes import main_thread_ended
+from instep.core.world import Array, Channel, Spec, array_dataclass, options_dataclass
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.robot import Driver, Reading, WrappedDriver
-from instep.scene.calibration import calibrated_scene
 from instep.scene.camera import Camera, distort
+from instep.scene.camera_files import calibrated_scene
 from instep.scene.folder import Scene
 
 # pyright: basic, reportUnknownParameterType=false

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instep.core.errors import LinkLost
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.schema import TEXT, read_entries
-from instep.core.world import Simulator, Spec, World
+from instep.core.reading import TEXT, read_entries
+from instep.core.world import Simulator, Spec, World, array_dataclass, frozen_dataclass, options_dataclass
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.robot import Driver, Late, Noisy, Quantized, Reading, WrappedDriver

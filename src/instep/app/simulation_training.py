@@ -12,21 +12,12 @@ from rich.console import Console
 
 from instep.core.errors import BadInput
 from instep.core.param import Belief, Box, Param
-from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import bootstrap
-from instep.core.world import Array, Simulator
+from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass
 from instep.evaluate.evaluation import action_bounds
 from instep.evaluate.leg_walks import WalkNoise, noisy_robot
-from instep.physics.engines import ENGINES, open_world
-from instep.policy.gait import GaitBody, GaitFile, read_gait, shipped_gait
-from instep.policy.residual import RESIDUAL_FILE, load_residual, zero_residual
-from instep.policy.trainable import GAIT_FILE, Trainable, TrainableGait, TrainableResidual
-from instep.scene.folder import Scene, SceneSimulator
-from instep.scene.tasks import Walk, task_of
-from instep.scene.tasks.task import Tasked
-from instep.tune.beliefs import save_belief
-from instep.tune.factor_world import FactorWorld
-from instep.tune.policy_search import (
+from instep.lab.factor_world import FactorWorld
+from instep.lab.policy_search import (
     CHECKED,
     CHOICE_SEED,
     SearchOptions,
@@ -35,7 +26,29 @@ from instep.tune.policy_search import (
     best_weights,
     search_weights,
 )
-from instep.tune.randomize import AdrOptions, AdrResult, expand_ranges, nominal_values, parse_belief, parse_ranges
+from instep.physics.engines import ENGINES, open_world
+from instep.policy.gait import GaitBody, GaitFile, read_gait, shipped_gait
+from instep.policy.residual import (
+    GAIT_FILE,
+    RESIDUAL_FILE,
+    Trainable,
+    TrainableGait,
+    TrainableResidual,
+    load_residual,
+    zero_residual,
+)
+from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.tasks import Walk, task_of
+from instep.scene.tasks.task import Tasked
+from instep.tune.posterior.beliefs import (
+    AdrOptions,
+    AdrResult,
+    expand_ranges,
+    nominal_values,
+    parse_belief,
+    parse_ranges,
+    save_belief,
+)
 
 from .output import Output, progress_bar
 from .world_specs import policy_from_spec

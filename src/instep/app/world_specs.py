@@ -11,12 +11,11 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import Constant, Script
-from instep.core.world import Array, Observation, Policy, W, World, Wrapper
+from instep.core.world import Array, Observation, Policy, W, World, Wrapper, array_dataclass, frozen_dataclass
 from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
 from instep.physics.mujoco_cameras import render_cameras
-from instep.scene.calibration import CALIBRATION_SUFFIX, calibrated_scene
+from instep.scene.camera_files import CALIBRATION_SUFFIX, calibrated_scene
 from instep.scene.folder import Scene
 
 from .output import content_hash

@@ -4,20 +4,23 @@ from .episode import Episode, Log
 from .errors import BadInput, Diverged, InstepError, LinkLost, MissingExtra, UnknownName, Unsupported
 from .param import Address, Belief, Box, Param
 from .progress import Progress
-from .replay import Aligned, aligned, replay, replay_all, rollout_windows
-from .rollout import Constant, Script, rollout, rollouts
-from .statistics import Estimate, bootstrap, jackknife, pooled, wilson
-from .trials import (
+from .rollout import Aligned, Constant, Script, aligned, replay, replay_all, rollout, rollout_windows, rollouts
+from .statistics import (
     Equivalence,
+    Estimate,
     PredictionPowered,
     SequentialTest,
+    bootstrap,
     clopper_pearson,
     equivalence,
+    jackknife,
     mcnemar,
     newcombe,
     paired_difference,
+    pooled,
     prediction_powered,
     sequential_test,
+    wilson,
 )
 from .world import (
     Array,

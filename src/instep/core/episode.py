@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import BadInput, UnknownName
-from .records import array_dataclass
-from .world import Array, Observation, Spec, State
+from .world import Array, Observation, Spec, State, array_dataclass
 
 
 @array_dataclass

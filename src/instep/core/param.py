@@ -8,8 +8,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from .errors import BadInput
-from .records import frozen_dataclass
-from .world import Array
+from .world import Array, frozen_dataclass
 
 
 @frozen_dataclass

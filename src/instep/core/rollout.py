@@ -1,4 +1,10 @@
-"""Run a policy in a world: one episode, or a batch of them in one world of many."""
+"""Run a policy in a world: one episode, or a batch of them in one world of many.
+
+Replay recorded actions in a simulator: one-step, k-step and open-loop predictions, and windows of many runs at once.
+
+`replay` predicts the rows of one episode, `replay_all` runs many episodes open loop, and `rollout_windows` steps
+windows of many runs as one batch, in which those that diverge are set aside.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,29 @@ from math import isfinite
 from typing import TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from .episode import Episode, Log
-from .errors import BadInput, Diverged
-from .records import frozen_dataclass
-from .world import Array, Observation, Policy, Spec, State, Stateless, Watcher, World, put, stack, take
+from .episode import Episode, Log, by_label
+from .errors import BadInput, Diverged, UnknownName
+from .world import (
+    Array,
+    Observation,
+    Policy,
+    Simulator,
+    Spec,
+    State,
+    Stateless,
+    Trajectory,
+    Watcher,
+    World,
+    advance,
+    array_dataclass,
+    frozen_dataclass,
+    put,
+    stack,
+    take,
+    unroll,
+)
 
 MAX_RECORDED_STATES = 100
 """How many of the last states a `Diverged` carries."""
@@ -187,3 +211,263 @@ def _batch_of(observation: Mapping[str, Array]) -> tuple[int, ...]:
 def _check(steps: int) -> None:
     if steps < 1:
         raise BadInput(f"A rollout needs at least one step, not {steps}.")
+
+
+MEMORY = 64
+"""How many actions before an anchor a simulator is given, for worlds with latency."""
+CHUNK = 4096
+"""How many windows are simulated in one batch."""
+MAX_UNROLLED = 2**15
+"""Control steps, over all worlds of a batch, that are simulated between two calls of `Watch` and `Visit`."""
+Visit: TypeAlias = Callable[[int, Array, State], None]
+"""Called for each step with the steps done, the windows still running, and their time, positions and velocities."""
+Watch: TypeAlias = Callable[[int], None]
+"""Called with the number of control steps that were simulated since the last call."""
+
+
+def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episode:
+    """Predict each row of an episode in a simulator that is placed anew at every `anchor`-th row.
+
+    `anchor=1` predicts each row from the one before (one-step), `anchor=k` from up to k rows before, and
+    `anchor=None` from the first row only (open loop). Row 0 is where the simulator was placed.
+    """
+    if anchor is not None and anchor < 1:
+        raise BadInput(f"An anchor is a number of rows of at least 1, or None for open loop, not {anchor}.")
+    given = aligned(episode, sim)
+    rows = len(given.q)
+    if rows < 2:
+        raise BadInput(f"A replay needs at least two rows, and this episode has {rows}.")
+    span = min(anchor or rows - 1, rows - 1)
+    starts = np.arange(0, rows - 1, span)
+    q, v = given.q.copy(), given.v.copy()
+    for first in range(0, len(starts), CHUNK):
+        some = starts[first : first + CHUNK]
+        window_q, window_v = predict(sim, given, some, span)
+        into = some[:, None] + np.arange(1, span + 1)
+        inside = into < rows
+        q[into[inside]], v[into[inside]] = window_q[inside], window_v[inside]
+    columns = {"timestamp": episode.t, "q": q, "v": v, "action": given.action[:, : len(sim.spec.action.labels)]}
+    return Episode(sim.spec, columns, {**episode.meta, "anchor": str(anchor)})
+
+
+@array_dataclass
+class Aligned:
+    """An episode in the order of a simulator's joints and actions."""
+
+    q: Array
+    """Positions [rows, nq]."""
+    v: Array
+    """Velocities [rows, nv]."""
+    action: Array
+    """Actions [rows, nu], followed by the simulator's inputs where the episode has any that are not 1."""
+    past: Array
+    """The actions before each row [rows, MEMORY, nu], oldest first; before the first row it repeats the first."""
+    seen: tuple[Array, Array]
+    """Which positions and velocities the episode holds, the rest being the simulator's own at rest."""
+
+
+def aligned(episode: Episode, sim: Simulator) -> Aligned:
+    """An episode's positions, velocities and actions in the order of a simulator, matched by label."""
+    spec, rest = sim.spec, sim.reset(0)
+    _same_period(episode, spec)
+    missing = [label for label in spec.action.labels if label not in episode.spec.action.labels]
+    if missing:
+        raise UnknownName("action of the episode", missing[0], episode.spec.action.labels)
+    q_seen = np.isin(spec.q.labels, episode.spec.q.labels)
+    v_seen = np.isin(spec.v.labels, episode.spec.v.labels)
+    if not q_seen.any():
+        raise UnknownName("position of the simulator", episode.spec.q.labels[0], spec.q.labels)
+    action = by_label(episode.action, episode.spec.action.labels, spec.action.labels, np.zeros(()))
+    # The action of the last row leads nowhere, so only the rows before it must be finite.
+    for name, values in (("q", episode.q), ("v", episode.v), ("action", action[:-1])):
+        if not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0, 0])
+            raise BadInput(f"Row {row} of {name!r} is not a finite number; repair or cut the episode before a replay.")
+    padded = np.concatenate([np.repeat(action[:1], MEMORY, axis=0), action])
+    past = np.moveaxis(sliding_window_view(padded, MEMORY, axis=0), -1, 1)[: len(action)]
+    q = by_label(episode.q, episode.spec.q.labels, spec.q.labels, rest.q)
+    v = by_label(episode.v, episode.spec.v.labels, spec.v.labels, rest.v)
+    return Aligned(q, v, np.concatenate([action, _inputs(episode, spec)], axis=1), past, (q_seen, v_seen))
+
+
+def same_width(actions: Sequence[Array]) -> list[Array]:
+    """Actions of several runs [..., nu], those without inputs filled up with ones where others have some."""
+    width = max(action.shape[-1] for action in actions)
+    return [
+        np.concatenate([action, np.ones((*action.shape[:-1], width - action.shape[-1]))], axis=-1)
+        if action.shape[-1] < width
+        else action
+        for action in actions
+    ]
+
+
+def predict(sim: Simulator, given: Aligned, starts: Array, span: int) -> tuple[Array, Array]:
+    """Positions and velocities `1..span` rows after each start [starts, span, ...], all windows in one batch."""
+    last = len(given.action) - 1
+    state = sim.place(given.q[starts], given.v[starts], 0.0, given.past[starts])
+    q = np.empty((len(starts), span, given.q.shape[-1]))
+    v = np.empty((len(starts), span, given.v.shape[-1]))
+    for step in range(span):
+        try:
+            # A window that reaches past the end repeats the last action; the caller drops those rows.
+            state = advance(sim, state, given.action[np.minimum(starts + step, last)])
+        except Diverged as error:
+            row = int(starts[error.worlds[0]]) + step
+            error.args = (f"{error.args[0]} It happened in the replay of row {row}.",)
+            begin = max(0, row - 100)
+            columns = {"q": given.q[begin : row + 1], "v": given.v[begin : row + 1]}
+            error.record = Episode(sim.spec, columns, {"first row": str(begin)})
+            raise
+        q[:, step], v[:, step] = state.q, state.v
+    return q, v
+
+
+def replay_all(sim: Simulator, runs: Sequence[Aligned], watch: Watch | None = None) -> list[tuple[Array, Array]]:
+    """The open-loop replay of every run, positions and velocities [rows, ...]; NaN from where it diverged."""
+    out = [(np.full_like(run.q, np.nan), np.full_like(run.v, np.nan)) for run in runs]
+    for run, (q, v) in zip(runs, out, strict=True):
+        q[0], v[0] = run.q[0], run.v[0]
+    windows = np.array([(i, 0) for i in range(len(runs))], int)
+    spans = np.array([len(run.q) - 1 for run in runs])
+
+    def visit(step: int, live: Array, state: State) -> None:
+        for slot, i in enumerate(live):
+            out[i][0][step], out[i][1][step] = state.q[slot], state.v[slot]
+
+    survived = rollout_windows(sim, runs, windows, spans, visit, watch)
+    for steps, (q, v) in zip(survived, out, strict=True):
+        q[steps + 1 :], v[steps + 1 :] = np.nan, np.nan
+    return out
+
+
+def rollout_windows(
+    sim: Simulator, runs: Sequence[Aligned], windows: Array, spans: Array, visit: Visit, watch: Watch | None = None
+) -> Array:
+    """Step windows (run, first row) [windows, 2] for their spans [steps], and return the steps each survived.
+
+    Longer windows go first, so that a batch shrinks as windows end. A window that diverges waits at its last finite
+    state; what is visited of it from then on does not count.
+    """
+    lengths = np.array([len(run.action) for run in runs])
+    ends = np.cumsum(lengths)
+    actions = np.concatenate(same_width([run.action for run in runs]))
+    first_row, last_row = (ends - lengths)[windows[:, 0]] + windows[:, 1], ends[windows[:, 0]] - 1
+    survived, order = np.array(spans, int), np.argsort(-np.asarray(spans, int), kind="stable")
+    for begin in range(0, len(order), CHUNK):
+        some = order[begin : begin + CHUNK]
+        places = [(runs[int(i)], int(row)) for i, row in windows[some]]
+        state = sim.place(
+            np.stack([run.q[row] for run, row in places]),
+            np.stack([run.v[row] for run, row in places]),
+            0.0,
+            np.stack([run.past[row] for run, row in places]),
+        )
+
+        def given(live: Array, step: int, some: Array = some) -> Array:
+            # A window that reaches past the end of its run repeats the last action.
+            return actions[np.minimum(first_row[some[live]] + step, last_row[some[live]])]
+
+        def seen(step: int, live: Array, state: State, some: Array = some) -> None:
+            visit(step, some[live], state)
+            if watch is not None:
+                watch(len(live))
+
+        survived[some] = rollout_batch(sim, state, given, survived[some], seen)
+    return survived
+
+
+def rollout_batch(
+    sim: Simulator, state: State, actions: Callable[[Array, int], Array], spans: Array, visit: Visit
+) -> Array:
+    """Step a batch of worlds for their spans [worlds], longest first, and return the steps each survived.
+
+    `actions` takes the worlds still running and the number of steps done. Worlds whose span is over leave the batch
+    once they are half of it; a world that diverges waits at a finite state, and what is visited of it from then on
+    does not count.
+    """
+    live, remaining, survived = np.arange(len(spans)), np.array(spans, int), np.array(spans, int)
+    lost = np.zeros(len(live), bool)
+    step, together = 0, True
+    while len(live) and step < remaining[0]:
+        count = _steps_together(remaining, step) if together else 1
+        given = np.stack([actions(live, step + i) for i in range(count)])
+        path = unroll(sim, state, given) if together else None
+        together = path is not None
+        path = path or _stepped(sim, state, given[0])
+        new = (path.survived < path.q.shape[1]) & ~lost
+        survived[live[new]] = np.minimum(survived[live[new]], step + path.survived[new])
+        lost |= new
+        for i in range(path.q.shape[1]):
+            step += 1
+            running = int(np.searchsorted(-remaining, -step, side="right"))
+            visit(step, live[:running], State(state.t + (i + 1) * sim.spec.dt, path.q[:, i], path.v[:, i], {}))
+        state = path.state
+        # Making a smaller batch costs a copy, so it waits until half of the worlds are over.
+        running = int(np.searchsorted(-remaining, -step, side="left"))
+        if 0 < running <= len(live) // 2:
+            keep = slice(0, running)
+            state, live, remaining, lost = take(state, keep), live[keep], remaining[keep], lost[keep]
+    return survived
+
+
+def _steps_together(remaining: Array, step: int) -> int:
+    """How many steps are simulated before half of the worlds are over and leave the batch."""
+    half = int(remaining[len(remaining) // 2])
+    end = half if half > step else int(remaining[0])
+    return min(end - step, max(1, MAX_UNROLLED // len(remaining)))
+
+
+def _stepped(sim: Simulator, state: State, action: Array) -> Trajectory:
+    """The batch after one action; worlds that diverge stay where they were."""
+    survived = np.ones(len(state.q), int)
+    try:
+        after = advance(sim, state, action)
+    except Diverged as error:
+        gone = np.asarray(error.worlds)
+        survived[gone] = 0
+        after = put(error.state, gone, take(state, gone))
+    return Trajectory(after.q[:, None], after.v[:, None], survived, after)
+
+
+def rollout_positions(sim: Simulator, state: State, actions: Array) -> Array:
+    """Positions of a batch after each action [worlds, span, nq], NaN after a divergence; `actions` [span, n, nu] repeat
+    over the batch where it is a multiple of n."""
+    worlds, span = len(state.q), len(actions)
+    out = np.empty((worlds, span, state.q.shape[-1]))
+
+    def given(live: Array, step: int) -> Array:
+        return np.tile(actions[step], (worlds // actions.shape[1], 1))
+
+    def visit(step: int, live: Array, state: State) -> None:
+        out[:, step - 1] = state.q
+
+    survived = rollout_batch(sim, state, given, np.full(worlds, span), visit)
+    out[np.arange(span) >= survived[:, None]] = np.nan
+    return out
+
+
+def _inputs(episode: Episode, spec: Spec) -> Array:
+    """The episode's inputs in the order of a simulator's [rows, inputs], none where all of them are 1."""
+    none = np.ones((len(episode), 0))
+    if "inputs" not in episode:
+        return none
+    given, values = episode.spec.inputs.labels, np.asarray(episode["inputs"], float)
+    for i, label in enumerate(given):
+        rows = int((values[:, i] != 1).sum())
+        known = label in (*spec.inputs.labels, *spec.action.labels)
+        if rows and not known and label.rpartition(".")[0] in spec.action.labels:
+            raise BadInput(
+                f"The recording changes {label!r} in {rows} of {len(episode)} rows, and this simulator has no such "
+                f"input (it has: {', '.join(spec.inputs.labels) or 'none'}); replay the recording in MuJoCo."
+            )
+    inputs = by_label(values, given, spec.inputs.labels, np.ones(()))
+    return none if (inputs == 1).all() else inputs
+
+
+def _same_period(episode: Episode, spec: Spec) -> None:
+    # Clocks of recorders are off by parts in a thousand; two per cent is a different rate.
+    if abs(episode.spec.dt / spec.dt - 1) > 0.02:
+        raise BadInput(
+            f"The episode was recorded every {episode.spec.dt * 1e3:.4g} ms, but the simulator steps every "
+            f"{spec.dt * 1e3:.4g} ms; resample the episode or give the simulator that period."
+        )

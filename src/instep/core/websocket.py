@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .errors import BadInput
-from .records import frozen_dataclass
+from .world import frozen_dataclass
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

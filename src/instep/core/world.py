@@ -1,4 +1,6 @@
-"""Worlds, states and policies: a world maps a state and an action to the next state.
+"""The three kinds of dataclass of this project, each defined once: values, records of arrays, options.
+
+Worlds, states and policies: a world maps a state and an action to the next state.
 
 `World` is anything that moves (a robot, a recording, an engine, a twin), `Simulator` one that can also be placed,
 nudged and tuned, and `Wrapper` the base of worlds around worlds.
@@ -7,14 +9,37 @@ nudged and tuned, and `Wrapper` the base of worlds around worlds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import BadInput, Diverged
-from .records import array_dataclass, frozen_dataclass
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen_dataclass(cls: type[T]) -> type[T]:
+    """A frozen dataclass with slots. Two of them with equal fields are equal, so it can be a key of a mapping."""
+    return dataclass(frozen=True, slots=True)(cls)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def array_dataclass(cls: type[T]) -> type[T]:
+    """A frozen dataclass with slots whose fields hold arrays, worlds or functions.
+
+    It is equal only to itself: `==` of two arrays is an array, so fields cannot be compared by truth value.
+    """
+    return dataclass(frozen=True, slots=True, eq=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def options_dataclass(cls: type[T]) -> type[T]:
+    """A frozen dataclass with slots whose fields are given by name only: the options of a function or a command."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
 
 Array: TypeAlias = NDArray[Any]
 Observation: TypeAlias = Mapping[str, Array]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .dataset_info import DatasetInfo, contact_sheet, describe_dataset
-    from .exchange import ExchangeResult, export_episodes, import_recordings
-    from .guess_parts import GuessRow, RobotActuator, RobotJoint, RobotLayout
+    from .datasets import (
+        DatasetInfo,
+        ExchangeResult,
+        Selection,
+        contact_sheet,
+        describe_dataset,
+        export_episodes,
+        import_recordings,
+    )
+    from .guess.joint_columns import GuessRow, RobotActuator, RobotJoint, RobotLayout
+    from .guess.mapping_guess import MappingGuess, draft_toml, guess_mapping, write_draft
     from .lerobot.features import WriteOptions
     from .lerobot.writer import append_episodes, write_dataset
     from .loading import load_episodes, load_table
     from .mapping import DataMapping, shipped_mappings
-    from .mapping_draft import draft_toml, write_draft
-    from .mapping_guess import MappingGuess, guess_mapping
     from .recorder.recorder import Recorder, RecorderStatus, RecordOptions
     from .recorder.recovery import RecordingResult, finish_recording, record_episodes, recover, streams_of
     from .resample import between, resampled, with_stream, with_velocity
-    from .selection import Selection
     from .video import VideoOptions, VideoWriter
 
 __all__ = [
@@ -35,19 +40,18 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "dataset_info": "DatasetInfo contact_sheet describe_dataset",
-        "exchange": "ExchangeResult export_episodes import_recordings",
+        "datasets": (
+            "DatasetInfo ExchangeResult Selection contact_sheet describe_dataset export_episodes import_recordings"
+        ),
+        "guess.joint_columns": "GuessRow RobotActuator RobotJoint RobotLayout",
+        "guess.mapping_guess": "MappingGuess draft_toml guess_mapping write_draft",
         "lerobot.features": "WriteOptions",
         "lerobot.writer": "append_episodes write_dataset",
         "loading": "load_episodes load_table",
-        "guess_parts": "GuessRow RobotActuator RobotJoint RobotLayout",
         "mapping": "DataMapping shipped_mappings",
-        "mapping_draft": "draft_toml write_draft",
-        "mapping_guess": "MappingGuess guess_mapping",
-        "recorder.recorder": "Recorder RecorderStatus RecordOptions",
+        "recorder.recorder": "RecordOptions Recorder RecorderStatus",
         "recorder.recovery": "RecordingResult finish_recording record_episodes recover streams_of",
         "resample": "between resampled with_stream with_velocity",
-        "selection": "Selection",
         "video": "VideoOptions VideoWriter",
     },
 )

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.lazy import optional_library
+from instep.core.imports import optional_library
 from instep.core.reading import check_regular, parse_json, parsing, read_file, read_text
 from instep.core.world import Array
-from instep.data.recorder.atomic import sync, sync_tree
+
+from .recorder.atomic import sync, sync_tree
 
 MAX_DECODED = 2 << 30
 """Most bytes one table, archive member or image stack may decode to."""

@@ -1,23 +1,40 @@
-"""Load episodes: own recordings (also after a crash), LeRobot v3.0 and v2.1, and any format that a mapping reads."""
+"""Load episodes: own recordings (also after a crash), LeRobot v3.0 and v2.1, and any format that a mapping reads.
+
+Readers of recording formats by name, and the runs of a folder that a mapping selects.
+
+Sandbox: untrusted files are read in another process first, so that a crash of a parser becomes an error.
+
+Parquet, HDF5, video and compressed logs are parsed by C and C++ libraries, some of which crash on a single flipped bit;
+the process has limits of memory and time, and is started once for all files.
+"""
 
 from __future__ import annotations
 
 import glob
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import parsing
+from instep.core.processes import Job, ReaderProcess
+from instep.core.reading import check_inside, check_regular, find_inside, inside, parsing
 from instep.core.world import Array
 
-from . import sandbox
+from .files import MAX_RECORDING
+from .formats import array_stores, mcap_files
+from .formats import ros_messages as ros_logs
+from .formats import table_formats as image_sets
+from .formats import table_formats as tabular
 from .formats.mcap_files import own_episode
-from .formats.readers import runs
-from .formats.tabular import read_columns
+from .formats.table_formats import read_columns
+from .lerobot.features import is_image
 from .lerobot.reader import INFO, OWN, read_lerobot
 from .mapped_episode import episode_of
 from .mapping import DataMapping, RawRun, from_file, shipped, shipped_mappings
@@ -68,7 +85,7 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
             folder = folder.resolve() if folder.is_symlink() else folder  # whoever names a link means its file
             maps = tuple(replace(data_map, files=(glob.escape(folder.name),)) for data_map in maps)
             folder = folder.parent
-        sandbox.check_recordings(folder, maps)
+        check_recordings(folder, maps)
         episodes = _mapped(folder, maps)
     if not len(episodes):
         raise BadInput(f"{str(source)!r} holds no episodes.")
@@ -126,7 +143,7 @@ def _read_dataset(folder: Path) -> Sequence[Episode]:
     pending = pending_episodes(folder)
     if not (folder / INFO).exists():
         return pending
-    sandbox.check_dataset(folder)
+    check_dataset(folder)
     foreign = not (folder / OWN).exists() and folder.name in shipped_mappings()
     maps = shipped(folder.name) if foreign else ()
     stored = _mapped(folder, maps) if maps and maps[0].format == "lerobot" else read_lerobot(folder)
@@ -194,3 +211,194 @@ def _numbered(episodes: Sequence[Episode]) -> list[Episode]:
         out.append(episode.with_columns({}, repeat=str(seen[group])))
         seen[group] += 1
     return out
+
+
+BAG_INDEX = "metadata.yaml"
+"""The file that makes a folder a ROS 2 bag."""
+Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
+"""Reads the runs of one file, given the options of a mapping."""
+
+
+def read_lerobot_runs(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """The episodes of a LeRobot dataset as raw columns; headers `names:COLUMN` hold the names that it declares."""
+    for episode in read_lerobot(path):
+        spec = episode.spec
+        channels = {"action": spec.action, **spec.observation}
+        labels = {f"names:{name}": json.dumps(channel.labels) for name, channel in channels.items() if channel.labels}
+        header = {**labels, "rate": repr(1.0 / spec.dt), **episode.meta}
+        yield RawRun(f"episode {episode.meta['index']}", episode.columns, header)
+
+
+READERS: Mapping[str, Reader] = {
+    "npz": tabular.read_npz_runs,
+    "csv": tabular.read_csv,
+    "json": tabular.read_json_log,
+    "lines": tabular.read_text_log,
+    "cameras": image_sets.read_cameras,
+    "stills": image_sets.read_stills,
+    "hdf5": array_stores.read_hdf5,
+    "zarr": array_stores.read_zarr,
+    "mcap": mcap_files.read_mcap,
+    "rosbag": ros_logs.read_rosbag,
+    "lerobot": read_lerobot_runs,
+}
+
+
+TITLES = {"hdf5": "HDF5", "mcap": "MCAP", "npz": "NPZ", "csv": "CSV", "rosbag": "a ROS bag", "lerobot": "a dataset"}
+"""Formats by the names that users know."""
+
+
+def reader_of(data_map: DataMapping) -> Reader:
+    """The reader of a mapping's format."""
+    if data_map.format not in READERS:
+        raise UnknownName("format", data_map.format, READERS)
+    return READERS[data_map.format]
+
+
+def raw_runs(path: Path, form: str, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """The runs of one file; whatever the reader of its format raises becomes one sentence."""
+    with parsing(path, TITLES.get(form, form)):
+        yield from READERS[form](path, options)
+
+
+def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
+    """The runs of the files that a mapping selects, in the order of their names."""
+    reader_of(data_map)
+
+    def read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+        return raw_runs(path, data_map.format, options)
+
+    for path in matching(folder, data_map):
+        for raw in read(path, data_map.options):
+            joined = _with_companions(raw, path, data_map, read)
+            header = {
+                "stem": path.name.split(".")[0],
+                "parent": path.parent.name,
+                "grandparent": path.parent.parent.name,
+                "folder": folder.name,
+                **joined.header,
+            }
+            name = str(path.relative_to(folder)) if path != folder else raw.name
+            name = f"{name}:{raw.header['run']}" if "run" in raw.header else name
+            yield from _split(RawRun(name, joined.columns, header), data_map)
+
+
+def matching(folder: Path, data_map: DataMapping) -> list[Path]:
+    """The files of a folder that a mapping reads."""
+    if data_map.files == (".",):
+        inside = sorted(path.parent for path in folder.glob(f"*/{BAG_INDEX}")) if data_map.format == "rosbag" else []
+        return inside if inside and not (folder / BAG_INDEX).exists() else [folder]
+    found = {path for pattern in data_map.files for path in find_inside(folder, pattern)}
+    found -= {path for pattern in data_map.exclude for path in find_inside(folder, pattern)}
+    if not found:
+        wanted = ", ".join(data_map.files)
+        raise BadInput(f"{str(folder)!r} holds no files like {wanted}, which the mapping {data_map.name!r} reads.")
+    return sorted(found)
+
+
+def _with_companions(raw: RawRun, path: Path, data_map: DataMapping, read: Reader) -> RawRun:
+    columns, header = dict(raw.columns), dict(raw.header)
+    for prefix, (ending, other) in data_map.also.items():
+        companion = inside(path.parent, path.name.removesuffix(ending) + other)
+        for extra in read(companion, data_map.options):
+            columns |= {f"{prefix}.{name}": column for name, column in extra.columns.items()}
+            header |= {f"{prefix}.{name}": value for name, value in extra.header.items()}
+    return RawRun(raw.name, columns, header)
+
+
+def _split(raw: RawRun, data_map: DataMapping) -> Iterator[RawRun]:
+    if not data_map.split:
+        yield raw
+        return
+    offsets = [int(x) for x in raw.column(data_map.split)]
+    rows = {name: column for name, column in raw.columns.items() if name != data_map.split}
+    if offsets and offsets[0] != 0:
+        offsets = [0, *offsets]
+    for k, (start, stop) in enumerate(pairwise(offsets)):
+        if not 0 <= start < stop:
+            raise BadInput(f"The offsets {data_map.split!r} of {raw.name!r} do not ascend at {k}.")
+        part = {name: column[start:stop] for name, column in rows.items()}
+        yield RawRun(f"{raw.name}:{k}", part, {**raw.header, "number": str(k)})
+
+
+MAX_MEMORY = 8 << 30
+"""Most address space a reader may take [bytes]; libraries map far more than they use."""
+MAX_CPU_S = 600.0
+"""Most processor time that a reader may take for one file or dataset [s]."""
+_READER = ReaderProcess("instep.data.loading", cpu_s=MAX_CPU_S, memory=MAX_MEMORY)
+_CHECKED: set[tuple[str, int, int]] = set()
+_UNCHECKED_FORMATS = ("npz", "csv", "json", "lines", "stills")
+"""Formats whose readers are Python and NumPy, and are bounded by themselves."""
+
+
+def check_dataset(folder: Path) -> None:
+    """Make sure a LeRobot dataset can be read: by its checksums where we wrote them, else in a process of its own."""
+    key = _key(folder)
+    if key in _CHECKED:
+        return
+    if not _verified(folder):
+        _READER.check({"dataset": str(folder.absolute())}, str(folder))
+    _CHECKED.add(key)
+
+
+def check_recordings(folder: Path, maps: Sequence[DataMapping]) -> None:
+    """Make sure recordings can be read by their mappings."""
+    for data_map in maps:
+        reader_of(data_map)
+        if data_map.format in _UNCHECKED_FORMATS:
+            continue
+        for path in matching(folder, data_map):
+            key = _key(path)
+            if key not in _CHECKED:
+                job = {"format": data_map.format, "path": str(path.absolute()), "options": dict(data_map.options)}
+                _READER.check(job, str(path))
+                _CHECKED.add(key)
+
+
+def read_job(job: Job) -> None:
+    """What the process does with a job: read all of a dataset or of one file."""
+    if "dataset" in job:
+        _read_dataset_2(Path(job["dataset"]))
+        return
+
+    for raw in raw_runs(Path(job["path"]), job["format"], job["options"]):
+        _touch(raw.columns)
+
+
+def _read_dataset_2(folder: Path) -> None:
+    from .lerobot.reader import read_lerobot
+
+    for episode in read_lerobot(folder):
+        _touch(episode.columns)
+
+
+def _touch(columns: Any) -> None:
+    for column in columns.values():
+        if is_image(column):
+            np.asarray(column[0])
+        else:
+            np.asarray(column)
+
+
+def _verified(folder: Path) -> bool:
+    """Whether a dataset has checksums of all its tables; one that differs is named."""
+    from .lerobot.reader import own_notes
+    from .recorder.atomic import sha256
+
+    known = (own_notes(folder) or {}).get("sha256")
+    tables = [path for part in ("data", "meta") for path in (folder / part).rglob("*.parquet")]
+    names = [str(path.relative_to(folder)) for path in tables]
+    if not isinstance(known, dict) or any(name not in known for name in names):
+        return False
+    for path, name in zip(tables, names, strict=True):
+        check_regular(check_inside(folder, path), MAX_RECORDING)
+        if sha256(path) != known[name]:
+            raise BadInput(f"{str(path)!r} is not as it was written: its SHA-256 differs, so it is damaged.")
+    return True
+
+
+def _key(path: Path) -> tuple[str, int, int]:
+    """A file or folder as it stands now: a change of any file gives another key."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    stats = [file.stat() for file in files]
+    return str(path.absolute()), sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)

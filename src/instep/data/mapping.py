@@ -16,9 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import parse_json, parse_toml, parsing, read_text
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.schema import TEXTS, check_entry
+from instep.core.reading import TEXTS, check_entry, parse_json, parse_toml, parsing, read_text
+from instep.core.world import array_dataclass, frozen_dataclass
 
 SHIPPED = files("instep.data") / "maps"
 """Folder of the mappings that come with instep."""

@@ -12,7 +12,8 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
 from instep.core.world import Array, Channel, Spec, vector
-from instep.data.lerobot.features import channel_of
+
+from .lerobot.features import channel_of
 
 Interpolation: TypeAlias = Literal["hold", "linear"]
 """Between two samples: the last one (commands, images, flags) or the straight line (states)."""

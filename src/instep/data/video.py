@@ -16,8 +16,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.reading import check_regular, first_line, parsing
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, frozen_dataclass, options_dataclass
 
 from .files import MAX_RECORDING, library
 

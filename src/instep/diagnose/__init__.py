@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .attribution import Attribution, AttributionOptions, attribute, components_of
+    from instep.gap.preparation import DataChecks, DataProblem, check_data
+
     from .candidates import Candidate, candidate_causes
-    from .cause_selection import CandidateResult, CauseSelection, identify_causes
-    from .data_checks import DataChecks, DataProblem, check_data
-    from .diagnosis import DiagnoseOptions, Diagnosis, diagnose_gap
+    from .cause_selection import CandidateOptions, CandidateResult, CauseSelection, identify_causes
+    from .diagnosis import (
+        Attribution,
+        AttributionOptions,
+        DiagnoseOptions,
+        Diagnosis,
+        attribute,
+        components_of,
+        diagnose_gap,
+    )
     from .failure_modes import MODES, FailureMode
-    from .window_fits import CandidateOptions
 
 __all__ = [
     "MODES", "Attribution", "AttributionOptions", "Candidate", "CandidateOptions", "CandidateResult", "CauseSelection",
@@ -24,12 +31,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "attribution": "Attribution AttributionOptions attribute components_of",
         "candidates": "Candidate candidate_causes",
-        "cause_selection": "CandidateResult CauseSelection identify_causes",
-        "data_checks": "DataChecks DataProblem check_data",
-        "diagnosis": "DiagnoseOptions Diagnosis diagnose_gap",
-        "failure_modes": "MODES FailureMode",
-        "window_fits": "CandidateOptions",
+        "cause_selection": "CandidateOptions CandidateResult CauseSelection identify_causes",
+        "diagnosis": "Attribution AttributionOptions DiagnoseOptions Diagnosis attribute components_of diagnose_gap",
+        "failure_modes": "FailureMode MODES",
     },
 )

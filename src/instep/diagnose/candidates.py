@@ -15,8 +15,7 @@ import numpy as np
 
 from instep.core.errors import InstepError
 from instep.core.param import Address
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Settings, Simulator
+from instep.core.world import Array, Settings, Simulator, array_dataclass
 from instep.scene import address
 from instep.scene.folder import Scene
 

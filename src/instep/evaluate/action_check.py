@@ -16,12 +16,11 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate, log_jackknife, pooled
-from instep.core.world import Array, Policy, Spec
+from instep.core.world import Array, Policy, Spec, array_dataclass, options_dataclass
 from instep.policy.chunking import ChunkPolicy, as_chunk_policy
 from instep.report.page import Figure, HtmlReport, Reported
-from instep.robot.recorded_world import Recording
+from instep.robot.driver import Recording
 
 JUDGED_AHEAD_S = 0.5
 """Repeating the last action is a baseline from so far ahead on [s]."""
@@ -123,13 +122,13 @@ class ActionCheck(Reported):
 
     def page(self) -> HtmlReport:
         """The report."""
-        from .action_check_page import check_page
+        from instep.report.eval_pages import check_page
 
         return check_page(self, title="Check of a policy")
 
     def figures(self) -> Sequence[Figure]:
         """The errors of each action, and over the steps of a chunk."""
-        from .action_check_page import joints_figure, steps_figure
+        from instep.report.eval_pages import joints_figure, steps_figure
 
         return [joints_figure(self), *([steps_figure(self)] if len(self.steps["policy"]) > 1 else [])]
 

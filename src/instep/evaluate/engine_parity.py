@@ -6,10 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.replay import replay
-from instep.core.rollout import Script, rollout
-from instep.core.world import Array, Simulator
+from instep.core.rollout import Script, replay, rollout
+from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass, options_dataclass
 from instep.scene import model as kinematics
 from instep.scene.folder import Scene
 

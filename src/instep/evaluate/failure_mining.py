@@ -8,9 +8,8 @@ from itertools import islice
 import numpy as np
 
 from instep.core.episode import Episode, Log
-from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Policy, State, World, stack, take
+from instep.core.world import Array, Policy, State, World, array_dataclass, stack, take
 from instep.scene.tasks.task import Tasked
 
 from .episode_batch import step_batch

@@ -15,14 +15,12 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import Array, Observation, State, World
+from instep.core.world import Array, Observation, State, World, array_dataclass, options_dataclass
 from instep.policy.base_estimation import LeggedEstimate
 from instep.policy.gait import Gait, GaitBody, base_motion, fallen
-from instep.robot.imperfect import Noisy
-from instep.robot.inertial import Disturbed, Inertial
+from instep.robot.imperfect import Disturbed, Inertial, Noisy
 from instep.scene.folder import SceneSimulator
 
 FEEDBACK, SAME, SIMULATED = "feedback on", "I: replayed on the same robot", "II: replayed from simulation"

@@ -18,9 +18,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
-from instep.core.reading import read_toml
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.schema import (
+from instep.core.reading import (
     ANY_TEXT,
     MAYBE_NAMES,
     NAMES,
@@ -31,20 +29,29 @@ from instep.core.schema import (
     Entry,
     at_least,
     checked_table,
+    read_toml,
     table_of,
     whole_from,
 )
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import MapFn, Policy, Simulator
+from instep.core.world import MapFn, Policy, Simulator, array_dataclass, frozen_dataclass
 from instep.physics.engines import ENGINES, open_world
 from instep.report.page import Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
 from instep.scene.tasks import Task, task_of
 
-from .comparison import compare_policies
 from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
 from .episode_batch import DIVERGED, EpisodeResult
-from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies, policy_specs
+from .evaluation import (
+    EvalOptions,
+    Evaluation,
+    PolicySpec,
+    WorldSpec,
+    action_bounds,
+    compare_policies,
+    evaluate_policies,
+    policy_specs,
+)
 
 MEASURES = {
     "success": "share of starts from which the task is done",

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .command_following import CommandFollowing
     from .events import EventRule, read_event_rules
     from .gap_result import Curve, Event, EventMatch, Gap, RunPair
     from .horizon import HorizonOptions, measure_horizon
     from .image_scores import compare_frames
+    from .joint_error import CommandFollowing
     from .measure import measure_gap, measure_pairs, measure_recordings
-    from .noise_floor import repeated_runs, with_noise_floor
-    from .paired_runs import compare_runs
+    from .paired_runs import compare_runs, repeated_runs, with_noise_floor
     from .preparation import PreparedRuns, prepare
-    from .torque_gap import TorqueGap, measure_torque_gap
-    from .torque_rows import TorqueOptions, TorqueRun, torque_runs
+    from .torque_gap import TorqueGap, TorqueOptions, TorqueRun, measure_torque_gap, torque_runs
 
 __all__ = [
     "CommandFollowing", "Curve", "Event", "EventMatch", "EventRule", "Gap", "HorizonOptions", "PreparedRuns", "RunPair",
@@ -29,16 +27,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "command_following": "CommandFollowing",
         "events": "EventRule read_event_rules",
         "gap_result": "Curve Event EventMatch Gap RunPair",
         "horizon": "HorizonOptions measure_horizon",
         "image_scores": "compare_frames",
+        "joint_error": "CommandFollowing",
         "measure": "measure_gap measure_pairs measure_recordings",
-        "noise_floor": "repeated_runs with_noise_floor",
-        "paired_runs": "compare_runs",
+        "paired_runs": "compare_runs repeated_runs with_noise_floor",
         "preparation": "PreparedRuns prepare",
-        "torque_gap": "TorqueGap measure_torque_gap",
-        "torque_rows": "TorqueOptions TorqueRun torque_runs",
+        "torque_gap": "TorqueGap TorqueOptions TorqueRun measure_torque_gap torque_runs",
     },
 )

@@ -16,14 +16,12 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import read_toml
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.schema import FLAG, NUMBER, TABLES, TEXT, Entry, at_least, checked_table
+from instep.core.reading import FLAG, NUMBER, TABLES, TEXT, Entry, at_least, checked_table, read_toml
 from instep.core.statistics import Estimate, jackknife, wilson
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 
-from .channels import velocity
 from .gap_result import Event, EventMatch
+from .horizon import velocity
 
 SIGNALS = ("action", "speed", "residual", "away", "impact")
 """What may stand before a label: the command, the speed, command minus answer, the distance from the start, the jump

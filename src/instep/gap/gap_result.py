@@ -8,16 +8,15 @@ from math import inf, isinf, nan
 from typing import TYPE_CHECKING, Literal
 
 from instep.core.episode import Episode
-from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate
+from instep.core.world import array_dataclass, frozen_dataclass
 from instep.report.page import Figure, HtmlReport, Reported
 
 if TYPE_CHECKING:
-    from .command_following import CommandFollowing
-    from .error_growth import ErrorGrowth
     from .events import EventAgreement
     from .image_scores import CameraScores
-    from .joint_error import JointErrorProfile
+    from .joint_error import CommandFollowing, JointErrorProfile
+    from .measure import ErrorGrowth
     from .time_alignment import AlignedStreams
 
 
@@ -127,19 +126,19 @@ class Gap(Reported):
         return self.curves["overall"]
 
     def __str__(self) -> str:
-        from .gap_report import gap_headline
+        from instep.report.gap_page import gap_headline
 
         return gap_headline(self).headline
 
     def page(self) -> HtmlReport:
         """The report."""
-        from .gap_report import gap_page
+        from instep.report.gap_page import gap_page
 
         return gap_page(self)
 
     def figures(self) -> Sequence[Figure]:
         """The error over the horizon by unit."""
-        from .gap_report import gap_figures
+        from instep.report.gap_page import gap_figures
 
         return gap_figures(self)
 

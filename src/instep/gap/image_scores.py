@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate, jackknife
-from instep.core.world import Array
-from instep.splat.image_metrics import ssim_map, unit_image
+from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.splat.image import ssim_map, unit_image
 
-from .channels import scipy
 from .gap_result import RunPair
+from .horizon import scipy
 
 
 @frozen_dataclass

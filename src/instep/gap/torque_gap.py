@@ -1,29 +1,31 @@
-"""The gap in torques: what a scene's inverse dynamics needs for a recorded motion, against what was measured."""
+"""The gap in torques: what a scene's inverse dynamics needs for a recorded motion, against what was measured.
+
+Measured joint torques with the motion behind them: low-passed without delay, differentiated and thinned.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.signal import butter, sosfiltfilt
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_inside, present
-from instep.core.records import array_dataclass
-from instep.core.schema import NUMBER, checked_table, table_of
+from instep.core.reading import NUMBER, check_inside, checked_table, present, table_of
 from instep.core.statistics import Estimate, log_jackknife, pooled
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
+from instep.data.resample import onto
 from instep.physics.actuators import read_actuators
-from instep.physics.inverse_dynamics import direction, model_torques, rigid_torques
+from instep.physics.inverse_dynamics import Motion, direction, model_torques, rigid_torques
 from instep.report.figures import bars_figure, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, FigureTabs, Headline, HtmlReport, Number, Section, Table, formatted, write_html
 from instep.report.plots import matplotlib_figure
-from instep.scene.folder import SCENE_FILE, Scene
-from instep.scene.settings_file import read_table
-
-from .torque_rows import TorqueOptions, TorqueRun, torque_runs
+from instep.scene.folder import SCENE_FILE, Scene, read_table
+from instep.scene.robot_structure import driven_joints
 
 RELATIVE, NORM = "torque error", "torque error, mean norm"
 """Scores over all joints: norm of all errors over norm of all torques [%], and mean norm of a row [Nm]."""
@@ -229,3 +231,223 @@ def _notes(scene: Scene, runs: Sequence[TorqueRun]) -> tuple[str, ...]:
     if scene.model.neq:
         notes.append("Equality constraints of the scene and contacts are left out: they are no function of the motion.")
     return tuple(notes)
+
+
+TORQUE, ACCELERATION = "observation.effort", "observation.acceleration"
+"""Columns of measured torques and of recorded accelerations."""
+TORQUE_UNITS = ("Nm", "N m", "N*m", "N", "")
+"""Units of torques and forces; a log without units counts as SI."""
+BANDWIDTH = 5.0
+"""The low-pass passes so many times the frequency below which the motion lies."""
+MIN_SIGNAL = 100.0
+"""Power over that of the encoders' noise from which on a frequency belongs to the motion."""
+MIN_CUTOFF_HZ = 8.0
+"""Below this, reversals of dry friction would be smoothed away."""
+ROWS_PER_PERIOD = 2.5
+"""Rows kept per period of the low-pass: more would repeat each other."""
+AT_REST = 0.02
+"""Share of its usual speed below which a joint counts as at rest."""
+MIN_ROWS = 20
+
+
+@options_dataclass
+class TorqueOptions:
+    """How recordings become rows of motion and torque."""
+
+    cutoff: float = 0.0
+    """Cut-off of the low-pass [Hz]; 0 finds it from the motion."""
+    payload: str = ""
+    """Name of a payload that every recording carries; where empty, `payload` in the metadata of each recording."""
+
+
+@array_dataclass
+class TorqueRun:
+    """One recording: the motion of the whole model and the measured torques of some of its joints."""
+
+    name: str
+    t: Array
+    """Time of each row [s]."""
+    motion: Motion
+    torque: Array
+    """Measured torques [rows, joints]."""
+    joints: tuple[str, ...]
+    dofs: Array
+    """Places of the joints among the velocities of the model."""
+    cutoff: float
+    """Cut-off of the low-pass [Hz]."""
+    payload: str = ""
+    """Name of the payload that it carries; empty where none."""
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def rows(self, which: Array | slice) -> TorqueRun:
+        """Some rows of it."""
+        return replace(self, t=self.t[which], motion=self.motion.rows(which), torque=self.torque[which])
+
+
+def has_torques(episode: Episode) -> bool:
+    """Whether a recording has measured torques, or commands that are torques."""
+    return _source(episode) is not None
+
+
+def torque_runs(scene: Scene, episodes: Sequence[Episode], options: TorqueOptions | None = None) -> list[TorqueRun]:
+    """The rows of motion and torque of recordings, for the joints of the scene whose torque was recorded.
+
+    Positions, velocities, accelerations and torques pass the same zero-phase low-pass, so that none is late against
+    another. Velocities and accelerations are derivatives of the positions: recorded velocities are often late. A log
+    with accelerations was smoothed where it was made, so it is taken as it is, unless a cut-off is given. Rows in which
+    the robot rests at the start and end are left out.
+    """
+    options = options or TorqueOptions()
+    if not episodes:
+        raise BadInput("There are no recordings, so there are no torques to compare.")
+    return [_run(scene, episode, i, options) for i, episode in enumerate(episodes)]
+
+
+def _source(episode: Episode) -> str | None:
+    """The column of torques: measured ones, or commands in Nm."""
+    if TORQUE in episode:
+        return TORQUE
+    units = episode.spec.action.units
+    return "action" if "action" in episode and units and all(unit in ("Nm", "N") for unit in units) else None
+
+
+def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) -> TorqueRun:
+    name = episode.meta.get("name") or episode.meta.get("source") or f"episode {number}"
+    joints, torque, source = _torques(scene, episode, name)
+    labels = [label for label in joints if label in episode.spec.q.labels]
+    places = [episode.spec.q.labels.index(label) for label in labels]
+    t, columns = _even(episode, {"q": episode.q[:, places], "torque": torque, **_recorded(episode, places)})
+    rate = (len(t) - 1) / (t[-1] - t[0])
+    cutoff = options.cutoff or _cutoff(columns["q"], rate)
+    if not 0 < cutoff < rate / 2:
+        raise BadInput(f"--cutoff must lie between 0 and {rate / 2:g} Hz, half the rate of {name!r}, not {cutoff:g}.")
+    smooth = columns
+    if "a" not in columns or options.cutoff:
+        smooth = {key: _low_passed(column, cutoff, rate) for key, column in columns.items()}
+    if "a" not in smooth:
+        smooth["v"] = np.gradient(smooth["q"], t, axis=0)
+        smooth["a"] = np.gradient(smooth["v"], t, axis=0)
+    kept = _kept(smooth["v"], cutoff, rate)
+    if len(kept) < MIN_ROWS:
+        raise BadInput(
+            f"{name!r} has {len(kept)} rows in which the robot moves, at {cutoff:.3g} Hz; at least {MIN_ROWS} are "
+            "needed. Record longer, or raise --cutoff."
+        )
+    dofs = np.array([int(scene.model.joint(label).dofadr[0]) for label in labels])
+    payload = options.payload or payload_of(episode)
+    notes = {"torque": source, "acceleration": "recorded" if ACCELERATION in episode else "derived from q"}
+    motion = _placed(scene, labels, {key: smooth[key][kept] for key in ("q", "v", "a")})
+    return TorqueRun(name, t[kept], motion, smooth["torque"][kept], tuple(labels), dofs, cutoff, payload, notes)
+
+
+def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Array, str]:
+    """The joints whose torques were recorded, in the scene's order, their torques, and the column they come from."""
+    source = _source(episode)
+    if source is None:
+        raise BadInput(
+            f"{name!r} has no measured torques: a column {TORQUE!r} [Nm] with one number for each joint was expected "
+            "(a mapping adds it), or commands in Nm. Leave out --torque to compare positions."
+        )
+    channel = episode.spec.action if source == "action" else episode.spec.observation.get(TORQUE)
+    values = np.asarray(episode[source], float)
+    labels = _labels(scene, episode, channel.labels if channel else (), values.shape[-1])
+    units = channel.units if channel else ()
+    wrong = sorted({unit for unit in units if unit not in TORQUE_UNITS})
+    if wrong:
+        raise BadInput(
+            f"{source!r} of {name!r} is in {', '.join(wrong)}, not in Nm, so the torques of a model cannot be "
+            "compared with it; give its scale to Nm in a mapping."
+        )
+    recorded = [label for label in scene.robot if label in labels and label in episode.spec.q.labels]
+    if not recorded:
+        raise BadInput(
+            f"No joint of the scene {scene.name!r} ({', '.join(scene.robot)}) has both a position and a torque in "
+            f"{name!r} (torques: {', '.join(labels) or 'without names'}); rename the labels in a mapping."
+        )
+    chosen = values[:, [labels.index(label) for label in recorded]]
+    if not np.isfinite(chosen).all() or not np.isfinite(np.asarray(episode.q, float)).all():
+        raise BadInput(f"{name!r} has torques or positions that are not finite numbers; cut those rows out.")
+    still = [label for label, column in zip(recorded, chosen.T, strict=True) if np.ptp(column) == 0]
+    if len(still) == len(recorded):
+        raise BadInput(f"The torques of {name!r} never change, so they were not measured; leave out --torque.")
+    return recorded, chosen, source
+
+
+def _labels(scene: Scene, episode: Episode, labels: Sequence[str], count: int) -> list[str]:
+    """Joints of the torques: by name, by the actuator of that name, or as the positions where numbers are as many."""
+    model = scene.model
+    driven = {model.actuator(a).name: next(iter(driven_joints(model, a)), "") for a in range(model.nu)}
+    named = [label if label in scene.robot else driven.get(label, label) for label in labels]
+    if any(label in scene.robot for label in named):
+        return named
+    return list(episode.spec.q.labels) if count == len(episode.spec.q.labels) else named
+
+
+def _recorded(episode: Episode, places: Sequence[int]) -> dict[str, Array]:
+    """Velocities and accelerations, where both were recorded."""
+    if ACCELERATION not in episode or "v" not in episode:
+        return {}
+    size = episode.q.shape[-1]
+    v, a = np.asarray(episode["v"], float), np.asarray(episode[ACCELERATION], float)
+    return {"v": v[:, places], "a": a[:, places]} if v.shape[-1] == size == a.shape[-1] else {}
+
+
+def _even(episode: Episode, columns: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
+    """Columns at evenly spaced times, which filters need."""
+    t = np.asarray(episode.t, float)
+    if len(t) < MIN_ROWS or (np.diff(t) <= 0).any():
+        raise BadInput(f"The times of {episode.meta.get('name', 'a recording')!r} do not advance, or it is too short.")
+    grid = np.linspace(float(t[0]), float(t[-1]), len(t))
+    return grid, {key: onto(grid, t, values, "linear") for key, values in columns.items()}
+
+
+def _cutoff(q: Array, rate: float) -> float:
+    """The cut-off that keeps the motion: some times the frequency below which 99 % of the velocities' power lies.
+
+    The spectrum of the positions falls to the noise of the encoders; what is not well above that floor is not motion.
+    """
+    power = np.abs(np.fft.rfft((q - q.mean(axis=0)) * np.hanning(len(q))[:, None], axis=0)) ** 2
+    floor = np.median(power[len(power) // 2 :], axis=0)
+    moving = np.where(power > MIN_SIGNAL * floor, power, 0.0).sum(axis=1) * np.arange(len(power)) ** 2
+    total = np.cumsum(moving)
+    if total[-1] <= 0:
+        return min(MIN_CUTOFF_HZ, 0.4 * rate)
+    edge = int((total < 0.99 * total[-1]).sum()) * rate / len(q)
+    return float(np.clip(BANDWIDTH * edge, min(MIN_CUTOFF_HZ, 0.2 * rate), 0.4 * rate))
+
+
+def _low_passed(column: Array, cutoff: float, rate: float) -> Array:
+    sections = butter(4, cutoff, fs=rate, output="sos")
+    padding = min(len(column) - 1, int(2 * rate / cutoff))
+    return np.asarray(sosfiltfilt(sections, column, axis=0, padlen=padding))
+
+
+def _kept(v: Array, cutoff: float, rate: float) -> Array:
+    """Rows from where the robot begins to move to where it stops, less the edges of the filter, thinned."""
+    usual = np.sqrt((v**2).mean(axis=0))
+    moving = np.flatnonzero((np.abs(v) > AT_REST * np.maximum(usual, 1e-12)).any(axis=1))
+    edge = int(rate / cutoff)
+    first = max(edge, int(moving[0])) if len(moving) else 0
+    last = min(len(v) - edge, int(moving[-1]) + 1) if len(moving) else 0
+    return np.arange(first, last, max(1, int(rate / (ROWS_PER_PERIOD * cutoff))))
+
+
+def payload_of(episode: Episode) -> str:
+    """Name of the payload that a recording carries, from its metadata; empty where none."""
+    named = episode.meta.get("payload", "").strip()
+    return "" if named.lower() in ("", "0", "0.0", "none", "no", "false", "empty") else named
+
+
+def _placed(scene: Scene, labels: Sequence[str], values: Mapping[str, Array]) -> Motion:
+    """The motion of the whole model; joints that were not recorded rest where the scene starts."""
+    start, _ = scene.start()
+    rows = len(values["q"])
+    q, v, a = np.tile(start, (rows, 1)), np.zeros((rows, scene.model.nv)), np.zeros((rows, scene.model.nv))
+    for k, label in enumerate(labels):
+        joint = scene.model.joint(label)
+        q[:, joint.qposadr[0]] = values["q"][:, k]
+        v[:, joint.dofadr[0]], a[:, joint.dofadr[0]] = values["v"][:, k], values["a"][:, k]
+    return Motion(q, v, a)

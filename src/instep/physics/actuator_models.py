@@ -27,8 +27,7 @@ import mujoco
 import numpy as np
 
 from instep.core.param import Address
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Settings
+from instep.core.world import Array, Settings, array_dataclass, frozen_dataclass
 
 _FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
 

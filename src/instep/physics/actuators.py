@@ -32,16 +32,12 @@ from mujoco import batch as mjbatch
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
-from instep.core.reading import check_inside, present
-from instep.core.records import array_dataclass
+from instep.core.reading import NUMBER, TEXT, check_inside, checked_table, present, table_of
 from instep.core.rollout import checked_action
-from instep.core.schema import NUMBER, TEXT, checked_table, table_of
-from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
-from instep.scene.couplings import with_actuator_labels
-from instep.scene.folder import AroundSimulator, Scene
-from instep.scene.settings_file import read_table
+from instep.core.world import Array, Channel, Observation, Settings, Spec, State, array_dataclass, vector
+from instep.scene.folder import AroundSimulator, Scene, read_table
+from instep.scene.robot_structure import with_actuator_labels
 
-from .actuator_inputs import ENABLE, GAIN, INPUTS, ActuatorInputs, inputs_of, switched
 from .actuator_models import (
     COGGING,
     COUNT,
@@ -54,8 +50,9 @@ from .actuator_models import (
     friction_limit,
     is_cogging_param,
 )
-from .engine_checks import check_batch_size, check_finite
+from .engine_model import check_batch_size, check_finite
 from .mujoco_world import KEY, SENSORS, MujocoWorld, tuned_batch
+from .world_batches import ENABLE, GAIN, INPUTS, ActuatorInputs, inputs_of, switched
 
 ACTUATORS_FILE = "actuators.toml"
 LOADS = "actuators"

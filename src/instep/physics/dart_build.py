@@ -14,13 +14,23 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import Unsupported
-from instep.core.lazy import optional_library
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array
+from instep.core.imports import optional_library
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 
-from .contact_rules import contact_pairs, pair_friction
-from .engine_checks import active_equalities, disabled
-from .link_tree import BALL, FREE, HINGE, EngineModel, Link, LinkTree, Pose, link_tree
+from .engine_model import (
+    BALL,
+    FREE,
+    HINGE,
+    EngineModel,
+    Link,
+    LinkTree,
+    Pose,
+    active_equalities,
+    contact_pairs,
+    disabled,
+    link_tree,
+    pair_friction,
+)
 
 MASSLESS_KG = 1e-9
 """Mass of a body that only carries shapes or a joint [kg]; DART needs some."""

@@ -19,11 +19,10 @@ from instep.core.world import Array, Settings
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .actuation import friction_damping, joint_actuation, joint_couplings, scalar_positions
 from .dart_build import DartJoint, DartModel, build, dartpy, isometry
-from .engine_checks import check_support
-from .link_tree import Pose, rotate
-from .sequential import SequentialWorld, Stepped
+from .engine_model import Pose, check_support, rotate
+from .rapier_joints import friction_damping, joint_actuation, joint_couplings, scalar_positions
+from .rapier_world import SequentialWorld, Stepped
 
 MAX_COORDINATE = 1e5
 """Positions [m, rad] and velocities beyond this are a divergence."""

@@ -14,9 +14,8 @@ import mujoco
 import numpy as np
 
 from instep.core.reading import parsing
-from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, S, Spec, State, Wrapper
+from instep.core.world import Array, S, Spec, State, Wrapper, array_dataclass
 from instep.data.files import read_npz
 from instep.scene.folder import Scene, SceneSimulator
 

@@ -24,16 +24,15 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
-from instep.core.lazy import optional_library
-from instep.core.records import array_dataclass
+from instep.core.imports import optional_library
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Settings, Spec, State, Trajectory
+from instep.core.world import Array, Observation, Settings, Spec, State, Trajectory, array_dataclass
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .actuator_inputs import INPUTS
-from .engine_checks import check_batch_size, check_finite, finite_worlds
+from .engine_model import check_batch_size, check_finite, finite_worlds
 from .mujoco_world import KEY, SENSORS, MujocoWorld
+from .world_batches import INPUTS
 
 _log = logging.getLogger(__name__)
 ROWS = int(mujoco.mjtState.mjSTATE_INTEGRATION)

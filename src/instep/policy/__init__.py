@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .adapters import FunctionPolicy, LerobotPolicy, as_policy, is_lerobot_checkpoint, lerobot_policy
-    from .adaptive import Adaptive, AdaptiveOptions
+    from .adaptive_control import Adaptive, AdaptiveOptions
     from .base_estimation import BaseFilter, BaseFilterOptions, LeggedEstimate, wheel_velocity
     from .chunking import AsyncChunked, Chunked, ChunkPolicy, Ensembled, Latency
-    from .experts.task_experts import expert_of
-    from .flow_policy import FlowPolicy, PolicyDescription, load_policy, read_policy, save_policy
+    from .flow_policy import (
+        BodyFrame,
+        FlowPolicy,
+        PolicyDescription,
+        PolicyInputs,
+        load_policy,
+        read_policy,
+        save_policy,
+    )
     from .gait import Gait, GaitBody, GaitFile, ranges_gait, read_gait, shipped_gait, stairs_gait
-    from .groot import GrootClient, default_groot_map, groot_policy
-    from .groot_server import GrootServer
+    from .groot import GrootClient, GrootServer, default_groot_map, groot_policy
     from .image_adaptation import (
         AdaptedPolicy,
         ImageAdapter,
@@ -24,16 +30,21 @@ if TYPE_CHECKING:
         feature_distance,
         fit_adapter,
     )
-    from .map_file import checked_map, read_map
-    from .model_files import onnx_policy, torchscript_policy
-    from .observation_encoding import BodyFrame, PolicyInputs
+    from .model_files import onnx_policy, stable_baselines_policy, torchscript_policy
     from .openpi import OpenpiClient, PolicyServer, openpi_policy
     from .policy_adaptation import AdaptOptions, adapt_policy, fine_tune
-    from .policy_map import MappedPolicy, PolicyMap, default_map
+    from .policy_map import MappedPolicy, PolicyMap, checked_map, default_map, read_map
     from .predictive import PredictiveGait, PredictiveOptions
-    from .residual import Residual, ResidualPolicy, load_residual, zero_residual
-    from .stable_baselines import stable_baselines_policy
-    from .trainable import Trainable, TrainableGait, TrainableResidual
+    from .residual import (
+        Residual,
+        ResidualPolicy,
+        Trainable,
+        TrainableGait,
+        TrainableResidual,
+        load_residual,
+        zero_residual,
+    )
+    from .task_experts import expert_of
     from .training import TrainOptions, TrainProgress, train
     from .weight_shift import WeightShift
 
@@ -53,26 +64,21 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "adaptive": "Adaptive AdaptiveOptions",
         "adapters": "FunctionPolicy LerobotPolicy as_policy is_lerobot_checkpoint lerobot_policy",
+        "adaptive_control": "Adaptive AdaptiveOptions",
         "base_estimation": "BaseFilter BaseFilterOptions LeggedEstimate wheel_velocity",
         "chunking": "AsyncChunked ChunkPolicy Chunked Ensembled Latency",
-        "experts.task_experts": "expert_of",
-        "flow_policy": "FlowPolicy PolicyDescription load_policy read_policy save_policy",
+        "flow_policy": "BodyFrame FlowPolicy PolicyDescription PolicyInputs load_policy read_policy save_policy",
         "gait": "Gait GaitBody GaitFile ranges_gait read_gait shipped_gait stairs_gait",
-        "groot": "GrootClient default_groot_map groot_policy",
-        "groot_server": "GrootServer",
-        "observation_encoding": "BodyFrame PolicyInputs",
-        "openpi": "OpenpiClient PolicyServer openpi_policy",
+        "groot": "GrootClient GrootServer default_groot_map groot_policy",
         "image_adaptation": "AdaptedPolicy ImageAdapter adaptation_sheet align_features feature_distance fit_adapter",
-        "map_file": "checked_map read_map",
-        "model_files": "onnx_policy torchscript_policy",
+        "model_files": "onnx_policy stable_baselines_policy torchscript_policy",
+        "openpi": "OpenpiClient PolicyServer openpi_policy",
         "policy_adaptation": "AdaptOptions adapt_policy fine_tune",
-        "policy_map": "MappedPolicy PolicyMap default_map",
+        "policy_map": "MappedPolicy PolicyMap checked_map default_map read_map",
         "predictive": "PredictiveGait PredictiveOptions",
-        "residual": "Residual ResidualPolicy load_residual zero_residual",
-        "stable_baselines": "stable_baselines_policy",
-        "trainable": "Trainable TrainableGait TrainableResidual",
+        "residual": "Residual ResidualPolicy Trainable TrainableGait TrainableResidual load_residual zero_residual",
+        "task_experts": "expert_of",
         "training": "TrainOptions TrainProgress train",
         "weight_shift": "WeightShift",
     },

@@ -12,12 +12,10 @@ import numpy as np
 
 from instep.core.errors import BadInput, InstepError, MissingExtra
 from instep.core.reading import parsing, read_json_table
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Observation, Policy, Spec, Stateless
+from instep.core.world import Array, Observation, Policy, Spec, Stateless, array_dataclass, frozen_dataclass
 
 from .chunking import Chunked
-from .map_file import checked_map, read_map
-from .policy_map import CAMERA, ImageEntry, PolicyMap, VectorEntry, batch_of, get_at
+from .policy_map import CAMERA, ImageEntry, PolicyMap, VectorEntry, batch_of, checked_map, get_at, read_map
 
 STATE = "observation.state"
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
-from instep.core.records import options_dataclass
-from instep.core.world import Array, Observation
+from instep.core.world import Array, Observation, options_dataclass
 from instep.scene.legs import Legs
 
 from .gait import BASE, PLACE, Gait

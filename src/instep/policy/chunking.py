@@ -12,8 +12,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Observation, Policy, Spec
+from instep.core.world import Array, Observation, Policy, Spec, array_dataclass
 
 log = logging.getLogger(__name__)
 Submit = Callable[[Callable[[], Array]], "Future[Array]"]

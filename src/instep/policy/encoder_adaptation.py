@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from instep.core.records import options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, options_dataclass
 
 from .flow_policy import PolicyDescription
 from .networks import EncoderNet, PoseNet, load_weights

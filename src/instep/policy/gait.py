@@ -20,10 +20,8 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat
-from instep.core.reading import read_json_table
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.schema import ANY_TEXT, NUMBER, checked_table, table_of
-from instep.core.world import Array, Observation, State, vector
+from instep.core.reading import ANY_TEXT, NUMBER, checked_table, read_json_table, table_of
+from instep.core.world import Array, Observation, State, array_dataclass, frozen_dataclass, vector
 from instep.scene.folder import Scene
 from instep.scene.legs import MIN_HEIGHT, MIN_UPRIGHT, Legs, legs_of
 from instep.scene.stairs import Ground, ground_of

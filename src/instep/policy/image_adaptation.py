@@ -23,8 +23,7 @@ from typing import Literal
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Observation, Policy
+from instep.core.world import Array, Observation, Policy, array_dataclass
 
 from .policy_map import CAMERA
 

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from instep.core.errors import BadInput
-from instep.core.type_guards import is_array
+from instep.core.reading import is_array
 from instep.core.world import Array, Observation
-from instep.scene.tasks.push_task import heading
+from instep.scene.tasks.manipulation_tasks import heading
 
-from .flow_policy import POSE_SCALES, TIME_FREQUENCIES, PolicyDescription
-from .observation_encoding import JOINTS
+from .flow_policy import JOINTS, POSE_SCALES, TIME_FREQUENCIES, PolicyDescription
 from .policy_map import CAMERA
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 
 from .image_adaptation import ImageAdapter, fit_adapter, read_adapter
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Diverged
 from instep.core.poses import quat_from_matrix
-from instep.core.records import options_dataclass
-from instep.core.world import Array, Observation, Simulator, State, put, take
+from instep.core.world import Array, Observation, Simulator, State, options_dataclass, put, take
 from instep.scene.folder import SceneSimulator
 
 from .base_estimation import BaseFilterOptions, LeggedEstimate, foot_contacts

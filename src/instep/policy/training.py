@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from instep.core.cores import usable_cores
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.lazy import optional_library
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.schema import COUNT, TABLE, read_entries
-from instep.core.world import Array
-from instep.scene.tasks.push_task import heading
+from instep.core.imports import optional_library
+from instep.core.processes import usable_cores
+from instep.core.reading import COUNT, TABLE, read_entries
+from instep.core.world import Array, array_dataclass, frozen_dataclass, options_dataclass
+from instep.scene.tasks.manipulation_tasks import heading
 
-from .flow_policy import PolicyDescription, read_weights, save_policy, write_weights
-from .observation_encoding import JOINTS, POSES, STATE, BodyFrame, PolicyInputs
+from .flow_policy import (
+    JOINTS,
+    POSES,
+    STATE,
+    BodyFrame,
+    PolicyDescription,
+    PolicyInputs,
+    read_weights,
+    save_policy,
+    write_weights,
+)
 from .policy_map import CAMERA
 
 if TYPE_CHECKING:

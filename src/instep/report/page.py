@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from instep import __version__
-from instep.core.records import frozen_dataclass
+from instep.core.reading import is_mapping, is_sequence
 from instep.core.statistics import Estimate
-from instep.core.type_guards import is_mapping, is_sequence
+from instep.core.world import frozen_dataclass
 
 STATES = {"passed": " good", "failed": " bad"}
 """Words of a table that have a colour -> its class."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from instep.core.type_guards import is_list
+from instep.core.reading import is_list
 
 from .page import Figure
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .clock_sync import Clock
-    from .driver import Driver, Reading, StopFailed, WorldDriver, WrappedDriver, stop_each
+    from .driver import Driver, Reading, Recording, StopFailed, WorldDriver, WrappedDriver, stop_each
     from .follower import Follower, FollowerDriver
     from .follower_process import FollowerProcess
-    from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
-    from .inertial import Disturbed, Inertial
+    from .imperfect import (
+        Backlash,
+        Disturbed,
+        Drifting,
+        Dropping,
+        Inertial,
+        Late,
+        Noisy,
+        Quantized,
+        Saturated,
+        Sluggish,
+    )
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
-    from .obstacles import ObstacleChecks
-    from .realtime import lower_priority, realtime_priority
-    from .recorded_world import Recording
+    from .realtime import Clock, lower_priority, realtime_priority
     from .robot_server import RobotServer, ServerOptions, serve
-    from .safety_options import SafetyOptions
-    from .sensor_checks import SensorChecks
+    from .safety import ObstacleChecks, SafetyOptions
     from .servo_bus import SerialLine, ServoBus
+    from .signal_checks import SensorChecks
 
 __all__ = [
     "Backlash", "Clock", "Disturbed", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
@@ -35,20 +42,17 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "clock_sync": "Clock",
         "control_loop": "SafetyOptions",
-        "driver": "Driver Reading StopFailed WorldDriver WrappedDriver stop_each",
+        "driver": "Driver Reading Recording StopFailed WorldDriver WrappedDriver stop_each",
         "follower": "Follower FollowerDriver",
         "follower_process": "FollowerProcess",
-        "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
-        "inertial": "Disturbed Inertial",
+        "imperfect": "Backlash Disturbed Drifting Dropping Inertial Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
-        "obstacles": "ObstacleChecks",
-        "realtime": "lower_priority realtime_priority",
-        "recorded_world": "Recording",
+        "realtime": "Clock lower_priority realtime_priority",
         "robot_server": "RobotServer ServerOptions serve",
-        "sensor_checks": "SensorChecks",
+        "safety": "ObstacleChecks",
         "servo_bus": "SerialLine ServoBus",
+        "signal_checks": "SensorChecks",
     },
 )

@@ -14,18 +14,15 @@ from collections.abc import Callable
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
-from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 
-from .clock_sync import Clock
 from .driver import Driver, Reading
 from .jerk_kernels import BOUNDS, compiled
 from .limits import LimitedCommand, Limits, default_limits
-from .realtime import PauseWatch
-from .response_checks import ResponseChecks, wiggle_test
-from .safety_options import SafetyOptions
-from .sensor_checks import SensorChecks
+from .realtime import Clock, PauseWatch
+from .safety import SafetyOptions
+from .signal_checks import ResponseChecks, SensorChecks, wiggle_test
 from .wire import Command, Mode, Pace, RefusalKind, Reset
 
 MAX_CATCH_UP = 3

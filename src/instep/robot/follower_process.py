@@ -22,10 +22,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from instep.core.child_process import main_thread_ended
 from instep.core.errors import BadInput, InstepError, LinkLost
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Spec
+from instep.core.processes import main_thread_ended
+from instep.core.world import Array, Spec, array_dataclass
 
 from .driver import Driver, Reading
 from .follower import Follower

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Spec, State, W, Wrapper
+from instep.core.world import Array, Observation, Spec, State, W, Wrapper, array_dataclass
 
 from .driver import SENT
 from .jerk_kernels import BOUNDS, ROW, approach_targets, follow_plans, follow_references, make_plans

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
-from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.websocket import connect, connection_errors, explain, parse_address, refused
-from instep.core.world import Array, Observation, Spec, State
+from instep.core.world import Array, Observation, Spec, State, array_dataclass
 
-from .clock_sync import ClockEstimate
 from .driver import SENT, STAMP, Reading
-from .sensor_checks import SensorChecks
+from .realtime import ClockEstimate
+from .signal_checks import SensorChecks
 from .wire import (
     FROM_ROBOT,
     MAX_BYTES,

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
 from instep.core.websocket import (
     LOOPBACK,
     Authenticator,
@@ -35,13 +34,13 @@ from instep.core.websocket import (
     expel,
     new_token,
 )
-from instep.core.world import Array, Spec
+from instep.core.world import Array, Spec, options_dataclass
 
 from .control_loop import RobotLoop, RobotSnapshot
 from .driver import Driver
 from .jerk_kernels import BOUNDS
 from .realtime import quiet_interpreter
-from .safety_options import SafetyOptions
+from .safety import SafetyOptions
 from .wire import (
     FROM_CLIENT,
     MAX_BYTES,

@@ -18,8 +18,7 @@ import msgpack
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Channel, Spec
+from instep.core.world import Array, Channel, Spec, array_dataclass
 
 VERSION = 3
 """Version of the schema; a peer that speaks another one is refused."""

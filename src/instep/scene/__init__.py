@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .calibration import Calibration, load_calibration
     from .camera import Camera, look_at
-    from .folder import LIBRARY, Scene, SceneSimulator, shipped
+    from .camera_files import Calibration, load_calibration
+    from .folder import LIBRARY, Scene, SceneSimulator, shipped, write_settings
     from .model import body_poses, site_poses
     from .new_scene import NewScene, make_scene
-    from .settings_file import write_settings
     from .tasks import TASKS, task_of
     from .tasks.task import Task, Tasked
 
@@ -39,12 +38,11 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "calibration": "Calibration load_calibration",
         "camera": "Camera look_at",
-        "folder": "LIBRARY Scene SceneSimulator shipped",
+        "camera_files": "Calibration load_calibration",
+        "folder": "LIBRARY Scene SceneSimulator shipped write_settings",
         "model": "body_poses site_poses",
         "new_scene": "NewScene make_scene",
-        "settings_file": "write_settings",
         "tasks": "TASKS task_of",
         "tasks.task": "Task Tasked",
     },

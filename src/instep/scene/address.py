@@ -15,8 +15,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
-from instep.core.records import frozen_dataclass
-from instep.core.world import Settings
+from instep.core.world import Settings, frozen_dataclass
 
 DELAY = "action.delay"
 """Time from a command to its effect, of all actuators [s]."""

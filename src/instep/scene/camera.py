@@ -11,8 +11,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 
 USUAL_ANGLE = 45.0
 """Field of view of a camera for which none is given [deg], along the shorter side of its image."""

@@ -1,4 +1,9 @@
-"""Scenes: a folder with a model, roles, cameras and settings, or a robot file taken as it is."""
+"""Scenes: a folder with a model, roles, cameras and settings, or a robot file taken as it is.
+
+TOML files of a scene folder: read them, write a new `scene.toml`, replace `[settings]` while comments stay.
+
+Bodies on a hinge or slide that no motor drives, such as drawers and lids: which joint moves them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
-from instep.core.reading import check_inside, inside
-from instep.core.records import array_dataclass
-from instep.core.schema import (
+from instep.core.reading import (
     ANY_TEXT,
     MAYBE_NAMES,
     NAMES,
@@ -29,22 +32,24 @@ from instep.core.schema import (
     TABLE,
     TEXT,
     Entry,
+    check_inside,
     checked_table,
+    inside,
     is_range,
+    parse_toml,
+    parsing,
+    read_text,
     shown,
     table_of,
     whole_from,
 )
-from instep.core.world import Array, Settings, Simulator, Spec, State
+from instep.core.world import Array, Settings, Simulator, Spec, State, array_dataclass
+from instep.scene import address
 
-from . import address
 from .camera import Camera, camera_names, camera_of
-from .compiling import checked_source
-from .jointed_bodies import check_jointed
-from .model import ObservationReader, compile_model, free_bodies, observation_reader, scalar_joints
+from .model import ObservationReader, checked_source, compile_model, free_bodies, observation_reader, scalar_joints
 from .model_limits import check_model
 from .model_source import ModelSource, read_source
-from .settings_file import read_table
 
 SCENE_FILE = "scene.toml"
 ROBOT_FILES = (".xml", ".urdf", ".mjcf")
@@ -367,4 +372,117 @@ def _check_start(root: Path, initial: Mapping[str, Any], model: mujoco.MjModel, 
             raise BadInput(
                 f"{label!r} under [start] of {root.name}/scene.toml must be [low, high] within {MAX_START:g} m or rad, "
                 f"not {shown(given)}."
+            )
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; `BadInput` where it is not valid."""
+    return parse_toml(read_text(path), f"{path.name} in {path.parent.name}")
+
+
+def write_scene_table(path: Path, scene: Scene, about: str = "", *, cameras: Sequence[str] = ()) -> None:
+    """Write the `scene.toml` of a scene that was read from a robot file, for a model in `scene.xml` beside it.
+
+    `cameras` are those of the model, where it has others than the robot file.
+    """
+    import tomlkit
+
+    table = tomlkit.document()
+    if about:
+        table.add("about", about)
+    table.add("model", "scene.xml")
+    rate = tomlkit.item(1 / scene.dt)
+    rate.comment(f"control rate [Hz]: {round(scene.dt / scene.model.opt.timestep)} physics steps")
+    table.add("rate", rate)
+    parts: dict[str, dict[str, object]] = {"robot": {"joints": list(scene.robot)}}
+    if scene.objects:
+        parts["objects"] = {"bodies": list(scene.objects)}
+    if "keyframe" in scene.initial:
+        parts["start"] = {"keyframe": scene.initial["keyframe"]}
+    for name, entries in parts.items():
+        table.add(name, tomlkit.item(entries))
+    if named := list(cameras) or list(scene.cameras):
+        table.add("cameras", tomlkit.item({name: {} for name in named}))
+    path.write_text(tomlkit.dumps(table), encoding="utf-8")
+
+
+def write_settings(path: Path, settings: Mapping[str, float]) -> None:
+    """Replace the `[settings]` of a TOML file, which is made where it is missing; all else stays as it is.
+
+    Comments stay too, also those beside a setting that keeps its name.
+    """
+    import tomlkit
+
+    table: Any = commented_table(path) if path.is_file() else tomlkit.document()
+    before, new = table.get("settings"), tomlkit.table()
+    body: list[tuple[Any, Any]] = list(before.value.body) if before is not None else []
+    # What follows the last setting belongs to the next table.
+    end = max((i + 1 for i, (key, _) in enumerate(body) if key is not None), default=0)
+    for key, item in body[:end]:
+        if key is None:
+            new.add(item)
+        elif key.key in settings:
+            value = tomlkit.item(float(settings[key.key]))
+            if item.trivia.comment:
+                value.comment(item.trivia.comment.lstrip("# "))
+            new.add(key.key, value)
+    for name, value in settings.items():
+        if name not in new:
+            new.add(name, float(value))
+    for _, item in body[end:]:
+        new.add(item)
+    if before is not None:
+        table["settings"] = new
+    else:
+        table.add("settings", new)
+    path.write_text(tomlkit.dumps(table), encoding="utf-8")
+
+
+def commented_table(path: Path) -> Any:
+    """The content of a TOML file with its comments, as a document of tomlkit, which does not say what it holds."""
+    import tomlkit
+
+    text = read_text(path)
+    with parsing(path, "TOML"):
+        return tomlkit.parse(text)
+
+
+_KINDS = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
+
+
+def joint_of(model: mujoco.MjModel, body: str) -> int:
+    """The only joint of a body, a hinge or slide, below which nothing moves it."""
+    names = [model.body(b).name for b in range(1, model.nbody)]
+    if body not in names:
+        raise UnknownName("body", body, names)
+    b = int(model.body(body).id)
+    joints = np.flatnonzero(model.jnt_bodyid == b)
+    if len(joints) != 1 or int(model.jnt_type[joints[0]]) not in _KINDS:
+        raise BadInput(
+            f"Body {body!r} under 'jointed' of [objects] has {len(joints)} joints; one hinge or slide was expected. "
+            "Put bodies that move freely under 'bodies'."
+        )
+    parent = int(model.body_parentid[b])
+    if model.body_weldid[parent] != 0:
+        raise BadInput(
+            f"Body {body!r} under 'jointed' of [objects] is carried by {model.body(parent).name!r}, which moves too; "
+            "only bodies on something that stands still can be followed. Leave it out."
+        )
+    return int(joints[0])
+
+
+def check_jointed(model: mujoco.MjModel, bodies: Sequence[str], robot: Sequence[str]) -> None:
+    """Refuse bodies whose joint is the robot's or an actuator's, and slides without limits."""
+    for body in bodies:
+        j = joint_of(model, body)
+        driven = (model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)) & (model.actuator_trnid[:, 0] == j)
+        if model.joint(j).name in robot or driven.any():
+            raise BadInput(
+                f"Body {body!r} under 'jointed' of [objects] is on {model.joint(j).name!r}, a joint of the robot, "
+                "which is measured; leave it out."
+            )
+        if not model.jnt_limited[j] and int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_SLIDE):
+            raise BadInput(
+                f"The slide of body {body!r} under 'jointed' of [objects] has no range, in which it could be searched; "
+                "give the joint a range in the model."
             )

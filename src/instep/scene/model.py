@@ -1,22 +1,32 @@
-"""MuJoCo models of scenes: compilation, labels and units of coordinates, observations, forward kinematics."""
+"""MuJoCo models of scenes: compilation, labels and units of coordinates, observations, forward kinematics.
+
+Foreign models are compiled in another process first, so that a crash or hang of the compiler becomes an error.
+
+A model whose description and files were compiled before, by this version of MuJoCo, is not compiled there again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Channel, Observation, Spec, vector
+from instep.core.processes import Job, ReaderProcess
+from instep.core.world import Array, Channel, Observation, Spec, array_dataclass, vector
 
 from .address import rotates
 from .model_limits import check_model
-from .model_source import ModelSource
+from .model_source import ModelSource, read_source
 
 log = logging.getLogger(__name__)
 
@@ -347,3 +357,42 @@ def site_poses(model: mujoco.MjModel, q: Array, names: Sequence[str]) -> Array:
             mujoco.mju_mat2Quat(quat, data.site_xmat[site])
             out[(*index, slot)] = (*data.site_xpos[site], *quat)
     return out
+
+
+MAX_COMPILE_S = 60.0
+"""Most processor time that the compiler may take for a model [s]."""
+MAX_MEMORY = 6 << 30
+"""Most address space that it may take [bytes]."""
+_COMPILER = ReaderProcess("instep.scene.model", cpu_s=MAX_COMPILE_S, memory=MAX_MEMORY)
+_CHECKED: set[str] = set()
+_VERSION = "1"
+"""Counts up where a model that was checked before must be checked again."""
+
+
+def checked_source(path: Path, root: Path | None = None) -> ModelSource:
+    """A description from outside, after another process has compiled it; see `read_source`."""
+    source = read_source(path, root, attach=False)
+    key = _digest(source)
+    if key not in _CHECKED and not (_cache() / key).exists():
+        _COMPILER.check({"path": str(path.absolute()), "root": str(root.absolute()) if root else ""}, str(path))
+        with suppress(OSError):  # without a folder to keep verdicts in, a model is checked again next time
+            _cache().mkdir(parents=True, exist_ok=True)
+            (_cache() / key).touch()
+    _CHECKED.add(key)
+    return read_source(path, root) if source.attached else source
+
+
+def read_job(job: Job) -> None:
+    """What the process does with a job: compile a model."""
+    compile_model(read_source(Path(job["path"]), Path(job["root"]) if job["root"] else None))
+
+
+def _digest(source: ModelSource) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {version('mujoco')} {source.path.name} {source.xml}".encode())
+    for name, content in sorted({**source.files, **source.attached}.items()):
+        digest.update(name.encode() + b"\0" + content)
+    return digest.hexdigest()
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instep" / "models"

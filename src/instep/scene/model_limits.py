@@ -8,9 +8,8 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, Diverged
-from instep.core.records import array_dataclass
-from instep.core.type_guards import is_array
-from instep.core.world import Array, Observation, State, World, inner_with
+from instep.core.reading import is_array
+from instep.core.world import Array, Observation, State, World, array_dataclass, inner_with
 
 MAX_BODIES = 5000
 MAX_DOFS = 5000

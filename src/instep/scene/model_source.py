@@ -17,7 +17,7 @@ from xml.parsers import expat
 
 from instep.core.errors import BadInput
 from instep.core.reading import read_file
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 
 MAX_XML = 16 * 2**20
 """Largest XML file [bytes]."""

@@ -10,15 +10,14 @@ from pathlib import Path
 import mujoco
 
 from instep.core.errors import BadInput
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 
 from .camera import Camera, pinhole
-from .camera_edit import camera_element, framing_robot
-from .folder import SCENE_FILE, Scene, scene_of_file
-from .legged_scene import STAND, stand_on_legs
+from .camera_files import camera_element, framing_robot
+from .folder import SCENE_FILE, Scene, scene_of_file, write_scene_table
+from .legs import STAND, stand_on_legs
 from .model import add_servos
 from .model_source import ModelSource
-from .settings_file import write_scene_table
 
 CAMERA = "overview"
 """The camera that a robot file without one gets."""

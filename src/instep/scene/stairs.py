@@ -10,8 +10,8 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
+from instep.scene import address
 
-from . import address
 from .folder import Scene
 from .model import compile_model, named_spec, observation_reader
 from .model_source import ModelSource

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .background import background_near, colour_mask, foreground_mask, inpaint, static_background
     from .capture import CameraRecording, Capture, load_capture
     from .fitting import GaussianFit, GaussianFitOptions, SurfaceConstraint, fit_gaussians, initial_gaussians
     from .gaussians import Gaussians, concatenate, gaussians_from_colours
-    from .gaussians_from_geoms import scene_gaussians
-    from .image import Backdrop, RenderedImage, WeightedImage
-    from .image_metrics import psnr, ssim
+    from .image import Backdrop, RenderedImage, WeightedImage, psnr, ssim
     from .io import load_gaussians, save_gaussians
     from .plane_alignment import CameraAlignment, Plane, align_on_plane
     from .raster.fused import FusedRasterizer
@@ -22,8 +19,9 @@ if TYPE_CHECKING:
     from .raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
     from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
     from .rendered_world import RenderedCameras, Seen, Sensor, Shutter, load_rendered_cameras
-    from .rendering import Rendering, framing_camera, render
+    from .rendering import Rendering, framing_camera, render, scene_gaussians
     from .scene_fit import SceneFit, SceneFitOptions, fit_scene
+    from .video_background import background_near, colour_mask, foreground_mask, inpaint, static_background
 
 __all__ = [
     "Backdrop",
@@ -81,13 +79,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "background": "background_near colour_mask foreground_mask inpaint static_background",
         "capture": "CameraRecording Capture load_capture",
         "fitting": "GaussianFit GaussianFitOptions SurfaceConstraint fit_gaussians initial_gaussians",
         "gaussians": "Gaussians concatenate gaussians_from_colours",
-        "gaussians_from_geoms": "scene_gaussians",
-        "image": "Backdrop RenderedImage WeightedImage",
-        "image_metrics": "psnr ssim",
+        "image": "Backdrop RenderedImage WeightedImage psnr ssim",
         "io": "load_gaussians save_gaussians",
         "plane_alignment": "CameraAlignment Plane align_on_plane",
         "raster.fused": "FusedRasterizer",
@@ -96,7 +91,8 @@ __getattr__ = lazy_names(
         "raster.pose_normals": "PoseNormalEquations TargetImage camera_normals pose_normals",
         "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",
         "rendered_world": "RenderedCameras Seen Sensor Shutter load_rendered_cameras",
-        "rendering": "Rendering framing_camera render",
+        "rendering": "Rendering framing_camera render scene_gaussians",
         "scene_fit": "SceneFit SceneFitOptions fit_scene",
+        "video_background": "background_near colour_mask foreground_mask inpaint static_background",
     },
 )

@@ -16,20 +16,19 @@ from instep.core.reading import (
     check_regular,
     find_inside,
     inside,
+    is_list,
     parsing,
     present,
     read_file,
     read_json_table,
 )
-from instep.core.records import array_dataclass
-from instep.core.type_guards import is_list
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.data.files import read_npy
 from instep.data.frames import MAX_IMAGE, Frames, IndexedImages, open_stills, open_video
-from instep.scene.calibration import Calibration
 from instep.scene.camera import Camera
-from instep.splat.io.embodied import ScannedBody, load_scanned_body
+from instep.scene.camera_files import Calibration
 
+from .io.ply import ScannedBody, load_scanned_body
 from .plane_alignment import Plane
 
 _MAX_JSON = 64 << 20

@@ -15,16 +15,15 @@ from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera, distort
-from instep.splat.raster.gradients import Gradients, ImageGradient
-from instep.splat.raster.rasterizer import Device, open_rasterizer
-from instep.splat.raster.simd import KERNEL
 
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
 from .image import RenderedImage, WeightedImage, checked_region
 from .plane_alignment import Plane
+from .raster.gradients import Gradients, ImageGradient
+from .raster.rasterizer import Device, open_rasterizer
+from .raster.simd import KERNEL
 
 if TYPE_CHECKING:
     from .fitting_cuda import DeviceOptimizer

@@ -12,8 +12,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, normalized
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 
 from .fitting import MAX_LOG_THICKNESS, GaussianFitOptions, SurfaceConstraint, learning_rates, pixel_weights
 from .gaussians import Gaussians

@@ -14,12 +14,11 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix, quat_log
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
-from instep.splat.raster.gaussian_projection import lens_jacobian
 
 from .image import WeightedImage
+from .raster.gaussian_projection import lens_jacobian
 
 _MIN_POINTS = 200
 """Fewest points of the plane in the view of a camera that is aligned."""

@@ -13,15 +13,12 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.poses import pose as pose_from_matrix
 from instep.core.poses import transform
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses, site_poses
-from instep.splat.raster.rasterizer import LayeredRasterizer, Rasterizer
 
-from .background import background_near, colour_mask, foreground_mask, inpaint, static_background
 from .capture import CameraRecording, Capture
 from .fitting import (
     GaussianFitOptions,
@@ -33,11 +30,19 @@ from .fitting import (
     pixel_rays,
 )
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
-from .image import Backdrop, WeightedImage
-from .image_metrics import psnr, ssim
+from .image import Backdrop, WeightedImage, psnr, ssim
 from .plane_alignment import CameraAlignment, align_on_plane
+from .raster.rasterizer import LayeredRasterizer, Rasterizer
 from .rendering import side_by_side
-from .scan_tracking import BodyTracker, fit_colour_map
+from .video_background import (
+    BodyTracker,
+    background_near,
+    colour_mask,
+    fit_colour_map,
+    foreground_mask,
+    inpaint,
+    static_background,
+)
 
 _MIN_WEIGHT = 0.1
 """Weight of a pixel that shows several things, as under the shadow of an arm."""

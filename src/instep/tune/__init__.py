@@ -4,63 +4,74 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .beliefs import (
+    from instep.lab.leg_identification import EnsembleOptions, ensemble_posterior
+    from instep.lab.policy_search import SearchOptions, SearchResult, best_weights, search_weights
+
+    from .delta_action import DeltaEvaluation, DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
+    from .excitation import ExcitationDesign, ExciteOptions, chirp, evaluate_motion, excite
+    from .excitation_limits import ExcitationLimits, MotionLimits, driven_joint_limits, limit_usage
+    from .fit.contact_search import CmaOptions, CmaResult, cma_search, contact_search
+    from .fit.identifiability import Identifiability, WeakDirection, assess, assess_fit
+    from .fit.least_squares import FitStatus
+    from .fit.shooting import Fit, Prior, ShootingOptions, fit
+    from .fit.windows import Windows, cut_windows, predictable_windows
+    from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
+    from .held_out import HeldOutComparison, compare, window_errors
+    from .identification import Identification, IdentifyOptions, identify
+    from .online.reidentification import Reidentification, Reidentifier, ReidentifyEvent, ReidentifyOptions, reidentify
+    from .online.window_prediction import online_params, online_world
+    from .param_export import (
+        ExportedFile,
+        ExportResult,
+        export_all,
+        promote,
+        scene_hash,
+        write_joint_limits,
+        write_mjcf,
+        write_params,
+        write_urdf,
+        write_usd,
+        write_yaml,
+    )
+    from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
+    from .posterior.beliefs import (
+        AdrOptions,
+        AdrResult,
+        DropoOptions,
         GaussianBelief,
         IndependentBeliefs,
         MixtureBelief,
         SampleBelief,
+        appearance,
         belief_addresses,
+        dropo,
+        dropo_from_episodes,
         estimates,
+        expand_ranges,
         load_belief,
+        nominal_values,
+        parse_belief,
+        parse_ranges,
         save_belief,
         to_box,
         widened,
+        with_imperfections,
     )
-    from .cma import CmaOptions, CmaResult, cma_search, contact_search
-    from .delta_action import DeltaEvaluation, DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
-    from .ensemble_sampling import EnsembleOptions, ensemble_posterior
-    from .excitation import ExcitationDesign, ExciteOptions, chirp, evaluate_motion, excite
-    from .excitation_limits import ExcitationLimits, MotionLimits, driven_joint_limits, limit_usage
-    from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
-    from .held_out import HeldOutComparison, compare, window_errors
-    from .identifiability import Identifiability, WeakDirection, assess, assess_fit
-    from .identification import Identification, IdentifyOptions, identify
-    from .least_squares import FitStatus
-    from .model_export import ExportedFile, write_mjcf, write_urdf, write_usd, write_yaml
-    from .online_selection import online_params, online_world
-    from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
-    from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
-    from .parameter_recovery import Recovery, recover_parameters
-    from .policy_search import SearchOptions, SearchResult, best_weights, search_weights
-    from .posterior import eki, infer, laplace, likelihood, npe, svgd
-    from .posterior_checks import (
+    from .posterior.inference import eki, infer, laplace, likelihood, npe, svgd
+    from .posterior.posterior_checks import (
         PosteriorCheck,
         PredictiveBand,
         RankCalibration,
+        Recovery,
         calibration,
         check_posterior,
         misspecification,
         predictive_band,
+        recover_parameters,
     )
-    from .randomize import (
-        AdrOptions,
-        AdrResult,
-        DropoOptions,
-        appearance,
-        dropo,
-        dropo_from_episodes,
-        expand_ranges,
-        nominal_values,
-        parse_belief,
-        parse_ranges,
-        with_imperfections,
-    )
-    from .reidentification import Reidentification, Reidentifier, ReidentifyEvent, ReidentifyOptions, reidentify
-    from .shooting import Fit, Prior, ShootingOptions, fit
-    from .windows import Windows, cut_windows, predictable_windows
 
 __all__ = [
     "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
@@ -85,31 +96,33 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "beliefs": "GaussianBelief IndependentBeliefs MixtureBelief SampleBelief belief_addresses estimates "
-        "load_belief save_belief to_box widened",
-        "cma": "CmaOptions CmaResult cma_search contact_search",
         "delta_action": "DeltaEvaluation DeltaOptions evaluate_delta learn_and_evaluate learn_delta",
-        "ensemble_sampling": "EnsembleOptions ensemble_posterior",
         "excitation": "ExcitationDesign ExciteOptions chirp evaluate_motion excite",
         "excitation_limits": "ExcitationLimits MotionLimits driven_joint_limits limit_usage",
+        "fit.contact_search": "CmaOptions CmaResult cma_search contact_search",
+        "fit.identifiability": "Identifiability WeakDirection assess assess_fit",
+        "fit.least_squares": "FitStatus",
+        "fit.shooting": "Fit Prior ShootingOptions fit",
+        "fit.windows": "Windows cut_windows predictable_windows",
         "gates": "GateOptions GateResult GatedFit gated_fit split",
         "held_out": "HeldOutComparison compare window_errors",
-        "identifiability": "Identifiability WeakDirection assess assess_fit",
         "identification": "Identification IdentifyOptions identify",
-        "least_squares": "FitStatus",
-        "model_export": "ExportedFile write_mjcf write_urdf write_usd write_yaml",
-        "online_selection": "online_params online_world",
-        "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
+        "online.reidentification": "Reidentification Reidentifier ReidentifyEvent ReidentifyOptions reidentify",
+        "online.window_prediction": "online_params online_world",
+        "param_export": (
+            "ExportResult ExportedFile export_all promote scene_hash write_joint_limits write_mjcf write_params "
+            "write_urdf write_usd write_yaml"
+        ),
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
-        "parameter_recovery": "Recovery recover_parameters",
-        "policy_search": "SearchOptions SearchResult best_weights search_weights",
-        "posterior": "eki infer laplace likelihood npe svgd",
-        "posterior_checks": "PosteriorCheck PredictiveBand RankCalibration calibration check_posterior "
-        "misspecification predictive_band",
-        "randomize": "AdrOptions AdrResult DropoOptions appearance dropo dropo_from_episodes expand_ranges "
-        "nominal_values parse_belief parse_ranges with_imperfections",
-        "reidentification": "Reidentification Reidentifier ReidentifyEvent ReidentifyOptions reidentify",
-        "shooting": "Fit Prior ShootingOptions fit",
-        "windows": "Windows cut_windows predictable_windows",
+        "posterior.beliefs": (
+            "AdrOptions AdrResult DropoOptions GaussianBelief IndependentBeliefs MixtureBelief SampleBelief "
+            "appearance belief_addresses dropo dropo_from_episodes estimates expand_ranges load_belief "
+            "nominal_values parse_belief parse_ranges save_belief to_box widened with_imperfections"
+        ),
+        "posterior.inference": "eki infer laplace likelihood npe svgd",
+        "posterior.posterior_checks": (
+            "PosteriorCheck PredictiveBand RankCalibration Recovery calibration check_posterior misspecification "
+            "predictive_band recover_parameters"
+        ),
     },
 )

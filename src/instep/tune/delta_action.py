@@ -21,10 +21,9 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.replay import rollout_positions
+from instep.core.rollout import rollout_positions
 from instep.core.statistics import Estimate
-from instep.core.world import Array, Simulator
+from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass, options_dataclass
 from instep.physics.delta_model import (
     MEMORY,
     DeltaCorrected,
@@ -35,7 +34,7 @@ from instep.physics.delta_model import (
     random_features,
 )
 
-from .windows import Windows, cut_windows
+from .fit.windows import Windows, cut_windows
 
 COMMAND_STEP = 0.03
 """Change of the commands for finite differences: as large as the friction band of a servo, or nothing moves."""

@@ -18,15 +18,21 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.replay import rollout_batch
-from instep.core.world import Array, Simulator, State
+from instep.core.rollout import rollout_batch
+from instep.core.world import Array, Simulator, State, array_dataclass, options_dataclass
 from instep.scene import address
 from instep.scene.address import TIMESTEP
 
-from .excitation_limits import ExcitationLimits, MotionLimits, limit_usage
-from .identifiability import UNIFORM, Identifiability, assess
-from .linear_excitation import basis, best_superposition, frequency_responses, tones
+from .excitation_limits import (
+    ExcitationLimits,
+    MotionLimits,
+    basis,
+    best_superposition,
+    frequency_responses,
+    limit_usage,
+    tones,
+)
+from .fit.identifiability import UNIFORM, Identifiability, assess
 
 COMMAND_MARGIN = 3.0
 """Factor by which commands may exceed the speed and acceleration limits of a joint: servos smooth them."""

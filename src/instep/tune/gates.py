@@ -2,32 +2,46 @@
 
 The gates in order: telemetry, identifiability, solve (independent searches agree), recovery (of planted parameters),
 whiteness (of residuals, advice only) and held-out (error on recordings that were not fitted).
+
+The gate that asks whether a scene is of the robot that was recorded: does it explain how its servos move?
+
+Gains, friction and a delay can be fitted to any motion, and often predict it better than before, also where link
+lengths, masses or the order of the joints are those of another robot. What such a scene leaves unexplained is large.
+
+Motors that jump from one limit to the other between physics steps: a simulation that chatters, which no robot does.
+
+A stiff, strongly damped servo at its limit overshoots within one step of the integrator, which then sees the opposite
+limit. The motion that follows depends on values to many digits, so that fits end in one of many minima.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from itertools import combinations
 from typing import Literal
 
+import mujoco
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import Progress
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
+from instep.core.rollout import aligned
 from instep.core.statistics import Estimate, wilson
-from instep.core.world import Simulator
+from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass, options_dataclass
+from instep.physics.mujoco_world import MujocoWorld
+from instep.scene.folder import Scene
 
-from .fit_uncertainty import correlation_time
-from .held_out import MIN_IMPROVEMENT, HeldOutComparison, compare
-from .identifiability import Identifiability, assess_fit, motion_for
-from .least_squares import FitStatus
-from .parameter_recovery import MIN_RECOVERED, planted_sets, recover_parameters, subset
-from .recording_checks import recording_problems, recording_warnings, refuse
-from .searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchPlan, first_fit, search
-from .shooting import Fit, ShootingOptions, fit, start_value
+from .fit.identifiability import Identifiability, assess_fit, motion_for
+from .fit.least_squares import FitStatus
+from .fit.searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchPlan, first_fit, search
+from .fit.shooting import Fit, ShootingOptions, fit, start_value
+from .fit.uncertainty import correlation_time
+from .held_out import MIN_IMPROVEMENT, HeldOutComparison, compare, window_errors
+from .posterior.posterior_checks import MIN_RECOVERED, planted_sets, recover_parameters, subset
+from .recording_checks import Pairs, recording_problems, recording_warnings, refuse, servo_pairs
 
 GateState = Literal["passed", "failed", "not run"]
 GOLDEN_SECTION = (np.sqrt(5) - 1) / 2
@@ -304,3 +318,185 @@ def split(episodes: Sequence[Episode], share: float = 1 / 3) -> tuple[list[Episo
         [e for e, out in zip(episodes, picked, strict=True) if not out],
         [e for e, out in zip(episodes, picked, strict=True) if out],
     )
+
+
+NAME = "robot match"
+MAX_UNEXPLAINED = 0.15
+"""Error of the identified scene over windows, as a share of the motion in them, above which it is of another robot."""
+SUSPECT_SHARE = 0.02
+"""Share from which on the joints are tried in another order."""
+MAX_EXCHANGED = 0.6
+"""Error of the scene as given with two joints exchanged, over that as recorded, which shows a wrong order."""
+MIN_NOISE_RATIO = 5.0
+"""Error over the noise of the measured positions below which motion is too small to say anything."""
+WINDOWS = 40
+
+
+@array_dataclass
+class _Unexplained:
+    """Errors of a simulator over windows, and the motion in them, of the joints that follow commands."""
+
+    errors: Array
+    """Root mean square error [joints]."""
+    motion: Array
+    """Standard deviation of the motion since the start of a window [joints]."""
+    noise: Array
+    """Of the measured positions [joints]."""
+
+    @property
+    def error(self) -> float:
+        """Over all joints."""
+        return float(np.linalg.norm(self.errors))
+
+    @property
+    def share(self) -> float:
+        """Of the motion, all joints together; 0 where it is hidden by noise."""
+        if self.error <= MIN_NOISE_RATIO * float(np.linalg.norm(self.noise)):
+            return 0.0
+        return self.error / max(float(np.linalg.norm(self.motion)), 1e-300)
+
+
+def check_robot(
+    scene: Scene,
+    sims: tuple[Simulator, Simulator],
+    episodes: tuple[Sequence[Episode], Sequence[Episode]],
+    *,
+    window: float,
+    most: float,
+) -> GateResult | None:
+    """Whether the scene explains the motion of its servos, in the order of joints as recorded; None without servos.
+
+    `sims` are the scene as given and as identified, `episodes` those that were fitted and those held out. The
+    identified scene may leave `most` of the motion unexplained, held out or in all of them: a few slow recordings in
+    which friction sticks say nothing of the robot.
+    """
+    given, found = sims
+    fitted, held_out = episodes
+    pairs = servo_pairs(scene, held_out[0])
+    names = [held_out[0].spec.q.labels[q] for _, q in pairs]
+    if not pairs:
+        return None
+    left = _unexplained(found, held_out, names, window)
+    if left.share > most:
+        left = min(left, _unexplained(found, [*fitted, *held_out], names, window), key=lambda part: part.share)
+    if left.share > SUSPECT_SHARE:
+        order = _wrong_order(given, held_out, pairs, window)
+        if order:
+            remedy = "Name the columns of the recordings in a mapping (--map FILE.toml)."
+            return GateResult(NAME, "failed", order, remedy=remedy)
+    message = f"Of the motion of the servos over {window:g} s, {left.share:.1%} is left unexplained."
+    if left.share <= most:
+        return GateResult(NAME, "passed", message)
+    worst = names[int(np.argmax(left.errors))]
+    remedy = (
+        "Check that the scene is of this robot and carries what it carried: link lengths, masses and payloads are "
+        "taken from the scene, and those of another robot are not corrected."
+    )
+    cause = f"Most of it is in {worst!r}: the scene is of another robot, or lacks what moves this one most."
+    return GateResult(NAME, "failed", f"{message} {cause}", {}, remedy)
+
+
+def _unexplained(sim: Simulator, episodes: Sequence[Episode], names: Sequence[str], window: float) -> _Unexplained:
+    errors, windows = window_errors(sim, episodes, {}, window, WINDOWS)
+    form = windows.tangent
+    motion = form.minus(windows.target, windows.q[:, None])[..., form.measured][windows.inside]
+    at = [form.measured_labels.index(name) for name in names]
+    # A window in which the simulator diverged explains nothing of it.
+    errors = np.where(np.isfinite(errors), errors, motion.var(axis=0))
+    noise = windows.noise_q[form.measured]
+    return _Unexplained(np.sqrt(errors.mean(axis=0))[at], motion.std(axis=0)[at], noise[at])
+
+
+def _wrong_order(given: Simulator, episodes: Sequence[Episode], pairs: Pairs, window: float) -> str:
+    """Two joints with which exchanged the scene as given predicts the recordings far better; empty where none are."""
+    spec = episodes[0].spec
+    names = [spec.q.labels[q] for _, q in pairs]
+    units = [(spec.action.units[a], spec.q.units[q]) for a, q in pairs]
+    as_recorded = _unexplained(given, episodes, names, window).error
+    errors: dict[tuple[int, int], float] = {}
+    for i, j in combinations(range(len(pairs)), 2):
+        if units[i] == units[j]:
+            exchanged = [_exchanged(episode, pairs[i], pairs[j]) for episode in episodes]
+            errors[i, j] = _unexplained(given, exchanged, names, window).error
+    if not errors:
+        return ""
+    i, j = min(errors, key=lambda both: errors[both])
+    if errors[i, j] > MAX_EXCHANGED * as_recorded:
+        return ""
+    return (
+        f"With {names[i]!r} and {names[j]!r} exchanged in the recordings, the error of the scene as given falls by "
+        f"{1 - errors[i, j] / as_recorded:.0%}: the order of the joints differs."
+    )
+
+
+def _exchanged(episode: Episode, one: tuple[int, int], other: tuple[int, int]) -> Episode:
+    """The recording with commands and positions of two joints exchanged."""
+    columns: dict[str, Array] = {}
+    for name, (a, b) in {"action": (one[0], other[0]), "q": (one[1], other[1]), "v": (one[1], other[1])}.items():
+        if name in episode.columns:
+            values = episode[name].copy()
+            values[:, [a, b]] = values[:, [b, a]]
+            columns[name] = values
+    return episode.with_columns(columns)
+
+
+_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+MAX_CHATTER = 1e-3
+"""Share of the physics steps in which a motor may jump from one limit to the other."""
+
+
+def chattering(sim: Simulator, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The motors that chatter in a replay of recordings, and in which share of the physics steps; the worst first.
+
+    Empty for engines that do not report the forces of motors; from where a replay diverges on, nothing counts.
+    """
+    if not isinstance(sim, MujocoWorld):
+        return {}
+    jumps, steps = np.zeros(sim.model.nu), 0
+    for episode in episodes:
+        run = aligned(episode, sim)
+        begin = sim.place(run.q[:1], run.v[:1], 0.0, run.past[:1])
+        force = sim.physics_steps(begin, run.action[:-1, None, : sim.model.nu]).actuator[0]
+        steps += len(force)
+        jumps += _jumps(sim, force)
+    shares = jumps / max(1, steps)
+    worst = [int(a) for a in np.argsort(-shares) if shares[a] > MAX_CHATTER]
+    return {str(sim.model.actuator(a).name): float(shares[a]) for a in worst}
+
+
+def with_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) -> GatedFit:
+    """The result whose solve gate names motors that chatter in recordings, and what to do where it is not passed."""
+    shares = chattering(sim, episodes)
+    if not shares:
+        return result
+    some = ", ".join(f"{name} in {share:.1%}" for name, share in list(shares.items())[:3])
+    more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
+    words = (
+        f" Motors jump from one limit to the other between physics steps ({some}{more} of the steps): there the "
+        "simulation chatters, as no robot does, and its motion depends on values to many digits."
+    )
+    advice = "Record smaller or slower motion, which the motors can follow, or soften the scene's servos (kp, kv)."
+
+    def noted(gate: GateResult) -> GateResult:
+        remedy = gate.remedy if gate.passed else f"{advice} {gate.remedy}".strip()
+        return replace(gate, message=gate.message + words, remedy=remedy) if gate.name == "solve" else gate
+
+    return replace(result, gates=tuple(noted(gate) for gate in result.gates))
+
+
+def _jumps(sim: MujocoWorld, force: Array) -> Array:
+    """How often each motor is at one limit, its own or that of its joint, after it was at the other [nu]."""
+    low, high = _limits(sim.model)
+    side = (force >= high).astype(int) - (force <= low).astype(int)
+    return (side[1:] * side[:-1] < 0).sum(axis=0)
+
+
+def _limits(model: mujoco.MjModel) -> tuple[Array, Array]:
+    """Least and largest force of each actuator, by its own limit and by that of the joint it drives [nu]."""
+    low, high = np.where(model.actuator_forcelimited[:, None], model.actuator_forcerange, (-np.inf, np.inf)).T
+    for a in np.flatnonzero(model.actuator_trntype == _ON_JOINT):
+        joint, gear = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0])
+        if model.jnt_actfrclimited[joint] and gear != 0:
+            own = sorted(model.jnt_actfrcrange[joint] / gear)
+            low[a], high[a] = max(low[a], own[0]), min(high[a], own[1])
+    return low, high

@@ -9,11 +9,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array, Simulator
+from instep.core.world import Array, Simulator, array_dataclass
 
-from .windows import Shooter, Windows, cut_windows
+from .fit.windows import Shooter, Windows, cut_windows
 
 MIN_IMPROVEMENT = 0.05
 """Share by which the error on held-out recordings must fall."""

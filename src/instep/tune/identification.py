@@ -15,22 +15,25 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
-from instep.core.world import Array, Simulator
+from instep.core.world import Array, Simulator, array_dataclass, options_dataclass
 from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.report.page import HtmlReport, render
 from instep.report.plots import matplotlib_figure
-from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.robot_structure import moved_coordinates
 
-from .arm_search import ArmEstimate, estimate_arm
+from .arm.arm_search import ArmEstimate, estimate_arm
+from .arm.motor_estimates import MotorEstimate, estimate_motors
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .fit_weights import ignored_coordinates, measured_coordinates, pushed_bodies, pushed_note, scales
-from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
+from .fit.identifiability import Identifiability, vague_params
+from .fit.least_squares import FitStatus
+from .fit.searches import MIN_AGREEING
+from .fit.shooting import Fit, ShootingOptions, fit
+from .gates import MAX_UNEXPLAINED, GatedFit, GateOptions, GateResult, check_robot, gated_fit, split, with_chatter
 from .group_params import (
     GroupedWorld,
     grouped_episodes,
@@ -40,19 +43,22 @@ from .group_params import (
     typical_settings,
 )
 from .held_out import HeldOutComparison, window_errors
-from .identifiability import Identifiability, vague_params
-from .least_squares import FitStatus
-from .motor_chatter import with_chatter
-from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
-from .posterior import Method, infer
-from .posterior_checks import PosteriorCheck, check_posterior
-from .recording_checks import recording_problems, refuse, scene_problems
-from .robot_match import MAX_UNEXPLAINED, check_robot
-from .searched_world import plain_world, searched
-from .searches import MIN_AGREEING
-from .shooting import Fit, ShootingOptions, fit
+from .posterior.inference import Method, infer
+from .posterior.posterior_checks import PosteriorCheck, check_posterior
+from .recording_checks import (
+    ignored_coordinates,
+    measured_coordinates,
+    plain_world,
+    pushed_bodies,
+    pushed_note,
+    recording_problems,
+    refuse,
+    scales,
+    scene_problems,
+    searched,
+)
 from .written_scene import check_written_scene, written_scene_not_run
 
 PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
@@ -271,7 +277,7 @@ class Identification:
 
     def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
         """The page: gates, parameters, held-out motion, posterior, delta action, searches."""
-        from .identification_page import page
+        from instep.report.tune_pages import page
 
         return page(self, facts or {})
 
@@ -281,7 +287,7 @@ class Identification:
 
     def plot(self) -> Any:
         """Parameters over their values before, and a held-out window, as a `matplotlib.figure.Figure`."""
-        from .identification_page import figures
+        from instep.report.tune_pages import figures
 
         return matplotlib_figure(figures(self))
 

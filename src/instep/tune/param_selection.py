@@ -13,12 +13,12 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
 from instep.core.poses import matrix_from_quat
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 from instep.physics.actuator_models import TERMS
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
-from instep.scene.couplings import driven_joints, driving_actuators, joint_groups
 from instep.scene.folder import Scene
+from instep.scene.robot_structure import driven_joints, driving_actuators, joint_groups
 
 FRICTION_STIFFNESS = 0.9999
 """Constraint impedance of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""

@@ -1,19 +1,31 @@
-"""Checks of recordings before a fit: broken clocks and numbers, noise without motion, wrong joints and units."""
+"""Checks of recordings before a fit: broken clocks and numbers, noise without motion, wrong joints and units.
+
+Which measured coordinates have weight in a fit: not those that a user ignores, nor those of pushed objects.
+
+What a search simulates: the world without what the recordings do not depend on, and recordings free of contact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
+from scipy.ndimage import binary_dilation
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
-from instep.core.world import Array
+from instep.core.errors import BadInput, UnknownName
+from instep.core.param import Param
+from instep.core.world import Array, Simulator, Spec, array_dataclass
+from instep.physics.actuators import ActuatedWorld
+from instep.physics.engine_model import touching_rows
+from instep.physics.mujoco_world import MujocoWorld
 from instep.scene import address
-from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene
+from instep.scene.robot_structure import driven_joints, passive_bodies, without_free_bodies
 
-from .windows import difference_noise
+from .fit.least_squares import NO_WEIGHT
+from .fit.windows import difference_noise
 
 Pairs = Sequence[tuple[int, int]]
 """Columns of a position command and of the joint it drives."""
@@ -198,3 +210,128 @@ def _pair(episode: Episode, command: int, joint: int) -> tuple[Array, Array]:
 
 def _centred(values: Array) -> Array:
     return values - values.mean(axis=0)
+
+
+OF_ROBOT = frozenset({"joint", "actuator", "action", "tendon", "body"})
+"""Kinds of parameters that act on the robot itself, unless they are of a passive body."""
+
+
+def ignored_coordinates(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The measured coordinates that match any pattern; a pattern without one is an error."""
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise UnknownName("measured coordinate", pattern, labels)
+    return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
+
+
+def pushed_bodies(scene: Scene, params: Sequence[Param], measured: Sequence[str]) -> list[str]:
+    """The measured objects whose motion says little about the parameters, since those are all of the robot.
+
+    An object that is pushed slips and tips: its motion jumps with the smallest change of a gain and depends on contact
+    that was not identified, while the joints of the robot show the same gain smoothly. None where a parameter is of an
+    object, of a contact or of the world, or where nothing but objects moves.
+    """
+    passive = passive_bodies(scene.model)
+    owned = {*passive, *passive.values()}
+    if not all(p.parts.kind in OF_ROBOT and p.parts.name not in owned for p in params):
+        return []
+    moved = {label.rpartition(".")[0] for label in measured} & set(passive)
+    own = [label for label in measured if label.rpartition(".")[0] not in moved]
+    return sorted(moved) if own else []
+
+
+def measured_coordinates(spec: Spec, episodes: Sequence[Episode]) -> list[str]:
+    """The coordinates of a scene that all recordings measure: joints by name, bodies by their pose."""
+    joints = {label for label in spec.v.labels if label in spec.q.labels}
+    known = [{*e.spec.q.labels} for e in episodes]
+    bodies = [{label.rpartition(".")[0] for label in names - joints} for names in known]
+    measured = {x for x in joints if all(x in names for names in known)}
+    measured |= {x for x in spec.v.labels if x not in joints and all(x.rpartition(".")[0] in b for b in bodies)}
+    return [x for x in spec.v.labels if x in measured]
+
+
+def scales(ignored: Sequence[str], pushed: Sequence[str], measured: Sequence[str]) -> dict[str, float]:
+    """The scales of the residuals that have no weight, by coordinate that was measured."""
+    return {x: NO_WEIGHT for x in measured if x in ignored or x.rpartition(".")[0] in pushed}
+
+
+def pushed_note(pushed: Sequence[str]) -> str:
+    """What a result says about objects without weight."""
+    return (
+        f"The motion of {', '.join(pushed)} has no weight in the search: all parameters are of the robot, and its own "
+        "joints show them better. Held-out errors count it."
+    )
+
+
+CONTACT_MARGIN_S = 0.1
+"""Time before and after a contact that is left out too [s]."""
+SHORTEST_STRETCH_S = 2.5
+"""Shorter stretches between contacts are left out [s]."""
+LEAST_FREE_SHARE = 0.5
+"""Share of the recordings that must be free of contact for the rest to be left out of the search."""
+
+
+@array_dataclass
+class Searched:
+    """The world to search in, and the recordings to fit."""
+
+    sim: MujocoWorld
+    fitted: Sequence[Episode]
+
+    def left_out(self, given: Sequence[Episode]) -> list[str]:
+        """A sentence that says how much of the recordings is in contact and left out; none where nothing is."""
+        rows, all_rows = (sum(len(episode) for episode in some) for some in (self.fitted, given))
+        if rows == all_rows:
+            return []
+        seconds = (all_rows - rows) * self.sim.spec.dt
+        return [f"The robot touches something for {seconds:.1f} s of the fitted recordings, which the search left out."]
+
+
+def plain_world(sim: Simulator) -> MujocoWorld | None:
+    """The MuJoCo world that a simulator moves like; None for another engine, or actuator models that have an effect."""
+    if isinstance(sim, MujocoWorld):
+        return sim
+    return sim.world if isinstance(sim, ActuatedWorld) and sim.is_plain else None
+
+
+def searched(sim: MujocoWorld, fitted: Sequence[Episode], params: Sequence[Param]) -> Searched:
+    """The world without contacts, and the stretches of recordings in which the robot touches nothing, itself included.
+
+    Free bodies that were not recorded, and that it does not touch, are left out too. In these stretches the motion is
+    the same, and several times as fast to simulate. Where it touches something most of the time, nothing is left out.
+    """
+    free = _free_stretches(sim, fitted)
+    if free is None:
+        return Searched(sim, fitted)
+    alone = without_free_bodies(sim.scene)
+    if alone is sim.scene:
+        return Searched(sim.without_contacts(), free)
+    if alone is None or any(set(e.spec.q.labels) - set(alone.spec.q.labels) for e in fitted):
+        return Searched(sim, fitted)
+    known = set(address.addresses(alone.model))
+    if any(name not in known for name in (*sim.settings, *(param.address for param in params))):
+        return Searched(sim, fitted)
+    world = MujocoWorld(alone, threads=sim.threads, settings=sim.settings, ignore_contacts=True)
+    return Searched(world, free)
+
+
+def _free_stretches(sim: MujocoWorld, episodes: Sequence[Episode]) -> list[Episode] | None:
+    """The recordings without what is in contact; None where little is left."""
+    parts: list[Episode] = []
+    margin, shortest = round(CONTACT_MARGIN_S / sim.spec.dt), round(SHORTEST_STRETCH_S / sim.spec.dt)
+    for episode in episodes:
+        touching = touching_rows(sim, episode)
+        if not touching.any():
+            parts.append(episode)
+            continue
+        for begin, end in _stretches(~binary_dilation(touching, iterations=max(1, margin))):
+            if end - begin >= shortest:
+                parts.append(episode.rows(begin, end))
+    free = sum(len(part) for part in parts)
+    return parts if free >= LEAST_FREE_SHARE * sum(len(episode) for episode in episodes) else None
+
+
+def _stretches(flags: Array) -> list[tuple[int, int]]:
+    """Where stretches of true begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
+    return [(int(begin), int(end)) for begin, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instep.core.lazy import lazy_names
+from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
+    from .body_outlines import Outline, draw_outline, outline_of, transform_at
+    from .camera_frames import FAULT_WORDS, Deadline, ImageFault
     from .camera_refinement import RefinedCameras, RefinedRig, RefineOptions, refine_rig
     from .camera_rig import CameraRig, recorded_rig
-    from .factory import TwinOptions, open_twin
-    from .filter_options import FilterOptions
-    from .frame_budget import Deadline
+    from .filter_state import FilterOptions
     from .hand_eye import HandEye, HandEyeOptions, PointSighting, RobotCalibration, calibrate_hand_eye, calibrate_robot
-    from .image_checks import FAULT_WORDS, ImageFault
-    from .joint_blend import JointBlend
-    from .parameter_updates import ParameterUpdates
     from .pose_filter import PoseFilter
-    from .projection import Outline, draw_outline, outline_of, transform_at
-    from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
+    from .tracking import (
+        SilhouetteOverlaps,
+        TrackedRecording,
+        TwinOptions,
+        block_median,
+        open_twin,
+        silhouette_overlaps,
+        track_recording,
+    )
     from .trust import Trust, calibrate_trust, shipped_trust
     from .trust_stages import StageOptions, TrustEvent, TrustMonitor, TrustStage, trust_events
-    from .twin import CorrectedState, Correction, NoCorrection, Twin, correction_log
+    from .twin import CorrectedState, Correction, JointBlend, NoCorrection, ParameterUpdates, Twin, correction_log
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
@@ -37,21 +41,19 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "body_outlines": "Outline draw_outline outline_of transform_at",
+        "camera_frames": "Deadline FAULT_WORDS ImageFault",
         "camera_refinement": "RefineOptions RefinedCameras RefinedRig refine_rig",
         "camera_rig": "CameraRig recorded_rig",
-        "factory": "TwinOptions open_twin",
-        "filter_options": "FilterOptions",
-        "frame_budget": "Deadline",
+        "filter_state": "FilterOptions",
         "hand_eye": "HandEye HandEyeOptions PointSighting RobotCalibration calibrate_hand_eye calibrate_robot",
-        "image_checks": "FAULT_WORDS ImageFault",
-        "parameter_updates": "ParameterUpdates",
         "pose_filter": "PoseFilter",
-        "projection": "Outline draw_outline outline_of transform_at",
-        "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",
+        "tracking": (
+            "SilhouetteOverlaps TrackedRecording TwinOptions block_median open_twin silhouette_overlaps track_recording"
+        ),
         "trust": "Trust calibrate_trust shipped_trust",
         "trust_stages": "StageOptions TrustEvent TrustMonitor TrustStage trust_events",
-        "joint_blend": "JointBlend",
-        "twin": "CorrectedState Correction NoCorrection Twin correction_log",
+        "twin": "CorrectedState Correction JointBlend NoCorrection ParameterUpdates Twin correction_log",
         "visual_forces": "ForceOptions VisualForces",
     },
 )

@@ -16,15 +16,14 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_from_matrix, quat_log
-from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
+from .body_outlines import model_of, mujoco
 from .pose_solver import moved
-from .projection import model_of, mujoco
-from .start_pose import MIN_POINTS, pose_from_points
+from .tracked_body import MIN_POINTS, pose_from_points
 
 MIN_VIEWS = 3
 """Views with different orientations from which a camera and a board are found."""

@@ -19,18 +19,16 @@ from typing import Any
 import numpy as np
 
 from instep.core.poses import pose, quat_from_matrix
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.gaussians import C0, Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop
 from instep.splat.raster.pose_normals import PoseNormalEquations, TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.splat.spherical_harmonics import C0
 
+from .body_outlines import Outline, calibrated, silhouette
 from .camera_rig import CameraFrame, MaskCrop
 from .pose_solver import PixelNoise, PoseSolution, SilhouetteFit, moved
-from .projection import Outline, calibrated, silhouette
 from .silhouette_kernels import ScaledImage, SurfacePoints
 
 COLOUR_GAIN = 0.03

@@ -18,26 +18,31 @@ from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
-from .box_search import located_starts
-from .camera_mounts import CameraMounts
-from .camera_rig import CameraFrame, CameraRig, MaskCrop, segmented_margin
-from .contrast_search import find_by_regions
-from .filter_options import LEARNED, FilterOptions
-from .frame_budget import (
+from .body_appearance import PHASES, BodyTexture, RegionColours
+from .body_outlines import Outline, body_faces, fitted_outline, model_of, outline_of, silhouette
+from .body_search import FOUND_OVERLAP, find_body, find_by_regions, resting_sides
+from .camera_frames import (
     BUDGET_LOG,
+    MAX_FRAME_GAP_S,
+    SHARED,
     Deadline,
     FrameBudget,
     body_order,
+    healthy_frame,
+    image_log,
+    new_frames,
     note_told,
     planned_images,
     solve_in_time,
     unknown_budget,
+    unknown_images,
 )
-from .frame_checks import MAX_FRAME_GAP_S, SHARED, healthy_frame, image_log, new_frames, unknown_images
-from .global_search import FOUND_OVERLAP, find_body
-from .innovation import (
+from .camera_rig import CameraFrame, CameraRig, MaskCrop, colour_of, initial_strength, segmented_margin
+from .filter_state import (
     HISTORY,
+    LEARNED,
     SMOOTHING,
+    FilterOptions,
     adapted_spread,
     exclude_outlier,
     grown_covariance,
@@ -47,8 +52,6 @@ from .innovation import (
     unknown_estimates,
     widest_covariance,
 )
-from .joint_search import find_on_joint
-from .occluders import Occluders
 from .photometric import BodyColours, PhotometricResidual, photometric_step
 from .pose_solver import (
     TEXTURE_POINTS,
@@ -60,14 +63,8 @@ from .pose_solver import (
     moved,
     planar_basis,
 )
-from .projection import Outline, model_of, outline_of, silhouette
-from .region import PHASES, RegionColours
-from .resting_sides import resting_sides
-from .scene_geometry import SupportPlane, resolve_penetration, support_plane
-from .segmentation import colour_of, initial_strength
-from .start_refinement import learn_texture, learned_crops, refined_start
-from .surface_mesh import body_faces, fitted_outline
-from .texture import BodyTexture
+from .scene_geometry import CameraMounts, Occluders, SupportPlane, resolve_penetration, support_plane
+from .start_search import find_on_joint, learn_texture, learned_crops, located_starts, refined_start
 from .tracked_body import FreeBody, JointedBody, tracked_bodies, with_joints
 from .twin import CorrectedState
 

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 
 from instep.core.poses import quat_from_matrix, quat_log
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
 
+from .body_outlines import MARGIN_PX, Outline, calibrated, silhouette
 from .camera_rig import MaskCrop
-from .projection import MARGIN_PX, Outline, calibrated, silhouette
 from .silhouette_kernels import BodyMotion, EdgeModel
 
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
-mesh_silhouette: Any = import_module("instep.twin.mesh_silhouette")
+mesh_silhouette: Any = import_module("instep.twin.texture_kernels")
 
 MAX_POINT_ERROR = 6.0
 """Points of the texture this far from where they should be pull no more [standard deviations]."""

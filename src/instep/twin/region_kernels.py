@@ -19,8 +19,7 @@ import math
 import numpy as np
 from numba import njit
 
-from .silhouette import TILE, region_around
-from .silhouette_kernels import INLINE, OPTIONS, edges_of, project_corners, signed_distance
+from .silhouette_kernels import INLINE, OPTIONS, TILE, edges_of, project_corners, region_around, signed_distance
 
 BINS = 32
 """Levels of each channel that a histogram tells apart."""

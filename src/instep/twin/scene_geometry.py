@@ -1,20 +1,38 @@
-"""The robot and the table around a tracked body: occluded pixels, the support plane, and penetration."""
+"""The robot and the table around a tracked body: occluded pixels, the support plane, and penetration.
+
+Cameras that the robot carries: where they were in the world when they took an image.
+
+What is known to be in front of a body in an image: the robot, the other bodies, and what stands still.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from instep.core.poses import matrix_from_quat, quat_exp
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
+from instep.scene.camera import Camera, moves
 from instep.scene.folder import Scene
 
-from .camera_rig import MaskCrop
-from .projection import Outline, calibrated, model_of, mujoco, outline_of, silhouette, visible_geoms
-from .tracked_body import FreeBody
+from .body_appearance import mask_bodies_in_front
+from .body_outlines import (
+    BodyFaces,
+    Outline,
+    body_faces,
+    calibrated,
+    model_of,
+    mujoco,
+    outline_of,
+    silhouette,
+    visible_geoms,
+)
+from .camera_rig import CameraFrame, MaskCrop
+from .tracked_body import FreeBody, JointedBody, TrackedBody
 
 OCCLUSION_MARGIN_PX = 1.5
 """Pixels around the robot's silhouette that do not count either: blur, and small errors of the joints."""
@@ -171,3 +189,85 @@ def _scratch(model: Any) -> Any:
         kept = (model, mujoco.MjData(model))
         _SCRATCH.kept = kept
     return kept[1]
+
+
+class CameraMounts:
+    """The bodies that carry cameras, such as the hand of a robot, whose joints say where a camera was."""
+
+    def __init__(self, scene: Scene, cameras: Sequence[Camera]):
+        self._model, self._cameras = model_of(scene), tuple(cameras)
+
+    def __bool__(self) -> bool:
+        return not all(camera.in_world for camera in self._cameras)
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Cameras that move with a joint."""
+        return tuple(camera.name for camera in self._cameras if moves(self._model, camera))
+
+    def cameras(self, q: Array) -> tuple[Camera, ...]:
+        """All cameras in the world at positions q."""
+        return tuple(self._placed(camera, q) for camera in self._cameras)
+
+    def frames(self, frames: Sequence[CameraFrame | None], times: Array, joints: Array) -> list[CameraFrame | None]:
+        """Frames whose cameras are where they were at their stamps; `joints` are positions [n, nq] at times [n]."""
+        if not self:
+            return list(frames)
+        out: list[CameraFrame | None] = []
+        for frame in frames:
+            at = None if frame is None else self._placed(frame.camera, positions_at(frame.stamp, times, joints))
+            out.append(None if frame is None or at is None else replace(frame, camera=at))
+        return out
+
+    def _placed(self, camera: Camera, q: Array) -> Camera:
+        return camera if camera.in_world else camera.carried(body_transform(self._model, camera.body, q))
+
+
+def positions_at(stamp: float, times: Array, joints: Array) -> Array:
+    """Positions [nq] of the robot at a stamp, between the rows [n, nq] before and after it."""
+    after = int(np.clip(np.searchsorted(times, stamp), 1, len(times) - 1))
+    span = float(times[after] - times[after - 1])
+    share = min(max((stamp - float(times[after - 1])) / span, 0.0), 1.0) if span > 0 else 1.0
+    return (1 - share) * joints[after - 1] + share * joints[after]
+
+
+class Occluders:
+    """Sets the weight of pixels of a body's crop to zero in which something known is in front of it.
+
+    What stands still hides bodies on joints, as a cabinet its drawers; nothing does where the scene has none of these.
+    """
+
+    def __init__(self, scene: Scene, bodies: Sequence[TrackedBody], faces: Sequence[BodyFaces], *, joints_known: bool):
+        self._faces, self._robot = tuple(faces), RobotOcclusion(scene) if joints_known else None
+        self._on_joints = {b for b, body in enumerate(bodies) if isinstance(body, JointedBody)}
+        self._standing = standing_faces(scene) if self._on_joints and self._faces else []
+
+    def hide(self, b: int, crop: MaskCrop, stamp: float, history: tuple[Array, Array, Array]) -> None:
+        """By all that is known at the time of the image; `history` has times, poses of bodies, and positions."""
+        times, poses, joints = history
+        if self._robot:
+            self._robot.apply(crop, positions_at(stamp, times, joints))
+        others = [o for o in range(len(self._faces)) if o != b]
+        at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), stamp) for o in others]
+        if others:
+            mask_bodies_in_front(crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)])
+        self.hide_standing(b, crop)
+
+    def hide_standing(self, b: int, crop: MaskCrop) -> None:
+        """By what stands still, where the body is on a joint."""
+        if self._standing and b in self._on_joints:
+            mask_bodies_in_front(crop, self._faces[b], self._standing, beside=False)
+
+
+def standing_faces(scene: Scene) -> list[tuple[BodyFaces, Array]]:
+    """The surfaces and transforms of all bodies of a scene that stand still; planes have none."""
+    model, data = scene.model, mujoco.MjData(scene.model)
+    mujoco.mj_kinematics(model, data)
+    plane, out = int(mujoco.mjtGeom.mjGEOM_PLANE), list[tuple[BodyFaces, Array]]()
+    for b in np.flatnonzero(np.asarray(model.body_weldid) == 0).tolist():
+        if all(model.geom_type[g] == plane for g in visible_geoms(model, b)):
+            continue
+        T = np.eye(4)
+        T[:3, :3], T[:3, 3] = data.xmat[b].reshape(3, 3), data.xpos[b]
+        out.append((body_faces(outline_of(model, str(model.body(b).name)), scene), T))
+    return out

@@ -2,10 +2,22 @@
 
 A body is a union of convex parts. The silhouette of a part is the convex hull of its projected corners; the signed
 distance of a pixel to the silhouette of the body is the least over its parts (negative inside).
-"""
 
-# pyright: basic, reportUnknownParameterType=false
-# Numba compiles these functions; its decorators have no types.
+Compiled normal equations of silhouettes: the residual between a predicted outline and a mask, by motions of a body.
+
+With d the signed distance of a pixel to the projected outline (negative inside), the predicted coverage is
+
+    c(d) = 1 / (1 + exp(d / s)),    dc/dxi = c (1 - c) / s * n . du/dxi
+
+where n is the outward normal of the nearest edge, u its nearest point, and s the softness [pixels]. The residual is
+c - m with m the share of the pixel in the colour of the body. Two things make the sums fast. With l the
+position of the nearest point between the corners a and b of an edge, a row of the Jacobian is
+
+    dc/dxi = c (1 - c) / s ((1 - l) A + l B),   A = n . du_a/dxi,  B = n . du_b/dxi
+
+so five sums per edge stand for all columns. And a block of pixels is compared only with the edges that can be nearest
+to one of its pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +29,10 @@ from numba import njit
 
 from instep.core.world import Array
 from instep.splat.image import Region
+
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles these functions; its decorators have no types.
+
 
 OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp"}}
 INLINE = {**OPTIONS, "forceinline": True, "_nrt": False}
@@ -246,3 +262,403 @@ def soft_silhouette(edges, region, soft):  # pragma: no cover - compiled
             z = min(max(d / soft, -30.0), 30.0)
             out[i, j] = 1.0 / (1.0 + math.exp(z))
     return out
+
+
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles these functions; its decorators have no types.
+
+
+BLOCK = 4
+"""Side of a block of pixels that shares its candidate edges [pixels]."""
+REACH = 0.7072 * BLOCK
+"""Distance from the centre of a block to its corners [pixels]."""
+TILE = 8
+"""Side of a tile of blocks; most tiles are far from the outline and are added at once [pixels]."""
+SUMS = {**INLINE, "fastmath": True}
+"""Options of sums over whole tiles: masks and weights are finite, and their order may change."""
+MIN_FACING_COSINE = 0.25
+"""Cosine between normal and ray from which a camera sees a face well enough to measure its colour."""
+
+
+class CandidateEdges(NamedTuple):
+    """The edges that can be nearest to a pixel of one block."""
+
+    near: Array
+    """Normal, offset, part, and the position along the edge as a linear function of the pixel [edges, 7]."""
+    which: Array
+    """Their indices [edges]."""
+    n: int
+    """How many there are."""
+
+
+@njit(**OPTIONS)
+def moved_transform(world_from_body, xi):  # pragma: no cover - compiled
+    """A transform (4 x 4) translated by xi[:3] and rotated about its own origin by the rotation vector xi[3:]."""
+    out = world_from_body.copy()
+    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
+    half = 0.5 * angle
+    share = 0.5 if half < 1e-9 else math.sin(half) / angle
+    w, x, y, z = math.cos(half), share * xi[3], share * xi[4], share * xi[5]
+    R = np.empty((3, 3))
+    R[0, 0], R[0, 1], R[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+    R[1, 0], R[1, 1], R[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+    R[2, 0], R[2, 1], R[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    for a in range(3):
+        for b in range(3):
+            out[a, b] = (
+                R[a, 0] * world_from_body[0, b] + R[a, 1] * world_from_body[1, b] + R[a, 2] * world_from_body[2, b]
+            )
+        out[a, 3] += xi[a]
+    return out
+
+
+@njit(**OPTIONS)
+def transform_at(times, poses, t):  # pragma: no cover - compiled
+    """The transform (4 x 4) at time t, interpolated between poses xyz + wxyz [n, 7] and held at both ends."""
+    n = times.shape[0]
+    after = 0
+    while after < n and times[after] < t:
+        after += 1
+    mixed = np.empty(7)
+    if after == 0 or after == n:
+        mixed[:] = poses[0 if after == 0 else n - 1]
+    else:
+        share = (t - times[after - 1]) / max(times[after] - times[after - 1], 1e-9)
+        same = 0.0
+        for i in range(3, 7):
+            same += poses[after - 1, i] * poses[after, i]
+        for i in range(7):
+            end = poses[after, i] if i < 3 or same >= 0 else -poses[after, i]
+            mixed[i] = poses[after - 1, i] + share * (end - poses[after - 1, i])
+    return transform_of_pose(mixed)
+
+
+@njit(**OPTIONS)
+def transform_of_pose(pose):  # pragma: no cover - compiled
+    """The transform (4 x 4) of a pose xyz + wxyz."""
+    size = math.sqrt(pose[3] ** 2 + pose[4] ** 2 + pose[5] ** 2 + pose[6] ** 2)
+    w, x, y, z = pose[3] / size, pose[4] / size, pose[5] / size, pose[6] / size
+    out = np.zeros((4, 4))
+    out[0, 0], out[0, 1], out[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+    out[1, 0], out[1, 1], out[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+    out[2, 0], out[2, 1], out[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    out[0, 3], out[1, 3], out[2, 3], out[3, 3] = pose[0], pose[1], pose[2], 1.0
+    return out
+
+
+@njit(**OPTIONS)
+def moved_poses(poses, xi):  # pragma: no cover - compiled
+    """Poses xyz + wxyz [n, 7], moved by one motion xi: translated, and rotated each about its own origin."""
+    out = poses.copy()
+    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
+    share = 0.5 if angle < 2e-9 else math.sin(0.5 * angle) / angle
+    aw, ax, ay, az = math.cos(0.5 * angle), share * xi[3], share * xi[4], share * xi[5]
+    for i in range(poses.shape[0]):
+        for k in range(3):
+            out[i, k] += xi[k]
+        w, x, y, z = poses[i, 3], poses[i, 4], poses[i, 5], poses[i, 6]
+        out[i, 3], out[i, 4] = aw * w - ax * x - ay * y - az * z, aw * x + ax * w + ay * z - az * y
+        out[i, 5], out[i, 6] = aw * y - ax * z + ay * w + az * x, aw * z + ax * y - ay * x + az * w
+    return out
+
+
+@njit(**OPTIONS)
+def region_around(points, margin, width, height):  # pragma: no cover - compiled
+    """Left, top, right, bottom of the bounding box of projected corners, widened by a margin and cut to the image."""
+    low_x = high_x = points[0, 0]
+    low_y = high_y = points[0, 1]
+    for i in range(points.shape[0]):
+        low_x, high_x = min(low_x, points[i, 0]), max(high_x, points[i, 0])
+        low_y, high_y = min(low_y, points[i, 1]), max(high_y, points[i, 1])
+    # Far outside the image a corner may exceed the integer range.
+    low_x, low_y = min(max(low_x, -1e6), 1e6), min(max(low_y, -1e6), 1e6)
+    high_x, high_y = min(max(high_x, -1e6), 1e6), min(max(high_y, -1e6), 1e6)
+    return (
+        max(int(low_x) - margin, 0),
+        max(int(low_y) - margin, 0),
+        min(int(high_x) + 1 + margin, width),
+        min(int(high_y) + 1 + margin, height),
+    )
+
+
+@njit(**OPTIONS)
+def body_region(corners, world_from_body, camera, margin):  # pragma: no cover - compiled
+    """The bounding box of a body in a camera; empty where the body is not wholly in front of it."""
+    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return (0, 0, 0, 0)
+    _, _, width, height = camera
+    return region_around(points, margin, width, height)
+
+
+@njit(**OPTIONS)
+def pose_equations(parts, motion, camera, pixels, edge, margin):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] by motions of a body along the columns of a basis [6, k], and a tally [8].
+
+    The tally is that of `outline_equations`; it is all zero where the body is out of view.
+    """
+    (corners, starts), (world_from_body, xi, basis) = parts, motion
+    k = basis.shape[1]
+    here = moved_transform(world_from_body, xi)
+    points, jacobian = project_corners(corners, here, camera, here[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return np.zeros((k, k)), np.zeros(k), np.zeros(8)
+    _, _, region = pixels
+    window = region_around(points, margin, region[2], region[3])
+    projected = ProjectedOutline(points, jacobian, edges_of(points, starts), window)
+    return outline_equations(projected, basis, pixels, edge)
+
+
+@njit(**OPTIONS)
+def outline_equations(projected, basis, pixels, edge):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] of a projected outline, and a tally [8], over the pixels that can show it.
+
+    `basis` [m, k] holds combinations of the m derivatives in `projected.jacobian`.
+    The tally: sum of w r^2, sum of w, intersection and union of the silhouettes, predicted area, predicted area that is
+    not occluded, area shown, area of the largest part; all zero where fewer than three pixels can show the body.
+    """
+    k = basis.shape[1]
+    H, g, tally = np.zeros((k, k)), np.zeros(k), np.zeros(8)
+    (left, top, right, bottom), edges, (_, _, region) = projected.region, projected.edges, pixels
+    if right - left <= 2 or bottom - top <= 2:
+        return H, g, tally
+    left, top = max(left, region[0]), max(top, region[1])
+    right, bottom = min(right, region[2]), min(bottom, region[3])
+    if right <= left or bottom <= top:
+        return H, g, tally
+    sums = np.zeros((edges.shape[0], 5))
+    _scan(projected, pixels, (left, top, right, bottom), edge, sums, tally)
+    tally[7] = area_of(projected.points, edges)
+    _assemble(edges, projected.jacobian, basis, sums, H, g)
+    return H, g, tally
+
+
+@njit(**OPTIONS)
+def _scan(projected, pixels, window, edge, sums, tally):  # pragma: no cover - compiled
+    (left, top, right, bottom), points, edges = window, projected.points, projected.edges
+    near, which = np.empty((edges.shape[0], 7)), np.empty(edges.shape[0], np.int64)
+    band, far = 6.0 * edge[0] + REACH, 6.0 * edge[0] + 0.7072 * TILE
+    for top0 in range(top, bottom, TILE):
+        for left0 in range(left, right, TILE):
+            low, end = min(top0 + TILE, bottom), min(left0 + TILE, right)
+            middle, _ = signed_distance(left0 + 0.5 * TILE, top0 + 0.5 * TILE, edges)
+            if abs(middle) > far:
+                _add_uniform_block(pixels, (left0, top0, end, low), 1.0 if middle < 0 else 0.0, tally)
+                continue
+            for y0 in range(top0, low, BLOCK):
+                for x0 in range(left0, end, BLOCK):
+                    block = (x0, y0, min(x0 + BLOCK, end), min(y0 + BLOCK, low))
+                    middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
+                    if abs(middle) > band:
+                        _add_uniform_block(pixels, block, 1.0 if middle < 0 else 0.0, tally)
+                    else:
+                        _add_edge_block(CandidateEdges(near, which, n), pixels, block, edge, sums, tally)
+
+
+@njit(**INLINE)
+def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compiled
+    """Signed distance of a block's centre to the outline, and the edges that can be nearest to one of its pixels."""
+    best, m = 1e30, edges.shape[0]
+    start, n = 0, 0
+    while start < m:
+        far, end = -1e30, start
+        while end < m and edges[end, 6] == edges[start, 6]:
+            far = max(far, edges[end, 2] * x + edges[end, 3] * y - edges[end, 4])
+            end += 1
+        best = min(best, far)
+        if far < best + 2 * REACH:
+            for e in range(start, end):
+                if edges[e, 2] * x + edges[e, 3] * y - edges[e, 4] >= far - 2 * REACH:
+                    a, over = int(edges[e, 0]), 1.0 / edges[e, 5]
+                    near[n, 0], near[n, 1], near[n, 2], near[n, 3] = edges[e, 2], edges[e, 3], edges[e, 4], edges[e, 6]
+                    near[n, 4], near[n, 5] = -edges[e, 3] * over, edges[e, 2] * over
+                    near[n, 6] = near[n, 4] * points[a, 0] + near[n, 5] * points[a, 1]
+                    which[n] = e
+                    n += 1
+        start = end
+    return best, n
+
+
+@njit(**SUMS)
+def _add_uniform_block(pixels, block, inside, tally):  # pragma: no cover - compiled
+    """Add a block that lies wholly inside or outside to the tally."""
+    (mask, weight, region), (x0, y0, x1, y1) = pixels, block
+    shows = squared = counts = np.float32(0.0)
+    full, none, half = np.float32(inside), np.float32(0.0), np.float32(0.5)
+    for i in range(y0 - region[1], y1 - region[1]):
+        for j in range(x0 - region[0], x1 - region[0]):
+            w, m = weight[np.uint64(i), np.uint64(j)], mask[np.uint64(i), np.uint64(j)]
+            shows += w if m > half else none
+            squared += w * (full - m) * (full - m)
+            counts += w
+    both = inside * shows
+    tally[0] += squared
+    tally[1] += counts
+    tally[2] += both
+    tally[3] += counts if inside > 0 else shows
+    tally[4] += inside * (x1 - x0) * (y1 - y0)
+    tally[5] += inside * counts
+    tally[6] += shows
+
+
+@njit(**INLINE)
+def _add_edge_block(candidates, pixels, block, model, sums, tally):  # pragma: no cover - compiled
+    """Add a block that the outline crosses to the tally and to the sums of its edges."""
+    (near, which, n), (mask, weight, region), (x0, y0, x1, y1) = candidates, pixels, block
+    soft, robust = model
+    steepness = 1.0 / soft
+    both = either = free = shows = squared = counts = covered = 0.0
+    for yy in range(y0, y1):
+        y = yy + 0.5
+        for xx in range(x0, x1):
+            x = xx + 0.5
+            d, e = 1e30, 0
+            part, far, edge = near[0, 3], near[0, 0] * x + near[0, 1] * y - near[0, 2], 0
+            for k in range(1, n):
+                away = near[k, 0] * x + near[k, 1] * y - near[k, 2]
+                if near[k, 3] != part:
+                    if far < d:
+                        d, e = far, edge
+                    part, far, edge = near[k, 3], away, k
+                elif away > far:
+                    far, edge = away, k
+            if far < d:
+                d, e = far, edge
+            inside = 1.0 if d < 0 else 0.0
+            covered += inside
+            i, j = np.uint64(yy - region[1]), np.uint64(xx - region[0])
+            w = float(weight[i, j])
+            if w <= 0:
+                continue
+            m = float(mask[i, j])
+            shown = 1.0 if m > 0.5 else 0.0
+            both += inside * shown * w
+            either += max(inside, shown) * w
+            free += inside * w
+            shows += shown * w
+            z = d * steepness
+            steep = abs(z) <= 6.0
+            c = 1.0 / (1.0 + math.exp(z)) if steep else inside
+            r = c - m
+            size = abs(r)
+            if size > robust:
+                w *= robust / size
+            squared += w * r * r
+            counts += w
+            if steep:
+                along = min(max(near[e, 4] * x + near[e, 5] * y - near[e, 6], 0.0), 1.0)
+                gradient = c * (1.0 - c) * steepness
+                before, after = gradient * (1.0 - along), gradient * along
+                f = which[e]
+                sums[f, 0] += w * before * before
+                sums[f, 1] += w * before * after
+                sums[f, 2] += w * after * after
+                sums[f, 3] += w * before * r
+                sums[f, 4] += w * after * r
+    tally[0] += squared
+    tally[1] += counts
+    tally[2] += both
+    tally[3] += either
+    tally[4] += covered
+    tally[5] += free
+    tally[6] += shows
+
+
+@njit(**OPTIONS)
+def _assemble(edges, jacobian, basis, sums, H, g):  # pragma: no cover - compiled
+    """Assemble the normal equations from the sums per edge."""
+    k = basis.shape[1]
+    A, B = np.empty(k), np.empty(k)
+    for e in range(edges.shape[0]):
+        a, b, nx, ny = int(edges[e, 0]), int(edges[e, 1]), edges[e, 2], edges[e, 3]
+        for p in range(k):
+            A[p] = B[p] = 0.0
+            for s in range(basis.shape[0]):
+                A[p] += (nx * jacobian[a, 0, s] + ny * jacobian[a, 1, s]) * basis[s, p]
+                B[p] += (nx * jacobian[b, 0, s] + ny * jacobian[b, 1, s]) * basis[s, p]
+        for p in range(k):
+            g[p] += sums[e, 3] * A[p] + sums[e, 4] * B[p]
+            for q in range(k):
+                H[p, q] += sums[e, 0] * A[p] * A[q] + sums[e, 2] * B[p] * B[q]
+                H[p, q] += sums[e, 1] * (A[p] * B[q] + B[p] * A[q])
+
+
+@njit(**OPTIONS)
+def mask_out_body(parts, world_from_body, camera, pixels, margin_px):  # pragma: no cover - compiled
+    """Set the weight of the pixels that a body occludes, and of `margin_px` pixels around it, to zero."""
+    (corners, starts), (_, weight, region) = parts, pixels
+    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    left, top, right, bottom = region_around(points, 2, region[2], region[3])
+    left, top = max(left, region[0]), max(top, region[1])
+    edges = edges_of(points, starts)
+    for y in range(top, bottom):
+        for x in range(left, right):
+            if weight[y - region[1], x - region[0]] > 0:
+                d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+                if d < margin_px:
+                    weight[y - region[1], x - region[0]] = 0.0
+
+
+@njit(**OPTIONS)
+def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compiled
+    """The median chroma of every second pixel that clearly shows the body, to half a grey level."""
+    bins, n = np.zeros(1024, np.int64), 0
+    for i in range(0, pixels.shape[0], 2):
+        for j in range(0, pixels.shape[1], 2):
+            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
+            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
+            if along > 0.5 * expected and along > purity * max(r, g, b):
+                bins[min(int(2.0 * along), 1023)] += 1
+                n += 1
+    if n < 20:
+        return expected
+    seen = 0
+    for i in range(1024):
+        seen += bins[i]
+        if 2 * seen >= n:
+            return 0.5 * i + 0.25
+    return expected
+
+
+@njit(**OPTIONS)
+def sample_colours(surface, world_from_body, camera, shown, image, seen):  # pragma: no cover - compiled
+    """Add to `seen` [n, 4] the colours and the count of points on a body that this camera shows.
+
+    A point counts where its face is turned to the camera and its pixel clearly shows the body. Return the sum of
+    squared differences of these pixels from the expected colours, and their count.
+    """
+    squared = count = 0.0
+    means, normals, expected = surface
+    points, _ = project_corners(means, world_from_body, camera, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return squared, count
+    (mask, weight, region), (pixels, scale) = shown, image
+    world_from_camera, _, _, _ = camera
+    normal, ray = np.empty(3), np.empty(3)
+    for i in range(means.shape[0]):
+        x, y = int(points[i, 0]), int(points[i, 1])
+        if x < region[0] or y < region[1] or x >= region[2] or y >= region[3]:
+            continue
+        if mask[y - region[1], x - region[0]] < 0.6 or weight[y - region[1], x - region[0]] <= 0:
+            continue
+        towards = far = plain = 0.0
+        for a in range(3):
+            normal[a], ray[a] = 0.0, world_from_camera[a, 3] - world_from_body[a, 3]
+            for b in range(3):
+                normal[a] += world_from_body[a, b] * normals[i, b]
+                ray[a] -= world_from_body[a, b] * means[i, b]
+            towards += normal[a] * ray[a]
+            far += ray[a] * ray[a]
+            plain += normals[i, a] * normals[i, a]
+        if plain > 0.5 and towards < MIN_FACING_COSINE * math.sqrt(far):
+            continue
+        if np.isfinite(expected[i, 0]):
+            for a in range(3):
+                squared += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
+            count += 1.0
+        for a in range(3):
+            seen[i, a] += scale * pixels[y, x, a]
+        seen[i, 3] += 1.0
+    return squared, count

@@ -23,8 +23,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.reading import read_json
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 
 FEATURES: Mapping[str, tuple[float, str]] = {
     "nis": (3.0, "the innovation against its covariance (NIS)"),

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
-from instep.core.world import Array, Spec, State
+from instep.core.world import Array, Spec, State, array_dataclass, frozen_dataclass, options_dataclass
 from instep.robot import Limits
 from instep.robot.limits import LimitedCommand
 

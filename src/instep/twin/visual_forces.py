@@ -20,21 +20,17 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import transform
-from instep.core.records import options_dataclass
-from instep.core.world import Array, Observation, State
+from instep.core.world import Array, Observation, State, options_dataclass
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.gaussians import C0, Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop, Region, RenderedImage
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.splat.spherical_harmonics import C0
 
-from .camera_rig import MAX_MARGIN_PX, CameraFrame
-from .frame_budget import Deadline
-from .frame_checks import SHARED, image_log
+from .body_outlines import Outline, model_of, project_outline
+from .camera_frames import SHARED, Deadline, image_log
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, colour_of
 from .pose_filter import PoseFilter
-from .projection import Outline, model_of, project_outline
-from .segmentation import colour_of
 from .tracked_body import free_body
 from .twin import CorrectedState
 

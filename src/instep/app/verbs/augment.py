@@ -19,17 +19,15 @@ from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
-from instep.core.schema import COUNT, TABLE, is_number, read_entries, shown
-from instep.core.type_guards import is_list
-from instep.core.world import Policy
-from instep.evaluate.eval_report import eval_page
+from instep.core.reading import COUNT, TABLE, is_list, is_number, read_entries, shown
+from instep.core.world import Policy, options_dataclass
 from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
 from instep.evaluate.failure_mining import CorrectiveDemos, corrective_demos, demonstrate
-from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
+from instep.policy.task_experts import expert_of
 from instep.policy.training import TrainOptions
 from instep.policy.training import train as train_policy
+from instep.report.eval_pages import eval_page
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked

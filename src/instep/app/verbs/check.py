@@ -12,10 +12,10 @@ from instep.app.gap_run import located, read_runs, spread_runs
 from instep.app.output import new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import policy_from_spec
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.evaluate.action_check import ActionCheck, CheckOptions, check_policy
-from instep.evaluate.action_check_page import check_page
-from instep.robot.recorded_world import Recording
+from instep.report.eval_pages import check_page
+from instep.robot.driver import Recording
 
 
 @options_dataclass

@@ -15,14 +15,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from instep.app import demo_loop as loop
 from instep.app.demo_twin import FRAMES_PER_SECOND, SECONDS, TwinRun, run_through_twin
 from instep.app.demo_twin import scores as twin_scores
-from instep.app.output import new_output
+from instep.app.output import PlainLines, new_output
 from instep.app.simulated_robot import robot_process
-from instep.app.tune_progress import PlainLines
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.reading import read_json_table
-from instep.physics.mujoco_cameras import graphics_library
-from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
+from instep.physics.mujoco_cameras import VIDEO_FPS, graphics_library, write_small_video
 from instep.report.page import ReportVideo, formatted
 from instep.robot import RobotWorld
 from instep.scene.folder import Scene

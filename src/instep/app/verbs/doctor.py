@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from instep.core.cores import usable_cores
 from instep.core.errors import Unsupported
+from instep.core.processes import usable_cores
 
 UNLISTED_EXTRAS = ("all", "dev", "docs")
 """Extras that are made of others, or for developers."""
@@ -165,7 +165,7 @@ def _gpu() -> tuple[str, str, str]:
 
 
 def _web_viewer() -> tuple[str, str, str]:
-    from instep.app.viewer.front_end import absence, bundle
+    from instep.app.viewer.view_server import absence, bundle
 
     if why := absence():
         return "web viewer", FAIR, f"{why} Pages show videos in its place; 'make web' in a checkout builds it."

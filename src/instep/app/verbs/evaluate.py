@@ -17,14 +17,12 @@ from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
-from instep.app.viewer.watching import live_view
+from instep.app.viewer.live_view import live_view
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
-from instep.core.world import Array, MapFn, Simulator, Watcher, World
-from instep.evaluate.agreement import real_success_rates
+from instep.core.world import Array, MapFn, Simulator, Watcher, World, options_dataclass
+from instep.evaluate.agreement import real_success_rates, transfer_scores
 from instep.evaluate.episode_batch import SUCCESS, ParquetStore, run_batch
-from instep.evaluate.eval_report import eval_page, record_videos
 from instep.evaluate.evaluation import (
     EvalBatch,
     EvalOptions,
@@ -34,21 +32,22 @@ from instep.evaluate.evaluation import (
     action_bounds,
     evaluate_policies,
 )
-from instep.evaluate.transfer_prediction import transfer_scores
 from instep.policy.chunking import Latency
+from instep.report.eval_pages import eval_page, record_videos
 from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
-from instep.tune.beliefs import belief_addresses, save_belief
-from instep.tune.randomize import (
+from instep.tune.posterior.beliefs import (
     AdrOptions,
     AdrResult,
     AdrRound,
+    belief_addresses,
     expand_ranges,
     nominal_values,
     parse_belief,
     parse_ranges,
+    save_belief,
     with_imperfections,
 )
 

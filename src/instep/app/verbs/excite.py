@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.app.arguments import Options, OutFolder, SceneArg
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.tune.excitation_limits import MotionLimits
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _write(
     from instep.core.episode import Episode
     from instep.core.statistics import Estimate
     from instep.data import write_dataset
-    from instep.data.formats.tabular import write_columns
+    from instep.data.formats.table_formats import write_columns
 
     t = np.arange(len(design.actions)) * spec.dt
     columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}

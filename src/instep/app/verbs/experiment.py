@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from instep.app.arguments import Options, OutFolder, SceneArg
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.physics.engines import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from instep.app.legs_closing import ClosedLegs
-    from instep.app.legs_run import LegRun
+    from instep.app.legs_study import ClosedLegs, LegRun
     from instep.core.world import World
     from instep.policy.base_estimation import LeggedEstimate
     from instep.policy.gait import Gait, GaitBody, GaitFile
@@ -64,8 +63,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
         scene: scene of a robot with legs and position servos; `instep scene new ROBOT DIR --legs` makes one.
 
     """
-    from instep.app.legs_closing import hidden_legs
-    from instep.app.legs_run import LegRun, leg_scores, legs_page
+    from instep.app.legs_study import LegRun, hidden_legs, leg_scores, legs_page
     from instep.app.output import new_output
     from instep.evaluate.leg_walks import LegOptions, WalkNoise, leg_experiment, noisy_robot
     from instep.physics.engines import open_world
@@ -104,9 +102,9 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
 
 def _controller(kind: str, sim: SceneSimulator, closed: ClosedLegs | None) -> Callable[[Gait], LeggedEstimate]:
     """How a gait is made a controller; a predictive one predicts with what was identified."""
+    from instep.lab.factor_world import FactorWorld
     from instep.policy.base_estimation import LeggedEstimate
     from instep.policy.predictive import PredictiveGait
-    from instep.tune.factor_world import FactorWorld
 
     if kind == "gait":
         return LeggedEstimate
@@ -116,8 +114,8 @@ def _controller(kind: str, sim: SceneSimulator, closed: ClosedLegs | None) -> Ca
 
 def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, args: LegsArgs, folder: Path) -> ClosedLegs:
     """The gait after identification and training for the robot, written to OUT/gait.json with OUT/belief.json."""
-    from instep.app.legs_closing import LegBudget, close_on_legs
-    from instep.tune.beliefs import save_belief
+    from instep.app.legs_study import LegBudget, close_on_legs
+    from instep.tune.posterior.beliefs import save_belief
 
     budget = LegBudget(push=max(LegBudget().push, args.push))
     closed = close_on_legs(robot, sim, gait, budget, seed=args.seed, watch=_say)
@@ -130,9 +128,9 @@ def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> 
     """The gait to walk with, searched first where asked for."""
     from instep.core.errors import BadInput
     from instep.core.param import Box
+    from instep.lab.factor_world import FactorWorld, walk_ranges
+    from instep.lab.gait_search import GaitSearchOptions, search_gait
     from instep.policy.gait import GaitFile, read_gait, shipped_gait, stairs_gait
-    from instep.tune.factor_world import FactorWorld, walk_ranges
-    from instep.tune.gait_search import GaitSearchOptions, search_gait
 
     shipped = stairs_gait(body.legs) if args.stairs else shipped_gait(body.legs)
     gait = shipped if args.gait is None else read_gait(args.gait)

@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.arguments import Options, SceneArg
-from instep.app.closing.closing_page import closing_page, closing_scores
-from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.app.closing.robot_trial import UNTOUCHED, USUAL, ClosingBudget
+from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, closing_page, closing_scores, run_closing
+from instep.app.closing.closing_trial import UNTOUCHED, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.app.output import new_output, progress_bar
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.scene.folder import Scene
 
 QUICK = ClosingBudget(

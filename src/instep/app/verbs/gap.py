@@ -9,7 +9,7 @@ import tyro
 
 from instep.app.arguments import Options
 from instep.app.data_args import DataArgs
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 
 Positional = tyro.conf.Positional
 
@@ -76,7 +76,7 @@ def gap(
     from instep.app.gap_run import GapRequest, judge_agreement, run
 
     if args.torque:
-        from instep.app.torque_run import TorqueGapRequest, run_torque_gap
+        from .torque import TorqueGapRequest, run_torque_gap
 
         limits = dict(_limit(words) for words in args.limit)
         return run_torque_gap(TorqueGapRequest(data, against, args.source, args.cutoff, limits, args.out))

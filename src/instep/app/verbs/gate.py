@@ -16,7 +16,7 @@ from instep.app.cluster import open_map, watch_batches
 from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
 from instep.scene.folder import Scene

@@ -10,11 +10,11 @@ import tyro
 
 from instep.app.arguments import Options, OutFolder, SceneArg
 from instep.app.data_args import DataArgs
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
     from instep.core.statistics import Estimate
-    from instep.tune.reidentification import Reidentification
+    from instep.tune.online.reidentification import Reidentification
 
 Positional = tyro.conf.Positional
 
@@ -57,16 +57,16 @@ def reidentify(
     from dataclasses import replace
 
     from instep.app.gap_run import read_runs
-    from instep.app.output import new_output
+    from instep.app.output import new_output, tune_progress
     from instep.app.reidentified_run import drift_facts, write_drift
-    from instep.app.tune_progress import tune_progress
-    from instep.app.verbs.tune import parse_bounds
     from instep.gap.measure import recorded_at_rate
+    from instep.report.tune_pages import reidentification_page
     from instep.scene.folder import scene_for
     from instep.tune import ReidentifyOptions, online_params
-    from instep.tune.parameter_filter import DriftOptions
-    from instep.tune.reidentification import reidentify as replayed
-    from instep.tune.reidentification_page import reidentification_page
+    from instep.tune.online.parameter_filter import DriftOptions
+    from instep.tune.online.reidentification import reidentify as replayed
+
+    from .tune import parse_bounds
 
     bounds = parse_bounds(args.bounds)
     options = ReidentifyOptions(window=args.window, filter=replace(DriftOptions(), drift=args.drift))

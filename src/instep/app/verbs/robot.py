@@ -13,9 +13,9 @@ from rich.console import Console
 from instep.app.arguments import Options, SceneArg, kept_token, write_secret
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
-from instep.app.viewer.watching import Viewed, live_view
+from instep.app.viewer.live_view import Viewed, live_view
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 from instep.physics.engines import Engine
 from instep.robot import (
     Driver,
@@ -27,7 +27,7 @@ from instep.robot import (
     scene_limits,
     serve,
 )
-from instep.scene.calibration import calibrated_scene
+from instep.scene.camera_files import calibrated_scene
 from instep.scene.folder import Scene
 
 

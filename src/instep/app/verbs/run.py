@@ -14,16 +14,33 @@ from rich.table import Table
 
 from instep.app.adaptive_run import with_adaptation
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
-from instep.app.operator_console import OperatorConsole
 from instep.app.output import Output, new_output
-from instep.app.recorded_run import RecordedRun, record_run
+from instep.app.recorded_run import RecordedRun, record_run, scene_task
 from instep.app.reidentified_run import LiveReidentification, live_facts, live_numbers, live_sections
-from instep.app.robot_events import EventCounter, RobotEvents
-from instep.app.run_checks import scene_task
-from instep.app.run_page import announce_run, summarize_run
+from instep.app.robot_events import EventCounter, OperatorConsole, RobotEvents
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
-from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
-from instep.app.twin_run import (
+from instep.app.viewer.live_view import live_view
+from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.world import Policy, Spec, Watcher, inner_with, options_dataclass
+from instep.policy import AsyncChunked
+from instep.policy.reference_model import Method
+from instep.report.run_pages import (
+    announce_run,
+    summarize_run,
+    tracking_page,
+    twin_numbers,
+    twin_problems,
+    twin_sections,
+)
+from instep.robot import realtime_priority
+from instep.scene.camera_files import Calibration, calibration_among
+from instep.scene.folder import Scene
+from instep.scene.model_limits import bounds_of
+from instep.scene.tasks.task import Tasked
+
+from .twin_run import (
     TwinStatus,
     budget_facts,
     chosen_trust,
@@ -33,19 +50,6 @@ from instep.app.twin_run import (
     twin_of,
     write_tracking,
 )
-from instep.app.viewer.watching import live_view
-from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
-from instep.core.episode import Episode
-from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
-from instep.core.world import Policy, Spec, Watcher, inner_with
-from instep.policy import AsyncChunked
-from instep.policy.adaptive_stability import Method
-from instep.robot import realtime_priority
-from instep.scene.calibration import Calibration, calibration_among
-from instep.scene.folder import Scene
-from instep.scene.model_limits import bounds_of
-from instep.scene.tasks.task import Tasked
 
 if TYPE_CHECKING:
     from instep.twin import Trust, TwinOptions

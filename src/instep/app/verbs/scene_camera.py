@@ -13,12 +13,12 @@ from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput, UnknownName, Unsupported
-from instep.core.records import options_dataclass
-from instep.scene.calibration import load_calibration
+from instep.core.world import options_dataclass
 from instep.scene.camera import Camera, aimed_place, pinhole
-from instep.scene.camera_edit import (
+from instep.scene.camera_files import (
     field_of_view,
     framing_robot,
+    load_calibration,
     remove_camera,
     scene_with_cameras,
     write_camera,

@@ -1,22 +1,34 @@
-"""The verb scene edit: another mesh for an object, fewer faces, two objects as one, another place."""
+"""The verb scene edit: another mesh for an object, fewer faces, two objects as one, another place.
+
+The verb scene export: a scene as MJCF with OBJ meshes, URDF, glTF, USD, or its Gaussians alone.
+
+The verb build check: shapes, inertia, contacts and rest of a scene, with a page.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
+from rich.table import Table
 
-from instep.app.arguments import Options, Positional, SceneArg
+from instep.app.arguments import Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
-from instep.core.type_guards import is_list
+from instep.core.reading import is_list
+from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
-    from instep.build.object_edits import SceneEdit
+    from instep.core.world import Array
+    from instep.reconstruct.checks import Finding
+    from instep.reconstruct.edits import SceneEdit
+    from instep.report.page import HtmlReport
+    from instep.scene.folder import Scene
+    from instep.splat.gaussians import Gaussians
 
 
 @options_dataclass
@@ -51,8 +63,7 @@ def edit(
         out: folder to write; it must not be there. It is written whole or not at all.
 
     """
-    from instep.app.verbs.scene_export import write_folder
-    from instep.build.object_edits import edit_scene
+    from instep.reconstruct.edits import edit_scene
     from instep.scene.folder import Scene
 
     edits = _edits(args)
@@ -85,7 +96,7 @@ def _words(value: object) -> str:
 
 
 def _edits(args: SceneEditArgs) -> list[SceneEdit]:
-    from instep.build.object_edits import MeshReplacement, MeshSimplification, ObjectMerge
+    from instep.reconstruct.edits import MeshReplacement, MeshSimplification, ObjectMerge
 
     found: list[SceneEdit] = []
     for word in args.replace:
@@ -101,7 +112,7 @@ def _edits(args: SceneEditArgs) -> list[SceneEdit]:
 
 
 def _motion(word: str) -> SceneEdit:
-    from instep.build.object_edits import ObjectMotion
+    from instep.reconstruct.edits import ObjectMotion
 
     name, text = _pair(word, "=", "--move", "cup=0.1,0,0,90")
     try:
@@ -118,3 +129,171 @@ def _pair(word: str, sign: str, option: str, example: str) -> tuple[str, str]:
     if not (first and found and second):
         raise BadInput(f"{option} is given as {example}, not {word!r}.")
     return first, second
+
+
+_USD = (".usda", ".usdc", ".usdz")
+_GAUSSIANS = (".ply", ".spz", ".splat", ".sog")
+ENDINGS = ("a folder (MJCF and OBJ)", ".urdf", ".glb", *_USD, *_GAUSSIANS)
+
+
+def export(
+    scene: SceneArg,
+    out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
+    /,
+) -> int:
+    """Write a scene for other programs, by the ending of OUT.
+
+    A folder gets MJCF with OBJ meshes (and opens as a scene); .urdf has its meshes in meshes/ beside it; .glb holds
+    shapes, textures and Gaussians; .usda, .usdc and .usdz hold shapes with collision, rigid bodies and Gaussians; .ply,
+    .spz, .splat and .sog hold the Gaussians alone, where the scene starts.
+
+    Args:
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+        out: file or folder to write; it must not be there.
+
+    """
+    from instep.scene.folder import Scene
+
+    loaded = Scene.load(scene)
+    ending = out.suffix.lower()
+    if out.exists():
+        raise BadInput(f"{str(out)!r} is there already; give a new file or folder.")
+    if ending and ending not in ENDINGS:
+        raise BadInput(f"{out.name!r} has no ending that a scene is written to; known are {', '.join(ENDINGS)}.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(loaded, out, ending)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True) if out.is_dir() else out.unlink(missing_ok=True)
+        raise
+    print(out)
+    return 0
+
+
+def _write(scene: Scene, out: Path, ending: str) -> None:
+    if not ending:
+        write_folder(scene, out)
+    elif ending == ".urdf":
+        from instep.reconstruct.scene_formats import save_scene_urdf
+
+        save_scene_urdf(out, scene)
+    elif ending == ".glb":
+        from instep.reconstruct.scene_formats import save_scene_gltf
+
+        save_scene_gltf(out, scene, _scanned(scene))
+    elif ending in _USD:
+        from instep.reconstruct.scene_formats import save_scene_usd
+
+        save_scene_usd(out, scene, _scanned(scene))
+    else:
+        from instep.splat.io import save_gaussians
+
+        save_gaussians(out, _in_world(scene))
+
+
+def write_folder(scene: Scene, out: Path) -> None:
+    """Write a scene as a folder of its own: one MJCF file, OBJ meshes, and what else its folder holds."""
+    from instep.reconstruct.scene_formats import save_scene_mjcf
+    from instep.scene.folder import SCENE_FILE
+    from instep.tune.param_export import copy_scene
+
+    copy_scene(scene, out)
+    folder = (scene.root / SCENE_FILE).is_file() and scene.name == scene.root.resolve().name
+    model = scene.source.path.resolve().relative_to(scene.root.resolve()) if folder else Path("scene.xml")
+    save_scene_mjcf(out / model, scene)
+
+
+def _in_world(scene: Scene) -> Gaussians:
+    """The Gaussians of a scene as one body, where the scene starts; those of its shapes where it has no others."""
+    from instep.core.poses import transform
+    from instep.splat.gaussians import concatenate
+    from instep.splat.rendering import scene_gaussians, scene_poses
+
+    found = _scanned(scene)
+    found = scene_gaussians(scene) if found is None else found
+    poses = scene_poses(scene, found.names, scene.start(0)[0])
+    parts = [found.on(name).moved(transform(pose)) for name, pose in zip(found.names, poses, strict=True)]
+    return concatenate([part.attached_to("world") for part in parts])
+
+
+def _scanned(scene: Scene) -> Gaussians | None:
+    """The Gaussians that were built or fitted with a scene; None where there are none."""
+    from instep.splat.io import load_gaussians
+
+    splats = scene.root / "splats"
+    return load_gaussians(splats) if splats.is_dir() else None
+
+
+_COLOURS = {"green": "green", "amber": "yellow", "red": "red", "unknown": "dim"}
+
+
+@options_dataclass
+class BuildCheckArgs:
+    """Options of `instep build check`."""
+
+    out: OutFolder = None
+
+
+def check(scene: SceneArg, /, args: Options[BuildCheckArgs] = BuildCheckArgs()) -> int:
+    """Check a scene before it is simulated in earnest; exit 1 where something is red.
+
+    Closed meshes, possible inertia, parts against meshes, penetration, whether objects rest in two engines, scale; and
+    of a scene that was built from images its silhouettes, views and held-out images.
+
+    Args:
+        scene: a scene that was built, or any other: a shipped name, a folder, an MJCF or URDF file.
+
+    """
+    from instep.app.output import new_output
+    from instep.reconstruct.checks import check_scene, worst_state
+    from instep.scene.folder import Scene
+
+    loaded = Scene.load(scene)
+    findings = check_scene(loaded)
+    output = new_output("build-check", args.out)
+    output.read_scene(loaded)
+    worst = worst_state(findings)
+    output.write({}, state=worst, findings=[_plain(finding) for finding in findings])
+    table = Table("check", "of", "", "found", "meaning", box=None, padding=(0, 2))
+    for found in findings:
+        table.add_row(
+            found.check, found.subject, f"[{_COLOURS[found.state]}]{found.state}[/]", found.value, found.message
+        )
+    Console(stderr=True, highlight=False).print(table)
+    print(output.page(_page(loaded, findings)))
+    return 1 if worst == "red" else 0
+
+
+def _plain(finding: Finding) -> dict[str, str]:
+    return {key: getattr(finding, key) for key in ("check", "subject", "state", "value", "message")}
+
+
+def _page(scene: Scene, findings: Sequence[Finding]) -> HtmlReport:
+    from instep.data.frames import encode_png
+    from instep.reconstruct.checks import worst_state
+    from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section
+    from instep.report.page import Table as PageTable
+
+    worst, counts = worst_state(findings), [finding.state for finding in findings]
+    words = {"red": "not fit to simulate", "amber": "fit to simulate, with doubts"}.get(worst, "fit to simulate")
+    bad = [finding for finding in findings if finding.state in ("red", "amber")]
+    because = "; ".join(f"{one.subject}, {one.check}: {one.value}" for one in bad[:3])
+    status = "bad" if worst == "red" else "plain" if worst == "amber" else "good"
+    rows = [(one.check, one.subject, one.state, one.value, one.message) for one in findings]
+    return HtmlReport(
+        f"Check of {scene.name}", scene.about or str(scene.source.path.name), Headline(status, words, because),
+        [Number(name, str(counts.count(name))) for name in ("green", "amber", "red", "unknown")],
+        [
+            Section("Checks", blocks=[PageTable(("check", "of", "state", "found", "meaning"), rows)]),
+            Section("The scene as it starts", blocks=[[ReportImage(encode_png(_image(scene)), "3D Gaussians")]]),
+        ],
+    )  # fmt: skip
+
+
+def _image(scene: Scene) -> Array:
+    """The scene as it starts, by the Gaussians that were built with it where it has some."""
+    from instep.splat.rendering import render, scene_gaussians, scene_poses
+
+    splats = scene.root / "splats"
+    found = scene_gaussians(scene, splats if splats.is_dir() else None)
+    return render(found, poses=scene_poses(scene, found.names, scene.start(0)[0])).images[0]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from instep.app.arguments import Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
+from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -69,7 +69,7 @@ def splat(
 
     """
     from instep.app.output import new_output
-    from instep.scene.calibration import load_calibration
+    from instep.scene.camera_files import load_calibration
     from instep.scene.folder import Scene
     from instep.splat.capture import calibrated_capture, load_capture
     from instep.splat.fitting import GaussianFitOptions
@@ -112,7 +112,7 @@ def splat(
 
 
 def _write(done: SceneFit, output: Output, orbit: int, report: Report) -> None:
-    from instep.scene.calibration import Calibration
+    from instep.scene.camera_files import Calibration
     from instep.splat.io import save_gaussians
     from instep.splat.rendering import save_png
 

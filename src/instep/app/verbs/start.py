@@ -1,14 +1,34 @@
-"""The verb start: from a robot file and logs to a report in one command."""
+"""The verb start: from a robot file and logs to a report in one command.
+
+One run of the verb start: scene, guessed mapping, data, gap, identification, page.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, Positional
-from instep.core.records import options_dataclass
+from instep.app.data_args import DataArgs, robot_layout
+from instep.app.gap_run import GapRequest
+from instep.app.gap_run import run as run_gap
+from instep.app.output import Output, gate_table, new_output
+from instep.core.errors import BadInput, InstepError, Unsupported
+from instep.core.progress import parse_duration
+from instep.core.reading import read_json_table
+from instep.core.world import options_dataclass
+from instep.data import MappingGuess, guess_mapping, import_recordings, load_episodes, write_draft
+from instep.report.start_page import plot_first_seconds, start_page
+from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
+from instep.scene.new_scene import NewScene, make_scene
 
 
 @options_dataclass
@@ -48,6 +68,227 @@ def start(
         logs: recordings of it: CSV or NPZ files, ROS bags, MCAP files, or one folder of these or of a LeRobot dataset.
 
     """
-    from instep.app.start_run import run_start
-
     return run_start(robot, logs, args)
+
+
+MAP, PLOT, SCENE, DATA = "map.toml", "first_seconds.png", "scene", "data"
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".mp4")
+
+
+@dataclass(slots=True)
+class StartResult:
+    """What a run of the verb start has so far; the page is written from it."""
+
+    output: Output
+    scene: Scene
+    words: str = ""
+    """The robot file and the logs, as they were given."""
+    images: Path | None = None
+    made: NewScene | None = None
+    guess: MappingGuess | None = None
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    """Part that could not be done -> why."""
+    passed: bool = False
+    """Whether the new scene passed the gates."""
+
+    @property
+    def commands(self) -> list[str]:
+        """The next three commands."""
+        folder, tuned = self.output.folder, self.output.folder / "tune" / "scene"
+        data, scene = folder / DATA, tuned if tuned.is_dir() else folder / SCENE
+        doubtful = self.guess is not None and bool(self.guess.doubts or self.failures)
+        found = [f"instep start {self.words} --map {folder / MAP}"] if doubtful else []
+        if self.passed:
+            found.append(f"instep gap {data} {scene}")
+        elif (folder / "tune").is_dir():
+            found.append(f"instep tune {data} {scene} --resume {folder / 'tune'} --budget 10min")
+        more = [f"instep excite {scene}", f"instep data info {data}", f"instep scene show {scene}"]
+        if self.images is not None:
+            more.insert(0, f"instep scene splat {self.images} {scene}")
+        return [*found, *more][:3]
+
+    def result(self, part: str) -> dict[str, Any]:
+        """What result.json of a part holds; empty where it was not written."""
+        path = self.output.folder / part / "result.json"
+        return read_json_table(path) if path.is_file() else {}
+
+
+def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:
+    """Run all parts; what cannot be done is said on the page, and the exit code is 1."""
+    if robot.suffix not in ROBOT_FILES:
+        raise BadInput(f"{str(robot)!r} is no robot file; one that ends in {', '.join(ROBOT_FILES)} was expected.")
+    if not logs:
+        raise BadInput("No logs were given; instep start takes a robot file and then recordings of that robot.")
+    parse_duration(args.budget)
+    _check_images(args.images)
+    scene = scene_of_file(robot)
+    output = new_output("start", args.out, seed=args.seed)
+    output.read(robot)
+    words = shlex.join([str(robot), *(str(log) for log in logs)])
+    result = StartResult(output, scene, words, args.images)
+    console = Console(stderr=True)
+    mapping, folder = _mapping(result, logs, args, console)
+    # A scene at the rate of the logs needs no resampling.
+    rate = result.guess.rate if result.guess else 1 / load_episodes(folder, mapping)[0].spec.dt
+    result.made = make_scene(robot, output.folder / SCENE, rate=rate)
+    _say_scene(result.made, console)
+    done = import_recordings(folder, output.folder / DATA, mapping=mapping)
+    console.print(f"{done.episodes} runs, {done.rows} rows in {done.folder}.", highlight=False)
+    episodes = load_episodes(output.folder / DATA)
+    plot_first_seconds(episodes[0], output.folder / PLOT, result.made.scene)
+    _attempt(result, "gap", lambda: _gap(result, args))
+    _attempt(result, "identification", lambda: _identify(result, args))
+    return _finish(result, console)
+
+
+def _mapping(result: StartResult, logs: Sequence[Path], args: StartArgs, console: Console) -> tuple[Path, Path]:
+    """The mapping file to read the logs with, and the folder that it is for: the one given, or a draft of a guess."""
+    if args.map is not None:
+        from instep.data.guess.log_columns import locate_logs
+
+        return args.map, locate_logs(list(logs)).folder
+    layout = robot_layout(result.scene)
+    guess = guess_mapping(logs, layout, rate=args.rate)
+    if guess.rows[0].doubt and args.rate is None and _is_terminal():
+        guess = guess_mapping(logs, layout, rate=_asked_rate(console))
+    result.guess = guess
+    path = write_draft(guess, result.output.folder / MAP, result.scene.name)
+    console.print(_table(guess))
+    if guess.doubts:
+        count = len(guess.doubts)
+        console.print(
+            f"[yellow]{count} of {len(guess.rows)} rows are guesses.[/] Correct {path} and give it again with --map.",
+            highlight=False,
+        )
+        if _is_terminal() and console.input("Go on with this guess? [Y/n] ").strip().lower().startswith("n"):
+            raise BadInput(f"Stopped: correct {str(path)!r} and give it with --map.")
+    return path, guess.folder
+
+
+def _table(guess: MappingGuess) -> Table:
+    table = Table("what", "from", "read as", "confidence", box=None, padding=(0, 2))
+    for row in guess.rows:
+        colour = "yellow" if row.doubt else "green"
+        table.add_row(row.what, row.source, row.reading, f"[{colour}]{row.confidence}[/]")
+    return table
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _asked_rate(console: Console) -> float:
+    words = console.input("The logs do not say how fast rows come. Rows per second [Hz]: ").strip()
+    try:
+        return float(words)
+    except ValueError:
+        raise BadInput(f"{words!r} is no rate; rows per second were expected. Give it with --rate.") from None
+
+
+def _check_images(folder: Path | None) -> None:
+    if folder is None:
+        return
+    if not folder.is_dir() or not any(p.suffix.lower() in IMAGE_ENDINGS for p in folder.rglob("*")):
+        raise BadInput(f"{str(folder)!r} holds no images or videos; --images takes a folder of them.")
+
+
+def _say_scene(made: NewScene, console: Console) -> None:
+    scene = made.scene
+    servos = f" {made.servos} position servos were added, whose gains are a guess." if made.servos else ""
+    console.print(
+        f"Scene {scene.root}: {len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz.{servos}",
+        highlight=False,
+    )
+
+
+def _attempt(result: StartResult, part: str, work: Callable[[], None]) -> None:
+    """Do a part; what a user can act on is kept for the page, and the next part goes on."""
+    try:
+        _check_commands(result)
+        work()
+    except InstepError as error:
+        result.failures[part] = str(error)
+        Console(stderr=True).print(f"The {part} could not be done: {error}", style="red", highlight=False, markup=False)
+
+
+def _check_commands(result: StartResult) -> None:
+    """A motion of motors without commands cannot be replayed; all that are missing are said at once."""
+    if result.guess is None or result.made is None:
+        return
+    known = set(result.guess.mapping.action.labels) if result.guess.mapping.action.sources else set[str]()
+    motors = robot_layout(result.made.scene).actuators
+    missing = [motor.name for motor in motors if not known & {motor.name, *motor.joints}]
+    if not missing:
+        return
+    which = "commands" if len(missing) == len(motors) else f"commands of {', '.join(missing)}"
+    path = str(result.output.folder / MAP)
+    raise BadInput(
+        f"The logs have no columns of {which} that were found, so nothing can be replayed; name them under [action] of "
+        f"{path!r} and give it with --map."
+    )
+
+
+def _gap(result: StartResult, args: StartArgs) -> None:
+    folder = result.output.folder
+    run_gap(
+        GapRequest(
+            data=str(folder / DATA), against=str(folder / SCENE), source=DataArgs(), runs=args.runs, every=0.5,
+            allow=(), limits={}, max_rmse=None, scene="", events=None, causes="", policy="", plain=True, seed=args.seed,
+            out=folder / "gap",
+        )
+    )  # fmt: skip
+
+
+def _identify(result: StartResult, args: StartArgs) -> None:
+    from .tune import TuneArgs, run_tune
+
+    folder = result.output.folder
+    options = TuneArgs(budget=args.budget, seed=args.seed, out=folder / "tune")
+    done = run_tune(str(folder / DATA), str(folder / SCENE), options)
+    result.passed = done.found.passed
+    Console().print(gate_table(done.found.gates))
+
+
+def _finish(result: StartResult, console: Console) -> int:
+    """Write result.json and the page, and print the next commands and the page."""
+    output, guess = result.output, result.guess
+    rows = [] if guess is None else [
+        {"what": r.what, "from": r.source, "reading": r.reading, "confidence": r.confidence} for r in guess.rows
+    ]  # fmt: skip
+    output.write(
+        {},
+        mapping=rows,
+        failures=result.failures,
+        passed=result.passed,
+        gap=result.result("gap").get("headline", ""),
+        identification=result.result("tune").get("headline", ""),
+        next=result.commands,
+    )
+    page = output.page(start_page(result, _image(result.made)))
+    console.print("Next:", style="bold")
+    for command in result.commands:
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+    print(page)
+    return 0 if result.passed and not result.failures else 1
+
+
+def _image(made: NewScene | None) -> bytes:
+    """The robot through the first camera as PNG; empty where nothing can be rendered here."""
+    import io
+
+    from matplotlib.image import imsave
+
+    from instep.physics.mujoco_cameras import MujocoRenderer
+
+    if made is None or not made.scene.cameras or not made.scene.model.ngeom:
+        return b""
+    camera = next(iter(made.scene.cameras.values()))
+    try:
+        renderer = MujocoRenderer(made.scene)
+        image = renderer.render(made.scene.start(0)[0], camera)
+        renderer.close()
+    except Unsupported:
+        return b""
+    file = io.BytesIO()
+    imsave(file, image, format="png")
+    return file.getvalue()

@@ -1,4 +1,7 @@
-"""The verb train: clone behaviour from a dataset, or train a residual policy in simulation."""
+"""What instep train does with a policy and data: adapt it to a robot's images, or train it further.
+
+The verb train: clone behaviour from a dataset, or train a residual policy in simulation.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,94 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import tyro
+from rich.console import Console
 
 from instep.app.arguments import Options, Positional
 from instep.app.data_args import DataArgs, read_at_rate
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.simulation_training import SimulationTraining, train_in_simulation
 from instep.app.world_specs import CameraOptions
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
 from instep.core.statistics import Estimate, wilson
-from instep.core.world import World
-from instep.policy.observation_encoding import STATE
-from instep.policy.policy_adaptation import AdaptOptions
+from instep.core.world import World, options_dataclass
+from instep.data.frames import encode_png
+from instep.lab.policy_search import SearchBudget, SearchOptions
+from instep.policy.flow_policy import STATE, read_policy
+from instep.policy.image_adaptation import adaptation_sheet, feature_distance
+from instep.policy.policy_adaptation import AdaptOptions, CameraImages, adapt_policy, fine_tune
 from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
-from instep.tune.policy_search import SearchBudget, SearchOptions
 
 if TYPE_CHECKING:
-    from instep.core.episode import Episode
     from instep.splat.rendered_world import RenderedCameras
+
+
+SHEET = "adaptation_{}.png"
+"""Name of the sheet of a camera: images of the robot, after each way of adapting them, as adapted, and rendered."""
+
+
+def adapt_to_images(
+    base: Path, rendered: Sequence[Episode], real: Sequence[Episode], options: AdaptOptions, output: Output
+) -> int:
+    """Adapt a policy to the images of a robot, and write a sheet of them before and after."""
+    from instep.policy.networks import encoder_features
+
+    _check(base, output)
+    console = Console(stderr=True)
+    with console.status(f"adapt to {len(real)} recordings by {options.adapt_by}"):
+        found = adapt_policy(base, rendered, real, output.folder, options, seed=output.seed)
+        distances: dict[str, list[float]] = {}
+        for camera, images in found.images.items():
+            (output.folder / SHEET.format(camera)).write_bytes(encode_png(_sheet(images, found.adapted[camera])))
+            wanted = encoder_features(images.rendered)
+            kinds = (images.real, found.adapted[camera])
+            distances[camera] = [feature_distance(encoder_features(some), wanted) for some in kinds]
+    for camera, (before, after) in distances.items():
+        words = f"{camera}: distance of features from rendered images {before:.3g} before, {after:.3g} after"
+        console.print(f"{words}; {output.folder / SHEET.format(camera)}", highlight=False)
+    output.write({}, adapted=options.adapt_by, distances=distances)
+    print(output.folder)
+    return 0
+
+
+def _sheet(images: CameraImages, adapted: np.ndarray) -> np.ndarray:
+    count = min(4, len(images.real), len(images.rendered))
+    pick = np.linspace(0, len(images.real) - 1, count).round().astype(int)
+    shown = np.concatenate([images.real[pick], images.real])
+    sheet = adaptation_sheet(shown, images.rendered, count=count)
+    final = np.concatenate(list(adapted[pick]), axis=1)
+    height = images.real.shape[1]
+    return np.concatenate([sheet[:-height], final, sheet[-height:]])
+
+
+def train_further(
+    base: Path, new: Sequence[Episode], earlier: Sequence[Episode], options: TrainOptions, output: Output
+) -> int:
+    """Train a policy further on new demonstrations, beside earlier ones."""
+    _check(base, output)
+    with progress_bar() as progress:
+        bar = progress.add_task(f"{len(new)} episodes", total=options.steps)
+
+        def show(step: int, loss: float) -> None:
+            progress.print(f"step {step}: loss {loss:.4f}", highlight=False)
+            progress.update(bar, completed=step)
+
+        fine_tune(base, new, earlier, output.folder, options, progress=show)
+    output.write({}, episodes=len(new), earlier=len(earlier))
+    print(output.folder)
+    return 0
+
+
+def _check(base: Path, output: Output) -> None:
+    if not (base / "policy.json").is_file():
+        raise BadInput(f"{str(base)!r} is not a policy that instep train wrote; --base takes the folder of one.")
+    if output.folder.resolve() == base.resolve():
+        raise BadInput("The policy cannot be written over the one of --base; give another folder.")
+    read_policy(base)
+
 
 HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
@@ -175,8 +246,6 @@ def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list
 
 def _from_policy(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
     """Adapt a policy to the images of a robot, or train it further."""
-    from instep.app.policy_refinement import adapt_to_images, train_further
-
     output = new_output("train", folder, seed=args.cloning.seed)
     output.read(Path(args.base))
     base, robot = Path(args.base), replace(args, virtual=None, randomize=())
@@ -196,10 +265,8 @@ def _rendered(
     """The episodes with rendered images, each in a sampled appearance."""
     import numpy as np
 
-    from instep.splat.randomized_views import randomized_views
-    from instep.splat.rendered_world import Sensor
-    from instep.tune.beliefs import belief_addresses
-    from instep.tune.randomize import parse_belief
+    from instep.splat.rendered_world import Sensor, randomized_views
+    from instep.tune.posterior.beliefs import belief_addresses, parse_belief
 
     belief = parse_belief(randomize, cameras.scene)
     if belief is None:

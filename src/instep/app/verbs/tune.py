@@ -17,8 +17,8 @@ import tyro
 
 from instep.app.arguments import Options
 from instep.app.data_args import DataArgs
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.schema import NUMBER, read_entries, table_of
+from instep.core.reading import NUMBER, read_entries, table_of
+from instep.core.world import array_dataclass, options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -115,7 +115,7 @@ def tune(
     """
     _check_options(args)
     if args.torque:
-        from instep.app.torque_run import run_torque_tune
+        from .torque import run_torque_tune
 
         return run_torque_tune(data, scene, args)
     done = run_tune(data, scene, args)
@@ -141,8 +141,7 @@ class TuneResult:
 def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
     """Identify parameters from motion and write the new scene, exports, result.json and the page."""
     from instep.app.gap_run import read_runs
-    from instep.app.output import new_output
-    from instep.app.tune_progress import tune_progress
+    from instep.app.output import new_output, tune_progress
     from instep.core.progress import parse_duration
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
@@ -190,7 +189,7 @@ def _viewer(found: Identification) -> ReportViewer | None:
     """The first held-out recording as a ghost over its replay, before and after; None where groups have own values."""
     from instep.app.viewer.report_view import replay_viewer
     from instep.core.errors import Diverged
-    from instep.core.replay import replay
+    from instep.core.rollout import replay
 
     if not found.held_out or found.groups:
         return None

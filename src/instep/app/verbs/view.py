@@ -13,20 +13,19 @@ import tyro
 from rich.console import Console
 
 from instep.app.arguments import Options, Positional, TokenFile, link_token
-from instep.app.verbs.runs import has_display
-from instep.app.viewer.headless import view_images, view_page
-from instep.app.viewer.opening import ViewRequest, is_scene, open_content
+from instep.app.viewer.showing import ViewRequest, is_scene, open_content, view_images, view_page
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
-from instep.core.records import options_dataclass
-from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
+from instep.core.world import options_dataclass
+from instep.physics.mujoco_cameras import VIDEO_FPS, write_small_video
 from instep.scene.folder import Scene
 
+from .runs import has_display
+
 if TYPE_CHECKING:
+    from instep.app.viewer.contents import PlacingContent
     from instep.app.viewer.following import FollowingRobot
-    from instep.app.viewer.placing import PlacingContent
-    from instep.app.viewer.robot_content import RobotContent
-    from instep.app.viewer.teleoperation import TeleopContent
+    from instep.app.viewer.teleoperation import RobotContent, TeleopContent
 
 SIZE = 1200, 760
 """Size of images [pixels]."""
@@ -127,7 +126,7 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     if kind == "robot":
         if not args.scene:
             raise BadInput("A robot is shown in a scene; give the one of this robot with --scene.")
-        from instep.app.viewer.robot_content import RobotContent
+        from instep.app.viewer.teleoperation import RobotContent
 
         return RobotContent(address, link_token(args.token), Scene.load(args.scene), may_stop=args.allow_stop)
     if not args.teleop:
@@ -158,7 +157,7 @@ def _placed(thing: str, args: ViewArgs) -> PlacingContent | None:
         return None
     if not is_scene(thing):
         raise BadInput(f"--place takes a scene, and {thing!r} is none; give a shipped name, a folder or a robot file.")
-    from instep.app.viewer.placing import PlacingContent
+    from instep.app.viewer.contents import PlacingContent
 
     return PlacingContent(Scene.load(thing), args.place)
 

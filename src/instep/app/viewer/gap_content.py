@@ -10,17 +10,25 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.replay import replay
-from instep.core.type_guards import is_mapping
-from instep.core.world import Array
+from instep.core.reading import is_mapping
+from instep.core.rollout import replay
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.scene.folder import Scene, SceneSimulator
 
-from .camera_images import CameraImages, ImageRequest
-from .event_marks import error_marks, event_message, recorded_marks
+from .contents import CameraImages, ImageRequest
 from .messages import encode
-from .shapes import scene_message
-from .tracks import MAX_ROWS, ChannelTable, TrackOptions, channel_table, positions_in, track_message
+from .tracks import (
+    MAX_ROWS,
+    ChannelTable,
+    TrackOptions,
+    channel_table,
+    error_marks,
+    event_message,
+    positions_in,
+    recorded_marks,
+    scene_message,
+    track_message,
+)
 
 ERROR_QUANTILE = 0.98
 """Errors of this quantile, over all joints of one unit, have the full colour."""

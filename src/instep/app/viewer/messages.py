@@ -1,6 +1,8 @@
 """Messages to the viewer: a JSON header with the layout of typed arrays behind it.
 
 The reader is web/src/protocol.ts. A page of a report holds the same messages as a server sends.
+
+Images for the viewer, as JPEG.
 """
 
 from __future__ import annotations
@@ -8,11 +10,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 
 from instep.core.world import Array
+from instep.physics.mujoco_cameras import shrunk
 
 TYPES: Mapping[str, str] = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
 """Types of arrays in a message -> NumPy's."""
@@ -53,3 +57,23 @@ def packed_rotations(quats: Array) -> Array:
 def rounded(values: Iterable[float], places: int = 6) -> list[float]:
     """Numbers as short as a screen needs them."""
     return [round(float(value), places) for value in values]
+
+
+MAX_WIDTH = 640
+"""Widest image that is sent [pixels]."""
+QUALITY = 82
+
+
+def image_message(camera: str, label: str, t: float, image: Array) -> bytes:
+    """An image of a camera at a time; `label` is below it."""
+    header = {"camera": camera, "label": label, "t": round(t, 4), "format": "jpeg"}
+    return encode("image", header, {"data": np.frombuffer(jpeg(image), np.uint8)})
+
+
+def jpeg(image: Array) -> bytes:
+    """An image [height, width, 3] as a JPEG of at most `MAX_WIDTH` columns."""
+    from PIL import Image  # comes with Matplotlib
+
+    stream = BytesIO()
+    Image.fromarray(shrunk(image, MAX_WIDTH)).save(stream, "JPEG", quality=QUALITY)
+    return stream.getvalue()

@@ -11,19 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from instep.build.mask_agreement import ViewCandidates, choose_masks
-from instep.build.object_masks import mask_by_prompt
-from instep.build.posed_views import PosedView
-from instep.build.prompt_segmenter import ImageMarks, PromptSegmenter, marks_in
-from instep.build.prompted_masks import view_candidates
-from instep.build.prompts import Box, ObjectPrompt, Point, load_prompts, parse_prompts, prompt_words
 from instep.core.errors import BadInput, InstepError, UnknownName
-from instep.core.type_guards import is_mapping, is_sequence
+from instep.core.reading import is_mapping, is_sequence
 from instep.core.world import Array
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.mask_agreement import ViewCandidates, choose_masks
+from instep.reconstruct.masks.prompted_masks import mask_by_prompt, view_candidates
+from instep.reconstruct.masks.prompts import (
+    Box,
+    ImageMarks,
+    ObjectPrompt,
+    Point,
+    PromptSegmenter,
+    load_prompts,
+    marks_in,
+    parse_prompts,
+    prompt_words,
+)
 from instep.splat.image import to_bytes
 
-from .images import image_message
-from .messages import encode
+from .messages import encode, image_message
 
 MAX_MARKS = 200
 """Most clicks in one image."""

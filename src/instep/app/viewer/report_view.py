@@ -12,12 +12,10 @@ from instep.gap.gap_result import RunPair
 from instep.report.page import ReportViewer
 from instep.scene.folder import Scene
 
-from .event_marks import error_marks, event_message, recorded_marks
-from .front_end import absence, bundle
 from .gap_content import error_table, error_words, replay_tracks
 from .messages import container, encode
-from .shapes import scene_message
-from .tracks import TrackOptions, track_message
+from .tracks import TrackOptions, error_marks, event_message, recorded_marks, scene_message, track_message
+from .view_server import absence, bundle
 
 MAX_TRIANGLES = 60_000
 """Most triangles of a scene in a report; more are thinned."""

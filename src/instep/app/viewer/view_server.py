@@ -1,4 +1,6 @@
-"""The server of the viewer: its page, its script, and a socket per watcher.
+"""The built front end: where its bundles are, why they are absent, and the page that opens them.
+
+The server of the viewer: its page, its script, and a socket per watcher.
 
 It listens on this machine alone. The token is in the fragment of the address, which browsers do not send; the page
 sends it with its socket. Whoever watches slowly gets fewer rows: each watcher has its own last row, and is sent what
@@ -13,15 +15,16 @@ import json
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from http import HTTPStatus
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from instep.core.errors import InstepError
-from instep.core.records import array_dataclass
-from instep.core.type_guards import is_mapping
+from instep.core.errors import InstepError, Unsupported
+from instep.core.reading import is_mapping
 from instep.core.websocket import (
     Authenticator,
     HttpReply,
@@ -31,14 +34,56 @@ from instep.core.websocket import (
     expel,
     new_token,
 )
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 
-from .front_end import SMALL, WITH_GAUSSIANS, bundle, page
 from .messages import encode, packed_rotations
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
     from websockets.http11 import Request
+
+
+SMALL, WITH_GAUSSIANS, PROMPTS = "viewer.js", "viewer_gaussians.js", "prompts.js"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>instep view</title>
+<style>html, body, main { margin: 0; height: 100%; }</style>
+</head>
+<body>
+<main data-instep-viewer="socket"></main>
+<script src="/BUNDLE"></script>
+</body>
+</html>
+"""
+
+
+def page(script: str = SMALL) -> bytes:
+    """The page that connects to the server it came from, with one of the bundles."""
+    return PAGE.replace("BUNDLE", script).encode()
+
+
+def absence(name: str = SMALL) -> str:
+    """Why there is no front end, in a sentence; empty where there is one with this script."""
+    static = files("instep.app.viewer") / "static"
+    if (static / name).is_file():
+        return ""
+    why = ""
+    if (static / "built.json").is_file():
+        why = str(json.loads((static / "built.json").read_text(encoding="utf-8")).get("error", ""))
+    return f"The web viewer was not built with this installation{f': {why}' if why else '.'}"
+
+
+@cache
+def bundle(name: str = SMALL) -> bytes:
+    """The script of the viewer; `Unsupported` where it was not built."""
+    if why := absence(name):
+        raise Unsupported(f"{why} Run 'make web' in a checkout, or install instep where npm can be reached.")
+    return (files("instep.app.viewer") / "static" / name).read_bytes()
+
 
 MAX_REQUEST_BYTES = 64 * 2**10
 """Most bytes of a message from a page."""

@@ -18,8 +18,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import check_inside, check_regular, parsing
-from instep.core.records import frozen_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, frozen_dataclass
 from instep.data.files import ALLOWED_KINDS, MAX_COMPRESSION_RATIO, MAX_DECODED, MAX_RECORDING, check_members, library
 from instep.data.frames import Frames, IndexedImages, decode_image
 from instep.data.lerobot.features import CAMERA_PREFIX, is_image

@@ -18,20 +18,17 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_regular, parse_json, parsing, present
-from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.reading import check_regular, is_table, parse_json, parsing, present, shown
 from instep.core.rollout import run_policy
-from instep.core.schema import shown
-from instep.core.type_guards import is_table
-from instep.core.world import Array, Policy, Watcher, World, vector
+from instep.core.world import Array, Policy, Watcher, World, array_dataclass, frozen_dataclass, vector
 from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, read_npz
 from instep.data.frames import Frames, IndexedImages
 from instep.data.lerobot.features import WriteOptions, spec_from_json
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import append_episodes
+from instep.data.recorder import journal
 from instep.data.resample import with_stream
 
-from . import journal
 from .atomic import new_file
 from .journal import Damage, Record, Scan
 from .recorder import JOURNAL, Recorder, RecorderStatus, recorded_numbers

@@ -3,21 +3,29 @@
 It is alone in its process so that neither a slow disk nor Python's lock is ever felt by the control loop. When the
 loop's process is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard
 library only, so that it starts at once.
+
+Ring buffer in shared memory: a bounded queue of bytes from one process to another that never blocks.
+
+Standard library only: the writing process starts with it.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import select
 import signal
+import struct
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import journal, ring_buffer
+from instep.data.recorder import journal
+
 from .atomic import sync, write_json
 from .journal import Journal
 
@@ -31,7 +39,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _drop_realtime_priority()
     folder, memory, size, pipe, period, blob_period = arguments
-    writer = WriterProcess(Path(folder), ring_buffer.Ring(int(memory), int(size)), (float(period), float(blob_period)))
+    writer = WriterProcess(Path(folder), Ring(int(memory), int(size)), (float(period), float(blob_period)))
     writer.run(int(pipe))
 
 
@@ -46,7 +54,7 @@ def _drop_realtime_priority() -> None:
 class WriterProcess:
     """Two journals per episode: rows, synced at every period, and images, synced less often."""
 
-    def __init__(self, folder: Path, shared: ring_buffer.Ring, periods: tuple[float, float]):
+    def __init__(self, folder: Path, shared: Ring, periods: tuple[float, float]):
         self._folder, self._ring, self._periods = folder, shared, periods
         self._rows: Journal | None = None
         self._blobs: Journal | None = None
@@ -68,8 +76,8 @@ class WriterProcess:
             if not data:
                 break
             pending += data
-            whole = len(pending) - len(pending) % ring_buffer.MESSAGE.size
-            for message in ring_buffer.MESSAGE.iter_unpack(pending[:whole]):
+            whole = len(pending) - len(pending) % MESSAGE.size
+            for message in MESSAGE.iter_unpack(pending[:whole]):
                 self._take(message)
             pending = pending[whole:]
             self._sync()
@@ -84,7 +92,7 @@ class WriterProcess:
             self._give_up(error, (monotonic, wall))
         finally:
             payload.release()
-            self._ring.counters[ring_buffer.TAIL] = end
+            self._ring.counters[TAIL] = end
 
     def _write(self, kind: int, stream: int, stamps: tuple[int, int], payload: memoryview) -> None:
         if kind == journal.BEGIN:
@@ -104,7 +112,7 @@ class WriterProcess:
         if kind == journal.ROW:
             self._counts["rows"] += 1
             self._unsynced_rows += 1
-            self._ring.counters[ring_buffer.ROWS] += 1
+            self._ring.counters[ROWS] += 1
         self._counts["gaps"] += kind == journal.GAP
 
     def _begin(self, stamps: tuple[int, int], payload: bytes) -> None:
@@ -138,7 +146,7 @@ class WriterProcess:
         write_json(self._folder / f"{self._name}.json", manifest)
         self._mark_synced()
         self._close()
-        self._ring.counters[ring_buffer.COMMITS] += 1
+        self._ring.counters[COMMITS] += 1
 
     def _sync(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -155,7 +163,7 @@ class WriterProcess:
 
     def _mark_synced(self) -> None:
         self._unsynced_rows = 0
-        self._ring.counters[ring_buffer.SYNCED] = self._ring.counters[ring_buffer.ROWS]
+        self._ring.counters[SYNCED] = self._ring.counters[ROWS]
 
     def _give_up(self, error: OSError, stamps: tuple[int, int]) -> None:
         """After a disk error: write a final gap record, close the files, and discard what follows."""
@@ -198,3 +206,61 @@ class WriterProcess:
             os.write(handle, bytes(RESERVE))
         finally:
             os.close(handle)
+
+
+MESSAGE = struct.Struct("<BBHIQQqq")
+"""kind, 0, stream, length, start and end of the payload as counts of bytes since the beginning, both clocks [ns]."""
+PAGE = 4096
+TAIL, ROWS, SYNCED, FAILED, COMMITS, SAMPLES = range(6)
+"""Places of the counters that the reader keeps: bytes read, rows written, rows synced, errno, episodes committed."""
+
+
+class Part(NamedTuple):
+    """One message: what it is, and its bytes, plain and contiguous. A tuple, since the loop makes several a row."""
+
+    kind: int
+    stream: int
+    payload: bytes | memoryview
+
+
+class Ring:
+    """The memory both sides share: a page of counters, then the bytes of messages, used round and round."""
+
+    def __init__(self, handle: int, size: int):
+        self.size = size
+        self._map = mmap.mmap(handle, PAGE + size)
+        self._bytes = memoryview(self._map)
+        # Counters are whole words at their natural place, which processors read and write in one go.
+        self.counters = memoryview(self._map)[:128].cast("Q")
+
+    def view(self, start: int, length: int) -> memoryview:
+        """The bytes of a message."""
+        place = PAGE + start % self.size
+        return self._bytes[place : place + length]
+
+    def touch(self) -> None:
+        """Have the memory given to us now, not at the first lap."""
+        for place in range(PAGE, PAGE + self.size, PAGE):
+            self._map[place] = 0
+
+    @property
+    def error(self) -> str:
+        """What the reader says went wrong."""
+        return bytes(self._map[256:1280]).rstrip(b"\0").decode("utf-8", "replace")
+
+    def fail(self, number: int, text: str) -> None:
+        """Say what went wrong, once."""
+        if not self.counters[FAILED]:
+            self._map[256:1280] = text.encode()[:1024].ljust(1024, b"\0")
+            self.counters[FAILED] = number
+
+
+def memory(size: int) -> int:
+    """A file in memory that processes can share, gone when the last of them is."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("instep", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            handle = os.dup(file.fileno())
+    os.ftruncate(handle, PAGE + size)
+    return handle

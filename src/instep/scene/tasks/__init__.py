@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import frozen_dataclass
+from instep.core.world import frozen_dataclass
 from instep.scene.folder import Scene
 
-from .course_task import Course
-from .handover_task import Handover
-from .push_task import PushOnto
+from .locomotion_tasks import Course, Walk
+from .manipulation_tasks import Handover, PushOnto
 from .reach_task import Reach, Track
 from .task import Task, Tasked, TrackingTask, tracking_unit
-from .walk_task import Walk
 
 __all__ = [
     "OWN_TASKS", "TASKS", "Task", "TaskEntry", "Tasked", "TrackingTask", "Walk", "model_name", "task_of",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from instep.core import counter_rng
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Channel, State, vector
+from instep.core.world import Array, Channel, State, array_dataclass, vector
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from instep.core.records import array_dataclass
-from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
+from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper, array_dataclass
 
 NO_GOAL = Channel()
 """Goal channel of a task whose goal is the same in every episode."""

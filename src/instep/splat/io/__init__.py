@@ -12,19 +12,22 @@ from instep.core.errors import BadInput
 from instep.core.reading import check_regular, find_inside, parsing
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
-from .compact import (
+from .gltf import load_gltf, save_gltf
+from .ply import (
     load_compressed_ply,
+    load_embodied,
+    load_ply,
     load_sog,
     load_splat,
     load_spz,
     save_compressed_ply,
+    save_embodied,
+    save_ply,
     save_sog,
     save_splat,
     save_spz,
+    stated_up_axis,
 )
-from .embodied import load_embodied, save_embodied
-from .gltf import load_gltf, save_gltf
-from .ply import load_ply, save_ply, stated_up_axis
 from .usd import load_usd, save_usd
 
 UpAxis: TypeAlias = Literal["y", "z"]

@@ -19,8 +19,7 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.core.reading import parse_json, read_file
-from instep.core.records import frozen_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, frozen_dataclass
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 NAME = "KHR_gaussian_splatting"

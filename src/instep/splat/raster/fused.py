@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName, Unsupported
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, full_region

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import Unsupported
-from instep.core.records import array_dataclass, options_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 

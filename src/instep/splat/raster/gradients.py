@@ -3,10 +3,17 @@
 The blend is repeated front to back. With s = v . colour + q depth + p the gradient of the loss by a Gaussian's weight
 at a pixel, and R the sum of weight times s over all Gaussians behind it, the gradient by its alpha a is T s - R / (1
 - a). R starts as the whole sum, which is known from the image, so nothing is stored or traversed backwards.
+
+Derivatives of the projection, compiled: from gradients by ellipses to gradients by Gaussians and body poses.
+
+Backwards through `gaussian_projection`: S' = J R S R^T J^T + 0.3 I and the centre, where J is the derivative of the
+projection at the Gaussian's centre. V_ stands for the gradient of the loss by what follows. Forwards, for normal
+equations: how centres and covariances of ellipses change with the pose of their body.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -14,20 +21,29 @@ import numpy as np
 from numba import njit
 
 from instep.core.errors import BadInput
-from instep.core.records import array_dataclass
-from instep.core.world import Array
-from instep.splat import spherical_harmonics
+from instep.core.world import Array, array_dataclass
+from instep.splat import gaussians as spherical_harmonics
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import RenderedImage
 
 from .blending import FIRST, PIXELS, BackdropArrays, ImageArrays, full_light, next_entry, pass_entry, read_limits
-from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import EntryGradients, GaussianGradients, covariance_backward, project_backward
+from .gaussian_projection import (
+    CameraView,
+    ProjectedEllipses,
+    body_jacobian,
+    camera_position,
+    covariance_times,
+    lens_at,
+    projection_jacobian,
+    world_from_bodies,
+    world_from_camera,
+)
 from .simd import (
     CELL,
     CELLS,
     INLINE,
     KERNEL,
+    LOG2_E,
     MAX_ALPHA,
     F,
     broadcast,
@@ -42,6 +58,7 @@ from .workspace import row_range, run_on_threads
 
 if TYPE_CHECKING:
     from .rasterizer import PreparedFrame
+    from .workspace import PackedGaussians
 
 
 @array_dataclass
@@ -294,3 +311,290 @@ def gradient_tiles(
                 nearest = read_limits(backdrop.depth, corner, buffers.limits)
                 read_pixel_gradients(corner, image, backdrop.colour, by_image, pixels)
                 gradient_cell(buffers, n, cell, nearest, cell_pixels, gradients)
+
+
+class EntryGradients(NamedTuple):
+    """Gradients by the entries of the tiles' lists, and where those of each Gaussian are."""
+
+    values: Array
+    """Those of `tiles.ENTRY_GRADIENTS` [entries, 10]."""
+    slots: Array
+    """Places of the entries of one Gaussian after the other [entries]."""
+    first: int
+    """Where in `slots` the first Gaussian begins."""
+
+
+class GaussianGradients(NamedTuple):
+    """Gradients by Gaussians in their original order, and by the poses of their bodies."""
+
+    means: Array
+    """By centres in the frames of their bodies [n, 3]."""
+    covariances: Array
+    """By xx, xy, xz, yy, yz, zz [n, 6]."""
+    appearance: Array
+    """By log opacity, red, green, blue [n, 4]."""
+    poses: Array
+    """By translation and rotation about the body's origin [bodies, 6], in the camera's frame."""
+
+
+class Pivots(NamedTuple):
+    """The bodies whose motion is tracked."""
+
+    track: Array
+    """Which pivot a body turns about [bodies]; -1: it is not tracked."""
+    positions: Array
+    """Where the pivots are in the camera's frame [tracked, 3]."""
+
+
+@njit(**INLINE)
+def sum_entries(gradients: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
+    """Add up the gradients of a Gaussian's entries; return the slot after them."""
+    sums[:] = F(0.0)
+    tiles = (((box >> 8) & 255) - (box & 255) + 1) * ((box >> 24) - ((box >> 16) & 255) + 1)
+    for j in range(slot, slot + tiles):
+        entry = slots[j]
+        for number in range(10):
+            sums[number] += gradients[entry, number]
+    return slot + tiles
+
+
+@njit(**INLINE)
+def ellipse_gradients(records: Any, i: Any, sums: Any) -> Any:
+    """Gradients by the centre (2) and by the covariance (xx, xy, yy) of an ellipse, from the moments of its power."""
+    a, b, c = F(-2.0) / LOG2_E * records[i, 2], F(-1.0) / LOG2_E * records[i, 3], F(-2.0) / LOG2_E * records[i, 4]
+    xx, xy, yy = sums[3], sums[4], sums[5]
+    p00, p01, p10, p11 = a * xx + b * xy, a * xy + b * yy, b * xx + c * xy, b * xy + c * yy
+    V_xx, V_xy, V_yy = F(0.5) * (p00 * a + p01 * b), F(0.5) * (p00 * b + p01 * c), F(0.5) * (p10 * b + p11 * c)
+    return a * sums[1] + b * sums[2], b * sums[1] + c * sums[2], V_xx, V_xy, V_yy
+
+
+@njit(**INLINE)
+def axes_gradients(S: Any, i: Any, a: Any, b: Any, V: Any) -> Any:
+    """Gradients by the two axes (3 each), given the covariance S in the body's frame: V_A = 2 V A S."""
+    V_xx, V_xy, V_yy = V
+    p = (
+        F(2.0) * (V_xx * a[0] + V_xy * b[0]),
+        F(2.0) * (V_xx * a[1] + V_xy * b[1]),
+        F(2.0) * (V_xx * a[2] + V_xy * b[2]),
+    )
+    q = (
+        F(2.0) * (V_xy * a[0] + V_yy * b[0]),
+        F(2.0) * (V_xy * a[1] + V_yy * b[1]),
+        F(2.0) * (V_xy * a[2] + V_yy * b[2]),
+    )
+    return covariance_times(S, i, p), covariance_times(S, i, q)
+
+
+@njit(**INLINE)
+def camera_frame_row(V: Any, R: Any, b: Any) -> Any:
+    """V R^T for a row of three: from directions of the body to directions of the camera."""
+    return (
+        V[0] * R[b, 0] + V[1] * R[b, 1] + V[2] * R[b, 2],
+        V[0] * R[b, 4] + V[1] * R[b, 5] + V[2] * R[b, 6],
+        V[0] * R[b, 8] + V[1] * R[b, 9] + V[2] * R[b, 10],
+    )
+
+
+@njit(**INLINE)
+def lens_hessian(n: Any, m: Any, view: Any) -> Any:
+    """How the lens's derivative (xx, xy, yy) changes: xx by n, xx by m (= xy by n), xy by m (= yy by n), yy by m."""
+    if view[11] == F(0.0):
+        return F(0.0), F(0.0), F(0.0), F(0.0)
+    k1, k2, p1, p2, k3 = view[12], view[13], view[14], view[15], view[16]
+    r2 = n * n + m * m
+    grow = F(2.0) * (k1 + r2 * (F(2.0) * k2 + r2 * F(3.0) * k3))
+    more = F(4.0) * (F(2.0) * k2 + F(6.0) * k3 * r2)
+    return (
+        F(3.0) * grow * n + more * n * n * n + F(6.0) * p2,
+        grow * m + more * n * n * m + F(2.0) * p1,
+        grow * n + more * n * m * m + F(2.0) * p2,
+        F(3.0) * grow * m + more * m * m * m + F(6.0) * p1,
+    )
+
+
+@njit(**INLINE)
+def position_gradients(position: Any, view: Any, V_centre: Any, V_j0: Any, V_j1: Any) -> Any:
+    """Gradients by a Gaussian's place in the camera's frame, through its centre and through the derivative J there."""
+    (x, y, z), (V_u, V_v) = position, V_centre
+    nx, ny = x / z, y / z
+    n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
+    _, _, xx, xy, yy = lens_at(n, m, view)
+    fx, fy = view[0] / z, view[1] / z
+    a0, a1, a2 = V_j0[0] * fx, V_j0[1] * fx, V_j0[2] * fx
+    b0, b1, b2 = V_j1[0] * fy, V_j1[1] * fy, V_j1[2] * fy
+    V_xx, V_xy, V_yy = a0 - a2 * n, a1 - a2 * m + b0 - b2 * n, b1 - b2 * m
+    xx_n, xx_m, xy_m, yy_m = lens_hessian(n, m, view)
+    V_n = -(a2 * xx + b2 * xy) + V_xx * xx_n + V_xy * xx_m + V_yy * xy_m
+    V_m = -(a2 * xy + b2 * yy) + V_xx * xx_m + V_xy * xy_m + V_yy * yy_m
+    V_n = V_n if n == nx else F(0.0)
+    V_m = V_m if m == ny else F(0.0)
+    shrink = V_xx * xx + V_xy * xy + V_yy * yy
+    _, _, xx, xy, yy = lens_at(nx, ny, view)
+    V_n += view[0] * V_u * xx + view[1] * V_v * xy
+    V_m += view[0] * V_u * xy + view[1] * V_v * yy
+    return V_n / z, V_m / z, -(shrink + V_n * nx + V_m * ny) / z
+
+
+@njit(**KERNEL)
+def project_backward(
+    rows: tuple[int, int], gaussians: PackedGaussians, camera: CameraView, projected: ProjectedEllipses,
+    source: EntryGradients, out: GaussianGradients,
+) -> None:  # fmt: skip
+    """Gradients by the Gaussians of some rows, from the gradients by their entries."""
+    means, covariances, body, ids = gaussians.means, gaussians.covariances, gaussians.body, gaussians.ids
+    (R, view), (records, boxes), (gradients, slots, slot) = camera, projected, source
+    by_mean, by_shape, by_appearance, by_pose = out
+    sums = np.empty(10, np.float32)
+    by_pose[:] = 0.0
+    for i in range(rows[0], rows[1]):
+        box = boxes[i]
+        if box < 0:
+            continue
+        slot = sum_entries(gradients, slots, slot, box, sums)
+        b, o = body[i], ids[i]
+        x, y, z = camera_position(means, i, R, b)
+        jacobian = j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        a0, a1, a2, b0, b1, b2 = body_jacobian(jacobian, R, b)
+        V_u, V_v, V_xx, V_xy, V_yy = ellipse_gradients(records, i, sums)
+        V_a, V_b = axes_gradients(covariances, i, (a0, a1, a2), (b0, b1, b2), (V_xx, V_xy, V_yy))
+        V_j0, V_j1 = camera_frame_row(V_a, R, b), camera_frame_row(V_b, R, b)
+        V_x, V_y, V_z = position_gradients((x, y, z), view, (V_u, V_v), V_j0, V_j1)
+        V_z += sums[9]
+        by_mean[o, 0] = R[b, 0] * V_x + R[b, 4] * V_y + R[b, 8] * V_z
+        by_mean[o, 1] = R[b, 1] * V_x + R[b, 5] * V_y + R[b, 9] * V_z
+        by_mean[o, 2] = R[b, 2] * V_x + R[b, 6] * V_y + R[b, 10] * V_z
+        by_shape[o, 0] = V_xx * a0 * a0 + F(2.0) * V_xy * a0 * b0 + V_yy * b0 * b0
+        by_shape[o, 1] = V_xx * a0 * a1 + V_xy * (a0 * b1 + a1 * b0) + V_yy * b0 * b1
+        by_shape[o, 2] = V_xx * a0 * a2 + V_xy * (a0 * b2 + a2 * b0) + V_yy * b0 * b2
+        by_shape[o, 3] = V_xx * a1 * a1 + F(2.0) * V_xy * a1 * b1 + V_yy * b1 * b1
+        by_shape[o, 4] = V_xx * a1 * a2 + V_xy * (a1 * b2 + a2 * b1) + V_yy * b1 * b2
+        by_shape[o, 5] = V_xx * a2 * a2 + F(2.0) * V_xy * a2 * b2 + V_yy * b2 * b2
+        by_appearance[o, 0], by_appearance[o, 1], by_appearance[o, 2], by_appearance[o, 3] = (
+            sums[0],
+            sums[6],
+            sums[7],
+            sums[8],
+        )
+        rx, ry, rz = x - R[b, 3], y - R[b, 7], z - R[b, 11]
+        by_pose[b, 0] += V_x
+        by_pose[b, 1] += V_y
+        by_pose[b, 2] += V_z
+        # Turning moves the centre and turns the shape: J [w] R, so W = J^T V_J acts through its antisymmetric part.
+        by_pose[b, 3] += ry * V_z - rz * V_y + (j02 * V_j0[1] + j12 * V_j1[1]) - (j01 * V_j0[2] + j11 * V_j1[2])
+        by_pose[b, 4] += rz * V_x - rx * V_z + (j00 * V_j0[2] + j10 * V_j1[2]) - (j02 * V_j0[0] + j12 * V_j1[0])
+        by_pose[b, 5] += rx * V_y - ry * V_x + (j01 * V_j0[0] + j11 * V_j1[0]) - (j00 * V_j0[1] + j10 * V_j1[1])
+
+
+@njit(**KERNEL)
+def covariance_backward(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by_scale: Any) -> None:
+    """From gradients by covariances S = M M^T, M = turn diag(scales), to gradients by quaternions and scales."""
+    for i in range(len(quats)):
+        g0, g1, g2, g3, g4, g5 = (
+            by_shape[i, 0], by_shape[i, 1], by_shape[i, 2], by_shape[i, 3], by_shape[i, 4], by_shape[i, 5],
+        )  # fmt: skip
+        if g0 == 0.0 and g3 == 0.0 and g5 == 0.0:
+            by_quat[i, :] = 0.0
+            by_scale[i, :] = 0.0
+            continue
+        length = math.sqrt(quats[i, 0] ** 2 + quats[i, 1] ** 2 + quats[i, 2] ** 2 + quats[i, 3] ** 2)
+        w, x, y, z = quats[i, 0] / length, quats[i, 1] / length, quats[i, 2] / length, quats[i, 3] / length
+        s0, s1, s2 = scales[i, 0], scales[i, 1], scales[i, 2]
+        r00, r01, r02 = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+        r10, r11, r12 = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+        r20, r21, r22 = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+        # V_M = 2 G M, column j of M is turn[:, j] * s_j; gradients by the turn carry another s_j.
+        t0, t1, t2 = 2 * s0 * s0, 2 * s1 * s1, 2 * s2 * s2
+        v00, v10, v20 = g0 * r00 + g1 * r10 + g2 * r20, g1 * r00 + g3 * r10 + g4 * r20, g2 * r00 + g4 * r10 + g5 * r20
+        v01, v11, v21 = g0 * r01 + g1 * r11 + g2 * r21, g1 * r01 + g3 * r11 + g4 * r21, g2 * r01 + g4 * r11 + g5 * r21
+        v02, v12, v22 = g0 * r02 + g1 * r12 + g2 * r22, g1 * r02 + g3 * r12 + g4 * r22, g2 * r02 + g4 * r12 + g5 * r22
+        by_scale[i, 0] = 2 * s0 * (v00 * r00 + v10 * r10 + v20 * r20)
+        by_scale[i, 1] = 2 * s1 * (v01 * r01 + v11 * r11 + v21 * r21)
+        by_scale[i, 2] = 2 * s2 * (v02 * r02 + v12 * r12 + v22 * r22)
+        v00, v10, v20, v01, v11, v21 = v00 * t0, v10 * t0, v20 * t0, v01 * t1, v11 * t1, v21 * t1
+        v02, v12, v22 = v02 * t2, v12 * t2, v22 * t2
+        V_w = 2 * (x * (v21 - v12) + y * (v02 - v20) + z * (v10 - v01))
+        V_x = 2 * (w * (v21 - v12) + y * (v01 + v10) + z * (v02 + v20) - 2 * x * (v11 + v22))
+        V_y = 2 * (w * (v02 - v20) + x * (v01 + v10) + z * (v12 + v21) - 2 * y * (v00 + v22))
+        V_z = 2 * (w * (v10 - v01) + x * (v02 + v20) + y * (v12 + v21) - 2 * z * (v00 + v11))
+        along = V_w * w + V_x * x + V_y * y + V_z * z
+        by_quat[i, 0], by_quat[i, 1] = (V_w - along * w) / length, (V_x - along * x) / length
+        by_quat[i, 2], by_quat[i, 3] = (V_y - along * y) / length, (V_z - along * z) / length
+
+
+POSE_DERIVATIVES = 30
+"""Numbers per Gaussian: for each of 6 motions the change of u, v, and of the covariance xx, xy, yy."""
+
+
+@njit(**INLINE)
+def jacobian_derivatives(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
+    """How the projection's derivative J (2 x 3) changes with the place: out [3, 2, 3], by x, y and z."""
+    nx, ny = x / z, y / z
+    n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
+    _, _, xx, xy, yy = lens_at(n, m, view)
+    xx_n, xx_m, xy_m, yy_m = lens_hessian(n, m, view)
+    fx, fy = view[0] / (z * z), view[1] / (z * z)
+    free_n, free_m = F(1.0) if n == nx else F(0.0), F(1.0) if m == ny else F(0.0)
+    fx_n, fy_n, fx_m, fy_m = fx * free_n, fy * free_n, fx * free_m, fy * free_m
+    out[0, 0, 0], out[0, 0, 1], out[0, 0, 2] = fx_n * xx_n, fx_n * xx_m, -fx_n * (xx_n * n + xx_m * m + xx)
+    out[0, 1, 0], out[0, 1, 1], out[0, 1, 2] = fy_n * xx_m, fy_n * xy_m, -fy_n * (xx_m * n + xy_m * m + xy)
+    out[1, 0, 0], out[1, 0, 1], out[1, 0, 2] = fx_m * xx_m, fx_m * xy_m, -fx_m * (xx_m * n + xy_m * m + xy)
+    out[1, 1, 0], out[1, 1, 1], out[1, 1, 2] = fy_m * xy_m, fy_m * yy_m, -fy_m * (xy_m * n + yy_m * m + yy)
+    J = projection_jacobian(x, y, z, view)
+    for row in range(2):
+        for column in range(3):
+            by_n, by_m = out[0, row, column], out[1, row, column]
+            out[2, row, column] = -J[3 * row + column] / z - nx * by_n - ny * by_m
+
+
+@njit(**KERNEL)
+def pose_derivatives(pivots: Pivots, gaussians: PackedGaussians, camera: CameraView, boxes: Any, out: Any) -> None:
+    """The motion of every visible Gaussian that is tracked: out [n, 30].
+
+    Motions are translations along and rotations about the camera's axes.
+    """
+    means, covariances, body = gaussians.means, gaussians.covariances, gaussians.body
+    (track, positions), (R, view) = pivots, camera
+    changes = np.empty((3, 2, 3), np.float32)
+    for i in range(len(means)):
+        b = body[i]
+        if boxes[i] < 0 or track[b] < 0:
+            continue
+        x, y, z = camera_position(means, i, R, b)
+        pivot = track[b]
+        rx, ry, rz = x - positions[pivot, 0], y - positions[pivot, 1], z - positions[pivot, 2]
+        _, _, xx, xy, yy = lens_at(x / z, y / z, view)
+        fx, fy, nx, ny = view[0] / z, view[1] / z, x / z, y / z
+        c0, c1, c2 = fx * xx, fx * xy, -fx * (xx * nx + xy * ny)
+        d0, d1, d2 = fy * xy, fy * yy, -fy * (xy * nx + yy * ny)
+        jacobian = j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        Y = camera_covariance(covariances, i, body_jacobian(jacobian, R, b), R, b)
+        jacobian_derivatives(x, y, z, view, changes)
+        for k in range(6):
+            # The velocity of the centre, and the turn of the shape.
+            if k < 3:
+                vx, vy, vz = F(k == 0), F(k == 1), F(k == 2)
+                wx, wy, wz = F(0.0), F(0.0), F(0.0)
+            else:
+                wx, wy, wz = F(k == 3), F(k == 4), F(k == 5)
+                vx, vy, vz = wy * rz - wz * ry, wz * rx - wx * rz, wx * ry - wy * rx
+            # The velocity of J's rows: by the place, and J [w] for the turn.
+            a0 = changes[0, 0, 0] * vx + changes[1, 0, 0] * vy + changes[2, 0, 0] * vz + j01 * wz - j02 * wy
+            a1 = changes[0, 0, 1] * vx + changes[1, 0, 1] * vy + changes[2, 0, 1] * vz + j02 * wx - j00 * wz
+            a2 = changes[0, 0, 2] * vx + changes[1, 0, 2] * vy + changes[2, 0, 2] * vz + j00 * wy - j01 * wx
+            b0 = changes[0, 1, 0] * vx + changes[1, 1, 0] * vy + changes[2, 1, 0] * vz + j11 * wz - j12 * wy
+            b1 = changes[0, 1, 1] * vx + changes[1, 1, 1] * vy + changes[2, 1, 1] * vz + j12 * wx - j10 * wz
+            b2 = changes[0, 1, 2] * vx + changes[1, 1, 2] * vy + changes[2, 1, 2] * vz + j10 * wy - j11 * wx
+            out[i, 5 * k] = c0 * vx + c1 * vy + c2 * vz
+            out[i, 5 * k + 1] = d0 * vx + d1 * vy + d2 * vz
+            out[i, 5 * k + 2] = F(2.0) * (a0 * Y[0] + a1 * Y[1] + a2 * Y[2])
+            out[i, 5 * k + 3] = a0 * Y[3] + a1 * Y[4] + a2 * Y[5] + b0 * Y[0] + b1 * Y[1] + b2 * Y[2]
+            out[i, 5 * k + 4] = F(2.0) * (b0 * Y[3] + b1 * Y[4] + b2 * Y[5])
+
+
+@njit(**INLINE)
+def camera_covariance(S: Any, i: Any, axes: Any, R: Any, b: Any) -> Any:
+    """The covariance in the camera's frame times both rows of J: R S A^T, first column then second (3 each)."""
+    a0, a1, a2, b0, b1, b2 = axes
+    p0, p1, p2 = camera_frame_row(covariance_times(S, i, (a0, a1, a2)), R, b)
+    q0, q1, q2 = camera_frame_row(covariance_times(S, i, (b0, b1, b2)), R, b)
+    return p0, p1, p2, q0, q1, q2

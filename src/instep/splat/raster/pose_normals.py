@@ -17,8 +17,7 @@ import numpy as np
 from numba import njit
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 from instep.splat.image import Backdrop, Region, checked_region
 
@@ -34,7 +33,7 @@ from .blending import (
     read_limits,
 )
 from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import POSE_DERIVATIVES, Pivots, pose_derivatives
+from .gradients import POSE_DERIVATIVES, Pivots, pose_derivatives
 from .rasterizer import PreparedFrame, Rasterizer
 from .simd import (
     CELL,

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from instep.core.cores import usable_cores
 from instep.core.errors import BadInput, MissingExtra, UnknownName, Unsupported
-from instep.core.records import array_dataclass
-from instep.core.world import Array
+from instep.core.processes import usable_cores
+from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from instep.core.cores import usable_cores
 from instep.core.errors import Unsupported
+from instep.core.processes import usable_cores
 from instep.core.world import Array
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Region

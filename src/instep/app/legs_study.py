@@ -1,0 +1,416 @@
+"""Close the gap of a robot that walks: record it, identify what matters, train its gait over the posterior.
+
+The experiment with legs: gait, robot, walks, and their page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, Unsupported
+from instep.core.rollout import rollouts
+from instep.core.statistics import Estimate, wilson
+from instep.core.world import Array, Observation, World, array_dataclass, options_dataclass
+from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from instep.lab.factor_world import FACTOR, FactorWorld
+from instep.lab.gait_search import GaitSearchOptions, gait_costs, search_gait
+from instep.lab.leg_identification import SMOOTHED_ROWS, estimated_motion, identify_walker
+from instep.physics.mujoco_cameras import MujocoRenderer, playback, write_small_video
+from instep.policy.base_estimation import LeggedEstimate
+from instep.policy.gait import GAIT_PARAMS, Gait, GaitBody, GaitFile, fallen, ranges_gait
+from instep.policy.weight_shift import WeightShift
+from instep.report.figures import bars_figure, lines_figure
+from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
+from instep.scene.address import DELAY, read
+from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.stairs import landing_m
+from instep.tune.posterior.beliefs import SampleBelief, estimates
+
+from .simulated_robot import hidden_settings
+
+PLAIN, RANGES, POSTERIOR = "given gait", "gait of ranges", "gait of the posterior"
+"""The gaits among which the best is taken, by name."""
+
+
+MAX_DELAY_S = 0.02
+"""Largest delay of commands of a hidden robot with legs [s]; `hidden_settings` has up to 60 ms, for arms at 60 Hz."""
+
+
+def hidden_legs(scene: Scene, seed: int) -> dict[str, float]:
+    """What is off in a simulated robot with legs; nothing where the seed is 0."""
+    settings = hidden_settings(scene, seed)
+    return {**settings, DELAY: min(settings[DELAY], MAX_DELAY_S)} if settings else {}
+
+
+@options_dataclass
+class LegBudget:
+    """How much closing the gap may use, on the robot and in simulation."""
+
+    shifts: int = 1
+    """recordings in which the robot stands and shifts its weight."""
+    walks: int = 2
+    """recordings in which it walks."""
+    seconds: float = 4.0
+    """length of a recording; it ends where the robot falls [s]."""
+    generations: int = 4
+    """generations of the training over the posterior."""
+    population: int = 10
+    """candidates per generation."""
+    samples: int = 3
+    """samples of the posterior on which each candidate walks."""
+    walk_s: float = 5.0
+    """length of these walks [s]."""
+    push: float = 0.2
+    """change of velocity by the pushes of the training [m/s]."""
+    judged: int = 8
+    """samples on which the given gait, the gait of ranges and the trained one are compared."""
+
+
+@array_dataclass
+class ClosedLegs:
+    """A gait for one robot, and what it cost."""
+
+    gait: GaitFile
+    chosen: str
+    """Which of the compared gaits it is."""
+    costs: dict[str, float]
+    """Cost of each compared gait over samples of the posterior."""
+    belief: SampleBelief
+    falls: int
+    """How often the robot fell while it was recorded."""
+    robot_minutes: float
+    computer_minutes: float
+
+    def middle(self) -> dict[str, float]:
+        """Median of each identified parameter."""
+        return {name: estimate.value for name, estimate in self.found().items()}
+
+    def found(self) -> dict[str, Estimate]:
+        """Median and 90 % interval of each identified parameter."""
+        return estimates(self.belief, 0.9)
+
+
+def close_on_legs(
+    robot: World,
+    sim: SceneSimulator,
+    given: GaitFile,
+    budget: LegBudget | None = None,
+    *,
+    seed: int = 0,
+    watch: Callable[[str], None] | None = None,
+) -> ClosedLegs:
+    """Record a robot, identify it, train its gait over the posterior, and take the gait that costs least there."""
+    budget, note = budget or LegBudget(), watch or _quiet
+    if budget.shifts + budget.walks < 1 or budget.judged < 1:
+        raise BadInput("Closing the gap takes at least one recording and one sample to judge by.")
+    body, began = GaitBody.of(sim.scene), time.perf_counter()
+    start = ranges_gait(body.legs)
+    recorded = record_legs(robot, sim, given, budget, seed)
+    used = sum(len(episode) for episode, _ in recorded) * sim.spec.dt
+    falls = sum(episode.meta["ended"] != "steps" for episode, _ in recorded)
+    note(f"{len(recorded)} recordings, {used:.0f} s, {falls} ended by a fall")
+    whole = [(episode, stance) for episode, stance in recorded if len(episode) > SMOOTHED_ROWS]
+    belief = identify_walker(sim, [estimated_motion(episode, body, stance) for episode, stance in whole], seed=seed)
+    note("identified: " + "; ".join(f"{name} {value}" for name, value in estimates(belief, 0.9).items()))
+    world = FactorWorld(sim)
+    options = GaitSearchOptions(
+        speed=given.speed, seconds=budget.walk_s, generations=budget.generations, population=budget.population,
+        seeds=budget.samples, spread=0.06, push=budget.push, seed=seed,
+    )  # fmt: skip
+    trained = search_gait(
+        world, options, start=start.params, randomized=belief.sample,
+        watch=lambda g, cost, _: note(f"generation {g + 1} of {budget.generations}: cost {cost:.3f}"),
+    )  # fmt: skip
+    gaits = {PLAIN: given.params, RANGES: start.params, POSTERIOR: trained.params}
+    costs = _costs(world, body, gaits, belief, options, budget.judged)
+    chosen = min(costs, key=lambda name: costs[name])
+    spent = (time.perf_counter() - began) / 60
+    about = (
+        f"The {chosen} of {', '.join(gaits)}: {used:.0f} s on the robot, {trained.robot_seconds / 60:.0f} simulated "
+        f"robot minutes, {spent:.1f} min computed."
+    )
+    return ClosedLegs(
+        GaitFile(gaits[chosen], given.speed, about), chosen, costs, belief, falls, used / 60, spent
+    )  # fmt: skip
+
+
+def record_legs(
+    robot: World, sim: SceneSimulator, gait: GaitFile, budget: LegBudget, seed: int
+) -> list[tuple[Episode, Array]]:
+    """Recordings of a robot that shifts its weight and walks, and which feet were to be on the ground in each row."""
+    body, steps = GaitBody.of(sim.scene), max(SMOOTHED_ROWS + 1, round(budget.seconds / sim.spec.dt))
+    over, out = fallen(sim.scene, body), list[tuple[Episode, Array]]()
+    for number in range(budget.shifts + budget.walks):
+        if number < budget.shifts:
+            policy = stepping = WeightShift(body)
+        else:
+            stepping = Gait(body, gait.params, gait.speed)
+            policy = LeggedEstimate(stepping)
+        feet = _Stance(stepping)
+        own = (seed + 1) * 7919 + number
+        [episode] = rollouts(robot, _Watched(policy, feet), seeds=[own], steps=steps, until=over)
+        out.append((episode, np.array(feet.rows)[: len(episode)]))
+    return out
+
+
+class _Stance:
+    """What a controller wants on the ground, row by row."""
+
+    def __init__(self, stepping: Gait | WeightShift):
+        self.stepping = stepping
+        self.rows = list[Array]()
+
+
+class _Watched:
+    """A policy whose wanted stance is kept, as it is before each action."""
+
+    def __init__(self, policy: LeggedEstimate | WeightShift, feet: _Stance):
+        self.policy, self.feet = policy, feet
+
+    def reset(self, seed: int = 0) -> None:
+        self.policy.reset(seed)
+        self.feet.rows.clear()
+
+    def act(self, observation: Observation) -> Array:
+        self.feet.rows.append(self.feet.stepping.stance())
+        return self.policy.act(observation)
+
+
+def _costs(
+    world: FactorWorld,
+    body: GaitBody,
+    gaits: dict[str, Array],
+    belief: SampleBelief,
+    options: GaitSearchOptions,
+    judged: int,
+) -> dict[str, float]:
+    """Cost of each gait over the same samples, pushes and noise, which no training met."""
+    rng, fresh = (
+        np.random.default_rng((options.seed, 0xC057)),
+        replace(options, seeds=judged, seconds=2 * options.seconds),
+    )
+    costs, _ = gait_costs(world, body, np.array(list(gaits.values())), fresh, rng, belief.sample)
+    return dict(zip(gaits, map(float, costs), strict=True))
+
+
+def _quiet(words: str) -> None:
+    """Take a note of nothing."""
+
+
+VIDEO = "video.mp4"
+VIEW_FROM = 3.2
+"""How far the camera of the film is away, in heights of the standing base."""
+MIN_UPRIGHT_SHARE = 0.95
+"""Share of walks with feedback that must not end by a fall."""
+
+
+@array_dataclass
+class LegRun:
+    """What was walked, and what came out."""
+
+    scene: Scene
+    body: GaitBody
+    gait: GaitFile
+    result: LegExperiment
+    robot: str
+    """The robot in words: engine and hidden parameters."""
+    simulated: bool = False
+    """Whether the robot is its simulator, but for the noise."""
+    controller: str = "gait"
+    closed: ClosedLegs | None = None
+    """What closing the gap gave, where that was asked for."""
+    truth: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The hidden parameters."""
+    stairs: float = 0.0
+    """Rise of the steps in the way [m]."""
+
+    def up_the_stairs(self) -> Estimate:
+        """Share of the walks with feedback that end upright on the landing."""
+        walks = self.result.walks[FEEDBACK].episodes
+        return wilson(
+            sum(e.meta["ended"] == "steps" and e.q[-1, self.body.at_q] > landing_m() for e in walks), len(walks)
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """What result.json says beside the scores."""
+        minutes = {"robot_minutes": self.result.robot_minutes, "computer_minutes": self.result.computer_minutes}
+        minutes |= {"step_ms": self.result.step_ms}
+        if self.closed is None:
+            return {**minutes, "controller": self.controller}
+        closing = {
+            "chosen": self.closed.chosen, "costs": self.closed.costs, "falls": self.closed.falls,
+            "robot_minutes": self.closed.robot_minutes, "computer_minutes": self.closed.computer_minutes,
+            "identified": {name: e.as_dict() for name, e in self.closed.found().items()},
+        }  # fmt: skip
+        return {**minutes, "controller": self.controller, "closing": closing}
+
+    def remarks(self) -> list[str]:
+        """Sentences below the table."""
+        out = [f"Computing time of the controller: {self.result.step_ms:.3g} ms per control period of one robot."]
+        if self.stairs:
+            out.append(f"Up the stairs of {100 * self.stairs:g} cm: {self.up_the_stairs()}.")
+        if self.closed is not None:
+            out.append(
+                f"Closing the gap took {60 * self.closed.robot_minutes:.0f} s on the robot, with {self.closed.falls} "
+                f"falls, and {self.closed.computer_minutes:.1f} min computed; it walks with the {self.closed.chosen}."
+            )
+        return out
+
+    @property
+    def caveat(self) -> str:
+        """What a reader must know of I and II; empty where nothing."""
+        if not self.simulated:
+            return ""
+        return (
+            "The robot is its simulator with noise, so that II differs from I by nothing but the noise; "
+            "--hidden SEED or --engine rapier makes it another robot."
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether the robot stays upright with feedback."""
+        walks = self.result.walks[FEEDBACK]
+        return float((walks.upright >= walks.seconds - 1e-9).mean()) >= MIN_UPRIGHT_SHARE
+
+
+def legs_page(run: LegRun, folder: Path) -> HtmlReport:
+    """The page of an experiment; a video is written beside it."""
+    result, walks = run.result, run.result.walks
+    scores = {name: found.scores() for name, found in walks.items()}
+    head = ("condition", "upright to the end", "time upright", "distance from the recorded run")
+    rows = [(name, *(formatted(e) for e in found.values())) for name, found in scores.items()]
+    late = {name: found["time upright"] for name, found in scores.items()}
+    far = {name: found["distance from the recorded run"] for name, found in scores.items()}
+    up = scores[FEEDBACK]["upright to the end"]
+    sections = [
+        Section(
+            "Three ways to choose actions",
+            "Each walk begins in the same pose, on the same robot. Time upright and distance are means over "
+            f"{up.n} walks of {walks[FEEDBACK].seconds:g} s. {run.caveat}".strip(),
+            [Table(head, rows), bars_figure(late, title="Time upright", x="time"),
+             bars_figure(far, title="Distance from the recorded run", x="distance")],
+        ),
+        Section("Paths of the base", "The first walk of each condition, from above.", [_paths(run)]),
+        *_closing_sections(run),
+        Section("The gait", run.gait.about, [_gait_table(run.gait)], folded=True),
+    ]  # fmt: skip
+    return HtmlReport(
+        title=f"Legs: {run.scene.name}",
+        subtitle=f"{run.body.legs.count} legs, {run.robot}",
+        verdict=_headline(run),
+        numbers=[
+            Number.of("speed with feedback", result.speed),
+            Number.of("error of the estimated velocity", result.velocity_error, "IMU, joints and contacts"),
+            Number.of("sooner down in II than in I", result.sooner(), "paired by walk"),
+            *([Number.of("up the stairs", run.up_the_stairs())] if run.stairs else []),
+            Number("cost", f"{result.robot_minutes:.1f} robot minutes", f"{result.computer_minutes:.1f} min computed"),
+        ],
+        sections=sections,
+        facts={"scene": str(run.scene.root), "robot": run.robot, "gait": run.gait.about},
+        video=_video(run, folder),
+    )
+
+
+def _closing_sections(run: LegRun) -> list[Section]:
+    """What was identified, and which gait was taken."""
+    if run.closed is None:
+        return []
+    found = run.closed.found()
+    rows = [(name.removeprefix(FACTOR), formatted(e), _true(run, name)) for name, e in found.items()]
+    costs = [(name, f"{cost:.3f}") for name, cost in run.closed.costs.items()]
+    return [
+        Section(
+            "Closing the gap",
+            f"{run.remarks()[-1]} Parameters are factors on those of the scene, with 90 % intervals, identified from "
+            "IMU and joints alone; the gait with the least cost over samples of their posterior is used.",
+            [Table(("parameter", "identified", "true"), rows), Table(("gait", "cost over the posterior"), costs)],
+        )
+    ]
+
+
+def _true(run: LegRun, name: str) -> str:
+    """The true value of an identified parameter, where the robot is simulated with hidden parameters."""
+    pattern = name.removeprefix(FACTOR)
+    known = [one for one in run.truth if fnmatchcase(one, pattern)]
+    if not known:
+        return "" if not run.truth else "1"
+    if pattern == name:
+        return f"{run.truth[name]:.4g}"
+    return f"{run.truth[known[0]] / read(run.scene.model, known[:1])[known[0]]:.3g}"
+
+
+def leg_scores(run: LegRun) -> dict[str, Estimate]:
+    """Scores for result.json, by condition."""
+    result = run.result
+    named = {f"{name}: {key}": e for name, found in result.walks.items() for key, e in found.scores().items()}
+    more = {"up the stairs": run.up_the_stairs()} if run.stairs else {}
+    return {
+        **named,
+        **more,
+        "speed": result.speed,
+        "velocity error": result.velocity_error,
+        "sooner in II": result.sooner(),
+    }
+
+
+def _headline(run: LegRun) -> Headline:
+    walks = run.result.walks
+    means = {name: float(found.upright.mean()) for name, found in walks.items()}
+    text = (
+        f"With feedback the robot is upright for {means[FEEDBACK]:.1f} of {walks[FEEDBACK].seconds:g} s, "
+        f"replayed for {means[SAME]:.1f} s (I) and {means[SIMULATED]:.1f} s (II)."
+    )
+    return Headline("good" if run.passed else "bad", text, "" if run.passed else "It falls with its feedback on.")
+
+
+def _paths(run: LegRun) -> Figure:
+    at = run.body.at_q
+    lines = {name: (w.episodes[0].q[:, at], w.episodes[0].q[:, at + 1]) for name, w in run.result.walks.items()}
+    figure = lines_figure(lines, title="Path of the base", x="x [m]", y="y [m]")
+    return {**figure, "layout": {**figure["layout"], "yaxis": {"title": "y [m]"}}}
+
+
+def _gait_table(gait: GaitFile) -> Table:
+    rows = [(p.name, f"{v:.4g}", p.unit) for p, v in zip(GAIT_PARAMS, gait.params, strict=True)]
+    return Table(("parameter", "value", "unit"), rows)
+
+
+def _video(run: LegRun, folder: Path) -> ReportVideo | str:
+    """The first walk of each condition side by side, each seen by a camera that moves with its robot."""
+    walks = list(run.result.walks.values())
+    longest = max((w.episodes[0] for w in walks), key=len)
+    shown = playback(longest.t)
+    try:
+        renderer = MujocoRenderer(run.scene)
+    except Unsupported as error:
+        return f"No video: {error}"
+    try:
+        write_small_video(folder / VIDEO, _frames(renderer, run, walks, shown.rows))
+    except Unsupported as error:
+        return f"No video: {error}"
+    finally:
+        renderer.close()
+    caption = (
+        f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot, and stays "
+        "with one that has fallen."
+    )
+    return ReportVideo((folder / VIDEO).read_bytes(), caption)
+
+
+def _frames(renderer: MujocoRenderer, run: LegRun, walks: Sequence[Walks], rows: Array) -> Iterator[Array]:
+    at, stands = run.body.at_q, float(run.scene.start(0)[0][run.body.at_q + 2])
+    for row in rows:
+        images: list[Array] = []
+        for found in walks:
+            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)]
+            point = np.array([*q[at : at + 2], max(0.75 * stands, q[at + 2] - 0.25 * stands)])
+            images.append(renderer.beside(q, point, VIEW_FROM * stands))
+        yield np.concatenate(images, axis=1)

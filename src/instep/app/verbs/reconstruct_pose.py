@@ -1,0 +1,177 @@
+"""The verb build pose: pose images by a board that they show, or by what they share (structure from motion)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from instep.app.arguments import Options, Positional
+from instep.core.errors import BadInput
+from instep.core.world import options_dataclass
+
+if TYPE_CHECKING:
+    from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoPoses
+    from instep.reconstruct.stages import PartReport
+
+
+@options_dataclass
+class BuildPoseArgs:
+    """Options of `instep build pose`."""
+
+    board: str | None = None
+    """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; without it images are posed by what
+    they share."""
+    photos: bool = False
+    """pose images by what they share also where a board is given: it fixes scale and table, and some images show it."""
+    length: tuple[str, ...] = ()
+    """known lengths, METRES=IMAGE:X,Y/IMAGE:X,Y, between points on the table; IMAGE:X,Y+IMAGE:X,Y for one off it."""
+    masks: Path | None = None
+    """folder with NAME.png of each photograph, white where features may be."""
+    turntable: bool = False
+    """the camera stood still and the object was turned: what stands still is left out."""
+    kind: Literal["charuco", "tags"] = "charuco"
+    """a ChArUco board, or a grid of tags (1x1 for a single one)."""
+    square: float = 0.04
+    """side of a square; of a grid, distance from tag to tag [m]."""
+    marker: float = 0.03
+    """side of a marker [m]."""
+    dictionary: str = "DICT_4X4_50"
+    """OpenCV's name of the markers, such as DICT_6X6_250 or DICT_APRILTAG_36h11."""
+    lens: tuple[float, ...] = ()
+    """FX FY CX CY [pixels] and, where known, K1 K2 P1 P2 K3; found from the images where not given."""
+    thickness: float = 0.0
+    """thickness of the board, which lies on the table [m]."""
+    frames: int = 40
+    """most frames of a video that are taken."""
+    seed: int = 0
+    """seed of everything random."""
+
+
+def pose(
+    images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
+    out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
+    /,
+    args: Options[BuildPoseArgs] = BuildPoseArgs(),
+) -> int:
+    """Pose images by a board on the table, or by what they share, so that `instep build` can read them.
+
+    Writes the images with transforms.json (lens and poses) and ground_plane.json. The world's frame lies in the board,
+    or on the table that is found. Without a board or a length the scale is unknown: the poses are marked, and refused
+    by `instep build` until this verb is given them as IMAGES with --length or --board.
+
+    Args:
+        images: folder of images of one camera, a video, or a folder of poses of unknown scale.
+        out: new folder to write.
+
+    """
+    board = _board(args)
+    if board is None or args.photos:
+        return _by_photos(images, out, args, board)
+    if args.length or args.masks is not None or args.turntable:
+        raise BadInput("--length, --masks and --turntable are for images that are posed by what they share (--photos).")
+    return _by_board(images, out, args, board)
+
+
+def _board(args: BuildPoseArgs) -> BoardOptions | None:
+    from instep.reconstruct.capture.photo_poses import BoardOptions
+
+    if args.board is None:
+        usual = BuildPoseArgs()
+        given = [
+            name for name in ("kind", "square", "marker", "dictionary", "thickness")
+            if getattr(args, name) != getattr(usual, name)
+        ]  # fmt: skip
+        if given:
+            raise BadInput(f"--{given[0]} is of a board, and none is given; add --board COLUMNSxROWS, such as 5x7.")
+        return None
+    columns, _, rows = args.board.partition("x")
+    if not (columns.isdecimal() and rows.isdecimal()):
+        raise BadInput(f"--board is given as COLUMNSxROWS, such as 5x7, not {args.board!r}.")
+    return BoardOptions(
+        kind=args.kind, columns=int(columns), rows=int(rows), square=args.square, marker=args.marker,
+        dictionary=args.dictionary, lens=args.lens, thickness=args.thickness, frames=args.frames,
+    )  # fmt: skip
+
+
+def _by_board(images: Path, out: Path, args: BuildPoseArgs, board: BoardOptions) -> int:
+    from instep.reconstruct.capture.photo_poses import PosedImages, board_poses, check_new, write_posed
+
+    check_new(out)
+    found = board_poses(images, board)
+    write_posed(out, PosedImages(found.cameras, found.images, found.errors, (0.0, 0.0, 1.0, args.thickness)))
+    console = Console(stderr=True, highlight=False)
+    for words in found.left_out:
+        console.print(f"left out: {words}", markup=False, soft_wrap=True)
+    lens = "calibrated" if found.calibrated else "given"
+    first, median = found.cameras[0], sorted(found.errors)[len(found.errors) // 2]
+    console.print(
+        f"{len(found.cameras)} images posed; corners fit to {median:.2f} pixels (median), {max(found.errors):.2f} "
+        f"(worst); focal length {first.focal[0]:.1f} x {first.focal[1]:.1f} pixels ({lens})."
+    )
+    if len(found.left_out) > len(found.cameras):
+        console.print("Most images do not show the board; --photos poses them too, by what they share.")
+    print(out)
+    return 0
+
+
+def _by_photos(images: Path, out: Path, args: BuildPoseArgs, board: BoardOptions | None) -> int:
+    from instep.reconstruct.capture.metric_frame import parse_lengths
+    from instep.reconstruct.capture.photo_poses import PhotoOptions, pose_photos
+
+    if board is not None and args.length:
+        raise BadInput("The scale comes from a board or from lengths; give --board or --length, not both.")
+    options = PhotoOptions(
+        board=board, lengths=parse_lengths(args.length), lens=args.lens, frames=args.frames, masks=args.masks,
+        turned=args.turntable, seed=args.seed,
+    )  # fmt: skip
+    with _progress() as report:
+        found = pose_photos(images, out, options, report)
+    _show(found, out)
+    print(out)
+    return 0
+
+
+def _show(found: PhotoPoses, out: Path) -> None:
+    console = Console(stderr=True, highlight=False)
+
+    def say(words: str) -> None:
+        console.print(words, markup=False, soft_wrap=True)
+
+    for words in found.left_out:
+        say(f"left out: {words}")
+    first, errors, cover = found.cameras[0], sorted(found.errors), found.coverage
+    say(
+        f"{len(found.cameras)} of {len(found.cameras) + len(found.left_out)} photographs posed; features fit to "
+        f"{errors[len(errors) // 2]:.2f} pixels (median), {errors[-1]:.2f} (worst); focal length {first.focal[0]:.1f} "
+        f"pixels. Cameras {cover['low_deg']:.0f} to {cover['high_deg']:.0f} degrees above the table; the largest gap "
+        f"around it is {cover['azimuth_gap_deg']:.0f} degrees."
+    )
+    if found.scale is None:
+        say(
+            "The scale is unknown: instep build refuses these poses. Mark a known length on the table, such as the "
+            f"long side of a sheet: instep build pose {out} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y"
+        )
+    else:
+        interval = f" (-{100 * (1 - found.scale.low):.2f} to +{100 * (found.scale.high - 1):.2f} %)"
+        say(f"Scale by {found.scale_from}{interval if found.scale.has_interval else ', of unknown uncertainty'}.")
+    for words in found.notes:
+        say(words)
+
+
+@contextmanager
+def _progress() -> Generator[PartReport]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("starting", total=1.0)
+
+        def report(share: float, words: str) -> None:
+            progress.update(bar, description=words, completed=share)
+
+        yield report

@@ -1,0 +1,467 @@
+"""ROS logs without ROS: bags (1 and 2), and decoded messages of any log collected by topic into one run.
+
+Rows are at the stamps of the joint states. The command of a row is the one in force in the middle of its period, images
+are the latest ones at each row, poses are interpolated.
+
+The joints of a command array that names none, from the motion that follows the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.reading import check_inside, check_regular, parsing, read_text
+from instep.core.world import Array, Channel, frozen_dataclass
+from instep.data.files import MAX_DECODED, MAX_RECORDING, library
+from instep.data.frames import open_stills
+from instep.data.mapping import RawRun
+from instep.data.resample import QUATERNION, latest, onto
+
+COMMANDS = ("command", "cmd", "target", "goal", "action", "desired", "trajectory")
+"""Words in the names of topics that carry commands."""
+SAME_CLOCK_S = 0.5
+"""Difference between the times of a log and in the headers of its messages from which on they are two clocks [s]."""
+PARTS = ("position", "velocity", "effort")
+"""What a joint state holds of each joint."""
+MAX_DESCRIPTION = 16 << 20
+"""Longest description of a bag [bytes]."""
+MAX_BRACKETS = 10_000
+"""Most brackets of one kind in the description of a bag, which bounds its depth."""
+BAG_FILE = "metadata.yaml"
+"""The file by which a folder is a ROS 2 bag; a pattern of it selects several bags."""
+
+
+def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """One run of a bag: its joint states, commands, images, camera descriptions and transforms.
+
+    Types that the bag does not define and the newest ROS 2 does not know are passed over and named.
+    """
+    path = path.parent if path.name == BAG_FILE else path
+    log = MessageLog()
+    high, types = library("rosbags.highlevel"), library("rosbags.typesys")
+    _check_files(path)
+    with parsing(path, "a ROS bag"):
+        store = types.get_typestore(types.Stores.LATEST)
+        with high.AnyReader([path], default_typestore=store) as reader:
+            for connection, received, data in reader.messages():
+                try:
+                    message = reader.deserialize(data, connection.msgtype)
+                except Exception:  # noqa: BLE001  # an unknown or damaged type is counted and named, not fatal
+                    log.skip(connection.msgtype)
+                    continue
+                log.add(connection.topic, connection.msgtype, received * 1e-9, message)
+    yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a bag whose files are not plain ones inside its folder, or whose description is long or has aliases."""
+    for file in path.iterdir() if path.is_dir() else (path,):
+        check_inside(path if path.is_dir() else path.parent, file)
+        check_regular(file, MAX_RECORDING)
+    description = path / BAG_FILE
+    if description.is_file():
+        text = read_text(description, MAX_DESCRIPTION)
+        if re.search(r"(^|[\s\[{,:-])[&*][\w]", text) or max(text.count("["), text.count("{")) > MAX_BRACKETS:
+            raise BadInput(f"{str(description)!r} has aliases or is nested too deep for the description of a bag.")
+
+
+@dataclass(slots=True)
+class TopicMessages:
+    """The messages of one topic."""
+
+    stamps: list[float] = field(default_factory=list[float])
+    """Time in the header of each message [s]; the time of the log where it has none."""
+    values: list[Any] = field(default_factory=list[Any])
+    names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class MessageLog:
+    """Messages collected by topic and kind."""
+
+    joints: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    images: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    poses: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    vectors: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    header: dict[str, str] = field(default_factory=dict[str, str])
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    """Types of messages that are not understood, with how many came."""
+    size: int = 0
+    stamped: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
+    """Times of the log and in the header of the messages of each topic that has headers [s]."""
+
+    def add(self, topic: str, kind: str, received: float, message: Any) -> None:
+        """Take one decoded message; `kind` is its type, `received` [s] its time in the log."""
+        short = kind.replace("/msg/", "/").rsplit("/", 1)[-1]
+        stamp = _stamp(message, received)
+        if stamp != received:
+            self.stamped.setdefault(topic, []).append((received, stamp))
+        take = _TAKERS.get(short)
+        if take is None:
+            self.skip(kind)
+            return
+        try:
+            take(self, topic, stamp, message)
+        except (AttributeError, TypeError, ValueError, IndexError) as error:
+            raise BadInput(f"A message on {topic!r} is not the {kind} it says it is ({error}).") from None
+
+    def skip(self, kind: str) -> None:
+        """Count a message that is passed over."""
+        self.skipped[kind] = self.skipped.get(kind, 0) + 1
+
+    def raw(self, name: str, joints: str = "", command: str = "") -> RawRun:
+        """One run of all messages; `joints` and `command` name topics where the choice is not clear."""
+        states = {topic: s for topic, s in self.joints.items() if joints == topic or not _is_command(topic)}
+        if not states:
+            seen = ", ".join(sorted({*self.joints, *self.images, *self.poses, *self.vectors})) or "none"
+            passed = ", ".join(sorted(self.skipped)) or "none"
+            raise BadInput(
+                f"{name!r} holds no joint states (topics understood: {seen}; types passed over: {passed}); name their "
+                "topic under options.joints in a mapping."
+            )
+        main = joints or max(states, key=lambda topic: len(states[topic].stamps))
+        if main not in self.joints:
+            raise BadInput(f"{name!r} has no joint states on {main!r}; they are on {', '.join(self.joints)}.")
+        self._to_clock_of(main)
+        return self._rows(name, main, command or self._command(main))
+
+    def _to_clock_of(self, main: str) -> None:
+        """Move messages without a header, which have the time of the log, to the clock of the joint states.
+
+        The log goes by the wall clock, headers by whatever clock the robot has: that of a simulation starts at 0 and
+        may run at another speed. Within `SAME_CLOCK_S` both are taken for one clock.
+        """
+        pairs = np.array(sorted(self.stamped.get(main, ()))).reshape(-1, 2)
+        if not len(pairs) or abs(float(np.median(pairs[:, 0] - pairs[:, 1]))) < SAME_CLOCK_S:
+            return
+        for topic, stream in {**self.joints, **self.vectors}.items():
+            if topic not in self.stamped:
+                stream.stamps = [_on_clock(stamp, pairs) for stamp in stream.stamps]
+
+    def _command(self, main: str) -> str:
+        asked = [topic for topic in self.joints if topic != main and _is_command(topic)]
+        asked += [topic for topic in self.vectors if _is_command(topic)]
+        return asked[0] if asked else ""
+
+    def _rows(self, name: str, main: str, command: str) -> RawRun:
+        stream = self.joints[main]
+        order = np.argsort(stream.stamps, kind="stable")
+        t = np.asarray(stream.stamps)[order]
+        fresh = np.concatenate([[True], np.diff(t) > 0])
+        t, order = t[fresh], order[fresh]
+        columns: dict[str, Any] = {"time": t}
+        header = {**self.header, "joints": main, "command": command}
+        for part, values in _parts(stream).items():
+            columns[f"joints.{part}"] = values[order]
+            header[f"labels:joints.{part}"] = json.dumps(stream.names)
+        if command:
+            self._add_command(columns, header, command, (t, stream.names))
+        for topic, images in self.images.items():
+            _add_images(columns, f"images/{_tail(topic)}", images, t)
+        for topic, poses in self.poses.items():
+            channel = Channel(tuple(f"{topic}.{end}" for end in ("x", "y", "z", *QUATERNION)))
+            columns[f"poses/{topic}"] = onto(t, *_sorted(poses), "linear", channel)
+            header[f"labels:poses/{topic}"] = json.dumps(channel.labels)
+        for topic, vectors in self.vectors.items():
+            if topic != command:
+                columns[f"vectors/{_tail(topic)}"] = onto(t, *_sorted(vectors), "hold")
+        if self.skipped:
+            header["skipped"] = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.skipped.items()))
+        return RawRun(name, columns, header)
+
+    def _add_command(
+        self, columns: dict[str, Any], header: dict[str, str], command: str, rows: tuple[Array, Sequence[str]]
+    ) -> None:
+        t, names = rows
+        stream = self.joints.get(command) or self.vectors[command]
+        if command in self.vectors:
+            stamps, values = _sorted(stream)
+        else:
+            parts = list(_parts(stream).values())
+            if not parts:
+                raise BadInput(
+                    f"The commands on {command!r} hold neither positions, velocities nor efforts throughout."
+                )
+            order = np.argsort(stream.stamps, kind="stable")
+            stamps, values = np.asarray(stream.stamps)[order], parts[0][order]
+        columns["command"] = values[latest(_middles(t), stamps)]
+        if stream.names:
+            header["labels:command"] = json.dumps(stream.names)
+            return
+        states = {part: columns[f"joints.{part}"] for part in PARTS if f"joints.{part}" in columns}
+        found = infer_command_order(t, columns["command"], states, names)
+        if found.joints:
+            header["labels:command"] = json.dumps(found.joints)
+            header["note:command"] = f"{command} names no joints; their order is {found.how}"
+        elif values.shape[1] == len(names):
+            header["unordered:command"] = found.how
+
+
+def _middles(t: Array) -> Array:
+    """The middle of the period that begins at each row, where the command that holds for most of it is in force.
+
+    A controller reads the state, then commands: at the time of the row itself its command is not there yet.
+    """
+    steps = np.diff(t)
+    return t + 0.5 * np.append(steps, steps[-1:] if len(steps) else 0.0)
+
+
+def _on_clock(received: float, pairs: Array) -> float:
+    """A time of the log on another clock, by the times of messages that have both [rows, (log, header)]."""
+    log, clock = pairs[:, 0], pairs[:, 1]
+    inside = float(np.interp(received, log, clock))
+    return inside + min(received - float(log[0]), 0.0) + max(received - float(log[-1]), 0.0)
+
+
+def _stamp(message: Any, received: float) -> float:
+    header = getattr(message, "header", None)
+    stamp = getattr(header, "stamp", None)
+    if stamp is None:
+        return received
+    seconds = float(getattr(stamp, "sec", getattr(stamp, "secs", 0)))
+    seconds += 1e-9 * float(getattr(stamp, "nanosec", getattr(stamp, "nsecs", 0)))
+    return seconds or received
+
+
+def _take_joints(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    names = tuple(str(name) for name in message.name)
+    stream = log.joints.setdefault(topic, TopicMessages(names=names))
+    if set(names) != set(stream.names):
+        log.skip(f"JointState of other joints on {topic}")
+        return
+    order = [names.index(name) for name in stream.names] if names else slice(None)
+    parts: dict[str, Array] = {}
+    for part in PARTS:
+        values = np.asarray(getattr(message, part), float)
+        if values.size:
+            parts[part] = values[order]
+    stream.stamps.append(stamp)
+    stream.values.append(parts)
+
+
+def _take_trajectory(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    names = tuple(str(name) for name in message.joint_names)
+    stream = log.joints.setdefault(topic, TopicMessages(names=names))
+    stream.stamps.append(stamp)
+    stream.values.append({"position": np.asarray(message.points[0].positions, float)})
+
+
+def _take_image(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    data = bytes(message.data)
+    log.size += len(data)
+    if log.size > MAX_DECODED:
+        raise BadInput(f"The images of this log take more than {MAX_DECODED >> 30} GiB; import it in parts.")
+    if hasattr(message, "encoding"):
+        colours = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
+        if message.encoding not in colours:
+            log.skip(f"Image of {message.encoding} on {topic}")
+            return
+        rows = np.frombuffer(data, np.uint8).reshape(message.height, message.step)[:, : message.width * 3]
+        value: Any = rows.reshape(message.height, message.width, 3)[..., colours[message.encoding]]
+    else:
+        value = data
+    stream = log.images.setdefault(topic, TopicMessages())
+    stream.stamps.append(stamp)
+    stream.values.append(value)
+
+
+def _take_camera(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    matrix = getattr(message, "k", None)
+    matrix = message.K if matrix is None else matrix
+    distortion = getattr(message, "d", getattr(message, "D", ()))
+    described = {"K": np.reshape(matrix, (3, 3)).tolist(), "distortion": np.asarray(distortion, float).tolist()}
+    described |= {"width": int(message.width), "height": int(message.height)}
+    log.header[f"camera.{_tail(topic)}"] = json.dumps(described)
+
+
+def _take_transforms(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    for one in message.transforms:
+        name = f"{one.header.frame_id}.{one.child_frame_id}".replace("/", "_")
+        move, turn = one.transform.translation, one.transform.rotation
+        _add_pose(log, name, _stamp(one, stamp), move, turn)
+
+
+def _take_pose(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    pose = message.pose
+    _add_pose(log, topic.strip("/").replace("/", "_"), stamp, pose.position, pose.orientation)
+
+
+def _add_pose(log: MessageLog, name: str, stamp: float, move: Any, turn: Any) -> None:
+    stream = log.poses.setdefault(name, TopicMessages())
+    stream.stamps.append(stamp)
+    stream.values.append(np.array([move.x, move.y, move.z, turn.w, turn.x, turn.y, turn.z], float))
+
+
+def _take_numbers(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    stream = log.vectors.setdefault(topic, TopicMessages())
+    stream.stamps.append(stamp)
+    stream.values.append(np.asarray(message.data, float).ravel())
+
+
+_TAKERS = {
+    "JointState": _take_joints,
+    "JointTrajectory": _take_trajectory,
+    "CompressedImage": _take_image,
+    "Image": _take_image,
+    "CameraInfo": _take_camera,
+    "TFMessage": _take_transforms,
+    "PoseStamped": _take_pose,
+    "Float64MultiArray": _take_numbers,
+    "Float32MultiArray": _take_numbers,
+}
+
+
+def _parts(stream: TopicMessages) -> dict[str, Array]:
+    """Positions, velocities and efforts of a topic, where every message had them."""
+    common = [part for part in PARTS if stream.values and all(part in value for value in stream.values)]
+    return {part: np.stack([value[part] for value in stream.values]) for part in common}
+
+
+def _sorted(stream: TopicMessages) -> tuple[Array, Array]:
+    order = np.argsort(stream.stamps, kind="stable")
+    if len({np.size(value) for value in stream.values}) > 1:
+        raise BadInput("A topic of plain numbers changes its length during the log, so it cannot become a column.")
+    return np.asarray(stream.stamps)[order], np.stack(stream.values)[order]
+
+
+def _add_images(columns: dict[str, Any], name: str, stream: TopicMessages, t: Array) -> None:
+    order = np.argsort(stream.stamps, kind="stable")
+    stamps = np.asarray(stream.stamps)[order]
+    values = [stream.values[int(k)] for k in order]
+    compressed = isinstance(values[0], bytes)
+    frames: Any = open_stills(lambda k: values[k], len(values)) if compressed else np.stack(values)
+    which = latest(t, stamps)
+    columns[name] = frames[which]
+    columns[f"{name}.stamp"] = stamps[which]
+
+
+def _tail(topic: str) -> str:
+    """A topic without the words for its transport."""
+    words = [word for word in topic.strip("/").split("/") if word not in ("compressed", "image_raw", "camera_info")]
+    return "_".join(words) or "camera"
+
+
+def _is_command(topic: str) -> bool:
+    return any(word in topic.lower() for word in COMMANDS)
+
+
+MAX_LAG_S = 0.3
+"""Longest delay between a command and the motion that follows it [s]."""
+MAX_LAGS = 16
+"""How many delays are tried."""
+CLEAR_RATIO = 0.5
+"""A joint is the one commanded if its distance from the command is less than this share of any other joint's."""
+MIN_CORRELATION, CLEAR_CORRELATION = 0.7, 0.15
+"""Least correlation of a command with its joint, and by how much it exceeds that with any other joint."""
+
+
+@frozen_dataclass
+class CommandOrder:
+    """Which joint each number of a command array is for."""
+
+    joints: tuple[str, ...]
+    """One name per number; empty where the motion does not say."""
+    how: str
+    """How they were found, or why they were not: part of a sentence."""
+
+
+def infer_command_order(t: Array, commands: Array, states: Mapping[str, Array], joints: Sequence[str]) -> CommandOrder:
+    """Match each number of a command array [rows, numbers] with a joint, by the states [rows, joints] of the same rows.
+
+    Commands of positions, velocities or efforts are matched by their distance from these some time later; numbers in
+    other units by correlation. A match counts where it is clear both for the command and for the joint. A last pair
+    that is left over belongs together.
+    """
+    numbers, found, lags = commands.shape[1], dict[int, int](), _lags(t)
+    if numbers > len(joints):
+        return CommandOrder((), f"there are {numbers} numbers for {len(joints)} joints")
+    if "position" in states and len(t) > 1:
+        states = {"position": states["position"], "velocity": np.gradient(states["position"], t, axis=0), **states}
+    kind = min(states, key=lambda name: _mismatch(commands, _distances(commands, states[name], lags)))
+    found |= _matched(_clearly_nearest(_distances(commands, states[kind], lags)), range(numbers), range(len(joints)))
+    by_distance = len(found)
+    for values in states.values():
+        rows, columns = _left(numbers, found), _left(len(joints), found.values())
+        clear = _clearly_correlated(_correlations(commands[:, rows], values[:, columns], lags))
+        found |= _matched(clear, rows, columns)
+    rows, columns = _left(numbers, found), _left(len(joints), found.values())
+    if len(rows) == len(columns) == 1:
+        found[rows[0]] = columns[0]
+    elif rows:
+        unclear = ", ".join(str(k) for k in rows)
+        return CommandOrder((), f"the motion does not tell which joints the numbers {unclear} are for")
+    measure = f"distance from {kind}" if by_distance >= numbers - 1 else "correlation with the states"
+    return CommandOrder(tuple(joints[found[k]] for k in range(numbers)), f"inferred by {measure}")
+
+
+def check_ordered(header: Mapping[str, str], column: str, source: str) -> None:
+    """Raise `BadInput` where a column of commands names no joints and its order could not be inferred."""
+    if f"unordered:{column}" in header:
+        raise BadInput(
+            f"The commands of {source!r} name no joints, and {header[f'unordered:{column}']}; name them in their order "
+            "as 'labels' under [action] in a mapping file."
+        )
+
+
+def _lags(t: Array) -> list[int]:
+    """Delays to try [rows]."""
+    period = float(np.median(np.diff(t))) if len(t) > 1 else MAX_LAG_S
+    most = min(round(MAX_LAG_S / period), len(t) // 4) if period > 0 else 0
+    return sorted({round(lag) for lag in np.linspace(0, most, MAX_LAGS)})
+
+
+def _left(count: int, taken: Iterable[int]) -> list[int]:
+    return sorted(set(range(count)) - set(taken))
+
+
+def _distances(commands: Array, values: Array, lags: Sequence[int]) -> Array:
+    """Root mean square distance of every command from every joint at the best delay [numbers, joints]."""
+    at = [(commands[: len(values) - lag], values[lag:]) for lag in lags]
+    return np.min([np.sqrt(np.mean((c[:, :, None] - x[:, None, :]) ** 2, axis=0)) for c, x in at], axis=0)
+
+
+def _mismatch(commands: Array, distances: Array) -> float:
+    """What is left of the commands when each has a joint of its own, as a share of each; a whole one in other units."""
+    size = np.maximum(np.mean(commands**2, axis=0), 1e-12)[:, None]
+    share = np.minimum(distances**2 / size, 1.0)
+    return float(share[library("scipy.optimize").linear_sum_assignment(share)].sum())
+
+
+def _correlations(commands: Array, values: Array, lags: Sequence[int]) -> Array:
+    """Correlation of every command with every joint at the best delay [numbers, joints]; 0 where one does not move."""
+    best = np.zeros((commands.shape[1], values.shape[1]))
+    for lag in lags:
+        parts = [x - x.mean(axis=0) for x in (commands[: len(values) - lag], values[lag:])]
+        scale = np.outer(*(np.linalg.norm(x, axis=0) for x in parts))
+        moving = scale > 1e-9 * max(float(scale.max(initial=0.0)), 1e-12)
+        best = np.maximum(best, np.where(moving, parts[0].T @ parts[1] / np.where(moving, scale, 1.0), 0.0))
+    return best
+
+
+def _clearly_nearest(distances: Array) -> Array:
+    return distances < CLEAR_RATIO * np.minimum(_best_other(distances, 0), _best_other(distances, 1))
+
+
+def _clearly_correlated(correlations: Array) -> Array:
+    other = np.maximum(-_best_other(-correlations, 0), -_best_other(-correlations, 1))
+    return (correlations >= MIN_CORRELATION) & (correlations - other >= CLEAR_CORRELATION)
+
+
+def _best_other(cost: Array, axis: int) -> Array:
+    """For every entry the smallest other one along an axis."""
+    if cost.shape[axis] < 2:
+        return np.full_like(cost, np.inf)
+    least, second = np.split(np.partition(cost, 1, axis=axis).take([0, 1], axis=axis), 2, axis=axis)
+    return np.where(cost == least, second, least)
+
+
+def _matched(clear: Array, rows: Sequence[int], columns: Sequence[int]) -> dict[int, int]:
+    return {rows[int(i)]: columns[int(j)] for i, j in zip(*np.nonzero(clear), strict=True)}

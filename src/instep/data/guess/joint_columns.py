@@ -1,0 +1,386 @@
+"""Parts of a guess of a mapping: the robot's joints and actuators, columns with labels, units, rows with doubts.
+
+How signals of a log relate: which answers which command, which is the derivative of which, which comes first.
+
+Guess the units of joint positions, and the joints of columns without names, by the ranges of the robot's joints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.data.mapping import ChannelRule
+
+from .log_columns import ColumnGroup, joint_key
+
+CommandKind: TypeAlias = Literal["position", "velocity", "effort"]
+DEGREES = 180.0 / math.pi
+
+
+@frozen_dataclass
+class RobotJoint:
+    """A joint of the robot that logs are of: its name, range [rad or m] and unit."""
+
+    name: str
+    low: float = -math.inf
+    high: float = math.inf
+    unit: str = "rad"
+
+
+@frozen_dataclass
+class RobotActuator:
+    """An actuator of the robot: its name, the joints that it moves, and the range of its command."""
+
+    name: str
+    joints: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    takes: CommandKind = "position"
+
+
+@array_dataclass
+class UnlabelledMotion:
+    """Motion whose columns no name gives to a joint, in the robot's units."""
+
+    q: Sequence[Array]
+    """Measured positions of each run [rows, columns]."""
+    commands: Sequence[Array]
+    """The command that each column follows [rows, columns]; NaN where there is none."""
+    labels: tuple[str, ...]
+    """The joints that the columns are of, in the order of the robot."""
+    allowed: Array
+    """Whether each column (row) can be of each joint (column), by unit and range."""
+    dt: float
+
+
+@frozen_dataclass
+class JointOrder:
+    """The joint of each column, as the motion says it."""
+
+    labels: tuple[str, ...]
+    margins: tuple[float, ...]
+    """For each column, the log odds against the best order in which it is of another joint."""
+    rivals: tuple[str, ...]
+    """That other joint."""
+
+
+OrderFinder: TypeAlias = Callable[[UnlabelledMotion], JointOrder | None]
+
+
+@frozen_dataclass
+class RobotLayout:
+    """What a guess needs to know of a robot; empty where nothing is known."""
+
+    joints: tuple[RobotJoint, ...] = ()
+    actuators: tuple[RobotActuator, ...] = ()
+    order: OrderFinder | None = None
+    """Finds the joints of columns without names by the dynamics of the robot."""
+
+
+@frozen_dataclass
+class GuessRow:
+    """One part of a guess: what it is, where it is taken from, how it is read, and how sure that is."""
+
+    what: str
+    source: str
+    reading: str
+    doubt: str = ""
+    """Why it may be wrong; empty where it is sure."""
+
+    @property
+    def confidence(self) -> str:
+        """`sure`, or `guess: ` and why."""
+        return f"guess: {self.doubt}" if self.doubt else "sure"
+
+
+@array_dataclass
+class JointColumns:
+    """Columns of positions or commands with the label of each, and why each may be wrong."""
+
+    group: ColumnGroup
+    columns: tuple[int, ...]
+    labels: tuple[str, ...]
+    doubts: tuple[str, ...]
+    by_name: bool = False
+    """Whether names gave the columns their labels."""
+    order_only: bool = False
+    """Whether all that is doubtful is which column is of which joint."""
+
+    @property
+    def runs(self) -> list[Array]:
+        """The chosen columns of each run."""
+        return [run[:, list(self.columns)] for run in self.group.runs]
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """How a mapping names the columns."""
+        return tuple(self.group.columns[k].reference for k in self.columns)
+
+
+@frozen_dataclass
+class UnitReading:
+    """How the numbers of a channel become SI: a unit of the file, or factors and offsets per label."""
+
+    name: str
+    scale: tuple[float, ...]
+    offset: tuple[float, ...] = ()
+    doubt: str = ""
+
+
+def converted_rule(found: JointColumns, unit: UnitReading, si: str) -> ChannelRule:
+    """The rule of columns with their conversion: one unit of the file where it is that of all, else factors."""
+    rule = ChannelRule(sources=(found.references,), labels=found.labels, unit=si)
+    plain = not unit.offset and len(set(unit.scale)) == 1
+    if plain and unit.scale[0] == 1.0:
+        return rule
+    if plain and unit.name == "deg" and math.isclose(unit.scale[0], 1 / DEGREES):
+        return replace(rule, from_unit="deg")
+    return replace(rule, scale=unit.scale, offset=unit.offset)
+
+
+SMOOTHING_S = 0.1
+"""Time over which signals are averaged before their rates are compared [s]."""
+LAGS = 13
+"""Lags at which answers are compared with commands, from none to the longest."""
+MAX_LAG_S = 0.5
+"""Longest lag that is tried between a command and its answer [s]."""
+
+
+def correlations(answers: Sequence[Array], commands: Sequence[Array], dt: float) -> Array:
+    """Correlation of the rate of each answer (row) with that of each command (column); NaN where one does not move.
+
+    Rates rather than positions: slow common motion makes positions of all joints alike. Each pair is compared at the
+    lag at which it correlates best, since an answer trails its command, on weak servos by a third of a second.
+    """
+    parts = [_rates(a, c, dt) for a, c in zip(answers, commands, strict=True)]
+    best = np.full((answers[0].shape[1], commands[0].shape[1]), np.nan)
+    for rows in sorted({round(share * MAX_LAG_S / dt) for share in np.linspace(0, 1, LAGS)}):
+        late = [(a[rows:], c[: len(c) - rows]) for a, c in parts if len(a) > rows + 2]
+        if not late:
+            break
+        found = _cross(*(np.concatenate([part[side] for part in late]) for side in (0, 1)))
+        best = np.where(np.isnan(best) | (np.abs(found) > np.abs(best)), found, best)
+    return best
+
+
+def derivative_ratio(values: Sequence[Array], rates: Sequence[Array], dt: float) -> tuple[float, float]:
+    """How well `rates` are the derivative of `values` (median correlation), and how many times as large they are."""
+    strengths: list[float] = []
+    ratios: list[float] = []
+    for x, v in zip(values, rates, strict=True):
+        span = _span(len(x), dt)
+        slope, mean = (x[span:] - x[:-span]) / (span * dt), _averaged(v, span)[: len(x) - span]
+        for k in range(min(x.shape[1], v.shape[1])):
+            if np.std(slope[:, k]) > 0 and np.std(mean[:, k]) > 0:
+                strengths.append(float(np.corrcoef(slope[:, k], mean[:, k])[0, 1]))
+                ratios.append(float(np.std(mean[:, k]) / np.std(slope[:, k])))
+    return (float(np.median(strengths)), float(np.median(ratios))) if ratios else (0.0, float("nan"))
+
+
+def lag(first: Sequence[Array], second: Sequence[Array], dt: float) -> float:
+    """By how much `second` trails `first` [s], column by column alike; negative where it comes before."""
+    most = max(1, round(MAX_LAG_S / dt))
+    scores = np.zeros(2 * most + 1)
+    for a, b in zip(first, second, strict=True):
+        da, db = (np.diff(x[:, : min(a.shape[1], b.shape[1])], axis=0) for x in (a, b))
+        if len(da) <= 2 * most + 2:
+            continue
+        da, db = ((d - d.mean(axis=0)) / (np.std(d, axis=0) + 1e-12) for d in (da, db))
+        middle = db[most : len(db) - most]
+        scores += [float((da[most - k : len(da) - most - k] * middle).mean()) for k in range(-most, most + 1)]
+    return float((int(np.argmax(scores)) - most) * dt)
+
+
+def gains(answers: Sequence[Array], commands: Sequence[Array]) -> Array:
+    """How many times as much as its command each answer moves, by standard deviation; NaN where one does not move."""
+    answer, command = (np.concatenate([x - x.mean(axis=0) for x in runs]) for runs in (answers, commands))
+    spread = command.std(axis=0)
+    return np.where(
+        (spread > 0) & (answer.std(axis=0) > 0), answer.std(axis=0) / np.where(spread > 0, spread, 1), np.nan
+    )
+
+
+def assigned(cost: Array) -> list[int]:
+    """The column for each row of a cost matrix such that the total cost is the least."""
+    optimize: Any = import_module("scipy.optimize")  # its types do not name the function
+    rows, columns = optimize.linear_sum_assignment(cost)
+    found = [-1] * len(cost)
+    for row, column in zip(rows, columns, strict=True):
+        found[int(row)] = int(column)
+    return found
+
+
+def _rates(answers: Array, commands: Array, dt: float) -> tuple[Array, Array]:
+    span = _span(len(answers), dt)
+    smooth = [_averaged(x, span) for x in (answers, commands)]
+    return smooth[0][span:] - smooth[0][:-span], smooth[1][span:] - smooth[1][:-span]
+
+
+def _span(rows: int, dt: float) -> int:
+    return max(1, min(round(SMOOTHING_S / dt), rows // 4))
+
+
+def _averaged(x: Array, span: int) -> Array:
+    sums = np.concatenate([np.zeros((1, x.shape[1])), np.cumsum(x, axis=0)])
+    return (sums[span:] - sums[:-span]) / span
+
+
+def _cross(answer: Array, command: Array) -> Array:
+    answer, command = (x - x.mean(axis=0) for x in (answer, command))
+    sizes = np.outer(np.linalg.norm(answer, axis=0), np.linalg.norm(command, axis=0))
+    floor = 1e-9 * (sizes.max() if sizes.size else 0.0)
+    return np.where(sizes > floor, answer.T @ command / np.where(sizes > floor, sizes, 1.0), np.nan)
+
+
+MARGIN = 0.1
+"""How far positions may lie outside the range of their joint [share of the range]."""
+OUTSIDE = 0.02
+"""Share of rows outside the range of a joint from which on a column is not of that joint, or in another unit."""
+TURNS = 2.2 * math.pi
+"""Largest angle that a joint without a range is expected to have [rad]."""
+SMALL_MOTION = 3.0
+"""Largest span of positions that would be a motion of few degrees, were they degrees."""
+FACTORS = {"rad": 1.0, "deg": math.pi / 180, "m": 1.0, "mm": 1e-3}
+MAX_ROWS = 4000
+MIN_OPENING = 0.5
+"""Share of its range that a gripper uses in a log in percent, where degrees would fit as well."""
+GRIPPERS = frozenset(("gripper", "jaw", "finger", "hand"))
+"""Words in the names of joints that open and close."""
+
+
+def read_positions(found: JointColumns, robot: RobotLayout) -> tuple[JointColumns, UnitReading, tuple[str, ...]]:
+    """Positions with the joints that their ranges allow, their unit, and a doubt per column about its unit."""
+    values = sample(found.runs)
+    unit, doubt = angle_unit(values, joints_of(found, robot), found)
+    if not found.group.named or any(found.doubts):
+        found = _ordered_by_range(found, values, robot, unit)
+    return found, *read_columns_as(found, robot, unit, doubt)
+
+
+def read_columns_as(
+    found: JointColumns, robot: RobotLayout, unit: str, doubt: str
+) -> tuple[UnitReading, tuple[str, ...]]:
+    """The conversion of columns whose joints and unit of angles are known, and a doubt per column about its unit."""
+    joints, values = joints_of(found, robot), sample(found.runs)
+    readings = [_column_reading(values[:, k], joint, unit) for k, joint in enumerate(joints)]
+    doubts = tuple(
+        own or (doubt if joint.unit == "rad" else "") for (_, _, own), joint in zip(readings, joints, strict=True)
+    )
+    scale = tuple(factor for factor, _, _ in readings)
+    offset = tuple(zero for _, zero, _ in readings)
+    return UnitReading(unit, scale, offset if any(offset) else (), doubt), doubts
+
+
+def sample(runs: Sequence[Array]) -> Array:
+    """Rows of all runs, evenly chosen."""
+    values = np.concatenate(list(runs))
+    return values[:: max(1, len(values) // MAX_ROWS)]
+
+
+def angle_unit(values: Array, joints: Sequence[RobotJoint], found: JointColumns) -> tuple[str, str]:
+    """The unit of the angles among columns, and why it may be wrong."""
+    turning = [k for k, joint in enumerate(joints) if joint.unit == "rad"]
+    if not turning:
+        return "rad", ""
+    angles, ranges = values[:, turning], [joints[k] for k in turning]
+    free = not found.group.named or any(found.doubts)
+    misfit = {unit: _misfit(angles * FACTORS[unit], ranges, free) for unit in ("rad", "deg")}
+    stated = found.group.unit
+    if stated in ("rad", "deg"):
+        return stated, "" if misfit[stated] <= OUTSIDE else f"named {stated}, but positions leave the joints' ranges"
+    largest, span = float(np.abs(angles).max(initial=0.0)), float(np.ptp(angles, axis=0).max(initial=0.0))
+    if misfit["rad"] <= OUTSIDE:
+        if misfit["deg"] <= OUTSIDE and span > SMALL_MOTION:
+            return "rad", f"a motion of {span:.2g} rad, or of so many degrees: both lie within the joints' ranges"
+        return "rad", ""
+    if misfit["deg"] <= OUTSIDE:
+        return "deg", "" if largest > TURNS else "radians would leave the joints' ranges, degrees do not"
+    unit = min(misfit, key=lambda name: misfit[name])
+    return unit, f"{misfit[unit]:.0%} of the rows leave the joints' ranges in radians and in degrees"
+
+
+def _misfit(values: Array, joints: Sequence[RobotJoint], free: bool) -> float:
+    """The largest share of rows outside the range of a joint; of joints in the best order where it is `free`."""
+    cost = outside_ranges(values, joints)
+    order = assigned(cost) if free else range(len(cost))
+    # One column in another unit, such as a gripper in percent, does not decide about the others.
+    shares = sorted(float(cost[k, j]) for k, j in enumerate(order) if j >= 0)
+    return shares[-1] if len(shares) < 3 else shares[-2]
+
+
+def outside_ranges(values: Array, joints: Sequence[RobotJoint], unit: str = "rad") -> Array:
+    """Share of rows of each column (row) that lie outside the range of each joint (column), with angles in a unit."""
+    cost = np.zeros((values.shape[1], len(joints)))
+    for j, joint in enumerate(joints):
+        low, high = _limits(joint)
+        read = values * (FACTORS[unit] if joint.unit == "rad" else 1.0)
+        cost[:, j] = ((read < low) | (read > high)).mean(axis=0)
+    return cost
+
+
+def _limits(joint: RobotJoint) -> tuple[float, float]:
+    if math.isfinite(joint.low) and math.isfinite(joint.high) and joint.high > joint.low:
+        margin = MARGIN * (joint.high - joint.low)
+        return joint.low - margin, joint.high + margin
+    return (-TURNS, TURNS) if joint.unit == "rad" else (-math.inf, math.inf)
+
+
+def _ordered_by_range(found: JointColumns, values: Array, robot: RobotLayout, unit: str) -> JointColumns:
+    """Columns without names in another order, where the ranges exclude the order of the robot."""
+    cost = outside_ranges(values, joints_of(found, robot), unit)
+    own = float(np.trace(cost))
+    order = assigned(cost + 1e-4 * (1 - np.eye(len(cost))))
+    best = sum(float(cost[k, j]) for k, j in enumerate(order))
+    if own <= OUTSIDE or best > 0.5 * own or order == list(range(len(order))):
+        return found
+    moved = [k != j for k, j in enumerate(order)]
+    why = "joint ranges exclude the robot's order; this one fits them"
+    doubts = tuple(why if changed else doubt for changed, doubt in zip(moved, found.doubts, strict=True))
+    return replace(found, labels=tuple(found.labels[j] for j in order), doubts=doubts)
+
+
+def _column_reading(values: Array, joint: RobotJoint, unit: str) -> tuple[float, float, str]:
+    """Factor and offset of one column, and why they may be wrong: its own unit, or a share of the joint's range."""
+    factor = FACTORS[unit] if joint.unit == "rad" else 1.0
+    low, high = joint.low, joint.high
+    bounded = math.isfinite(low) and math.isfinite(high)
+    least, most = float(values.min()), float(values.max())
+    if bounded and joint.unit == "rad" and set(joint_key(joint.name)) & GRIPPERS:
+        # Grippers are often recorded as a share of their opening while all other joints are angles.
+        for top, name in ((1.0, "0 to 1"), (100.0, "percent")):
+            if unit != "deg" or least < -0.05 * top or most > 1.05 * top or most - least <= 0.02 * top:
+                continue
+            # Angles below a degree are none of a gripper; angles that use little of 100 are no opening and closing.
+            if top == 1.0 or most - least > MIN_OPENING * top or _share(values * factor, joint) > OUTSIDE:
+                return (high - low) / top, low, f"a gripper, taken as {name} of its range; degrees would fit as well"
+            return factor, 0.0, f"a gripper, taken as degrees; {name} of its range would fit as well"
+    if not bounded or _share(values * factor, joint) <= OUTSIDE:
+        return factor, 0.0, ""
+    others: Mapping[str, float] = {"mm": 1e-3} if joint.unit == "m" else {u: FACTORS[u] for u in ("rad", "deg")}
+    for name, other in others.items():
+        if _share(values * other, joint) <= OUTSIDE:
+            return other, 0.0, f"in {name}, unlike the other columns" if joint.unit == "rad" else ""
+    for top, name in ((1.0, "0 to 1"), (100.0, "percent"), (255.0, "0 to 255")):
+        if least >= -0.05 * top and most <= 1.05 * top:
+            return (high - low) / top, low, f"leaves the joint's range in any unit; taken as {name} of it"
+    if least >= -105.0 and most <= 105.0:
+        return (high - low) / 200.0, (high + low) / 2, "leaves the joint's range; taken as -100 to 100 of it"
+    return factor, 0.0, f"{_share(values * factor, joint):.0%} of the rows leave the joint's range"
+
+
+def _share(values: Array, joint: RobotJoint) -> float:
+    low, high = _limits(joint)
+    return float(((values < low) | (values > high)).mean())
+
+
+def joints_of(found: JointColumns, robot: RobotLayout) -> list[RobotJoint]:
+    """The joint of each column; one without a range where the robot is not known."""
+    known = {joint.name: joint for joint in robot.joints}
+    return [known.get(label, RobotJoint(label)) for label in found.labels]

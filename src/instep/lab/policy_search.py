@@ -1,0 +1,202 @@
+"""Training of a policy in simulation, over sampled worlds, by CMA-ES without gradients.
+
+Every candidate of a generation runs in every sampled world from the same start, all in one batch. What is maximised is
+the mean of return and success over these worlds; with a posterior these are the worlds that recordings allow. Each
+generation samples other worlds and starts, and what is kept is the mean of the search, not its luckiest candidate: the
+best of a hundred in the same few episodes lies at the edge of what just works there, and fails on a robot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.param import Belief
+from instep.core.statistics import Estimate, bootstrap
+from instep.core.world import Array, Simulator, State, array_dataclass, options_dataclass, take
+from instep.evaluate.episode_batch import Returns, episode_returns, start_states
+from instep.policy.residual import Trainable
+from instep.scene.tasks.task import Tasked
+from instep.tune.posterior.beliefs import belief_addresses, with_imperfections
+
+FIRST_START = 700_000
+"""Seed of the first start of a training in simulation; far from those on which policies are evaluated."""
+CHECKED = 3
+"""Worlds in which the weights of before and those of the search are compared, as a multiple of the sampled ones."""
+CHOICE_WORLDS, CHOICE_SEED = 24, 7
+"""Worlds in which several trainings are compared, and how far their seed is from that of a search."""
+SHRINK = 0.02
+"""Penalty of the squared weights in units of return: of two corrections that do the same the smaller is better."""
+
+
+@options_dataclass
+class SearchBudget:
+    """How long and how widely a training in simulation searches; these are flags of `instep train`."""
+
+    generations: int = 20
+    """generations of the search."""
+    population: int = 12
+    """candidates per generation."""
+    samples: int = 8
+    """sampled worlds in which each candidate runs, each from a start of its own."""
+    seconds: float = 0.0
+    """length of an episode [s]; the time limit of the task where 0."""
+    spread: float = 0.3
+    """standard deviation of the weights in the first generation."""
+    per_joint: bool = False
+    """weights of each joint of its own; one set for all where not given."""
+
+
+@options_dataclass
+class SearchOptions(SearchBudget):
+    """Options of a training in simulation."""
+
+    seed: int = 0
+    """Seed of the sampled worlds and of the search."""
+
+
+@array_dataclass
+class SearchResult:
+    """Weights and how they were found."""
+
+    weights: Array
+    """[groups, numbers]."""
+    before: Estimate
+    """Mean return before the search, in worlds and from starts that it does not use."""
+    after: Estimate
+    """The same after it."""
+    history: tuple[float, ...]
+    """Mean return of the best candidate of each generation, in the worlds of that generation."""
+    episodes: int
+    """Episodes that were simulated."""
+    seconds: float
+    """Processor time [s]."""
+
+
+@array_dataclass
+class TrainingWorlds:
+    """Sampled worlds with the starts of their episodes: each candidate of a generation meets the same."""
+
+    world: Tasked[Simulator]
+    settings: Mapping[str, Array]
+    """Address -> [worlds]; empty where nothing is randomized."""
+    starts: State
+    steps: int
+
+    @classmethod
+    def sample(
+        cls, world: Tasked[Simulator], belief: Belief | None, options: SearchOptions, *, turn: int = 0
+    ) -> TrainingWorlds:
+        """Worlds sampled from a belief, others in every turn; all alike where there is none."""
+        settings: dict[str, Array] = {}
+        if belief is not None:
+            settings = belief.sample(options.samples, np.random.default_rng((options.seed, 0x7EA1, turn)))
+            world = replace(world, world=with_imperfections(world.world, belief_addresses(belief)))
+        first = FIRST_START + 1000 * options.seed + turn * options.samples
+        steps = round(options.seconds / world.spec.dt) if options.seconds else world.steps
+        # The states of a world with a delay hold its commands, so starts are those of a tuned world.
+        tuned = world.tuned(settings) if settings else world
+        starts = start_states(tuned, range(first, first + options.samples))
+        return cls(world, settings, starts, min(steps, world.steps))
+
+    def returns(self, trained: Trainable, weights: Array) -> Returns:
+        """The returns [candidates, worlds] of weights [candidates, groups, numbers], all in one batch."""
+        n, count = len(self.starts.q), len(weights)
+        many = {name: np.tile(values, count) for name, values in self.settings.items()}
+        world = self.world.tuned(many) if many else self.world
+        start = take(self.starts, np.tile(np.arange(n), count))
+        found = episode_returns(world, trained.policy(np.repeat(weights, n, axis=0)), start, steps=self.steps)
+        return Returns(*(part.reshape(count, n) for part in (found.score, found.success, found.error)))
+
+
+def search_weights(
+    world: Tasked[Simulator],
+    trained: Trainable,
+    start: Array | None = None,
+    belief: Belief | None = None,
+    options: SearchOptions | None = None,
+    *,
+    watch: Callable[[int, float], None] | None = None,
+) -> SearchResult:
+    """Train a policy in worlds sampled from a belief, from some weights on, else from where its training begins.
+
+    Starting from the weights of an earlier training is fine-tuning. The mean of the search over its last generations
+    is compared with the first weights in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
+    """
+    from cmaes import CMA
+
+    options = options or SearchOptions()
+    _check(options)
+    began, first = time.process_time(), trained.weights if start is None else start
+    centre = first if options.per_joint else first.mean(axis=0, keepdims=True)
+    search = CMA(
+        mean=centre.reshape(-1),
+        sigma=options.spread,
+        seed=options.seed,
+        population_size=options.population,
+    )
+    history, means = list[float](), list[Array]()
+
+    def every_group(points: Array) -> Array:
+        return np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *first.shape))
+
+    try:
+        for generation in range(options.generations):
+            worlds = TrainingWorlds.sample(world, belief, options, turn=generation + CHECKED)
+            points = np.array([search.ask() for _ in range(options.population)])
+            weights = every_group(points)
+            found = worlds.returns(trained, weights)
+            values = _value(found, weights)
+            search.tell([(point, -float(value)) for point, value in zip(points, values, strict=True)])
+            means.append(np.array(search.mean))
+            history.append(float(found.score[int(np.argmax(values))].mean()))
+            if watch is not None:
+                watch(generation, history[-1])
+    except KeyboardInterrupt:
+        means = means or [centre.reshape(-1)]
+    kept = every_group(np.array([np.mean(means[len(means) // 2 :], axis=0), means[-1]]))
+    weights = np.concatenate([first[None], kept])
+    checked = replace(options, samples=CHECKED * options.samples)
+    found = TrainingWorlds.sample(world, belief, checked).returns(trained, weights)
+    best = int(np.argmax(_value(found, weights)))
+    episodes = options.samples * (CHECKED * len(weights) + options.population * len(history))
+    return SearchResult(
+        np.array(weights[best]), bootstrap(found.score[0]), bootstrap(found.score[best]),
+        tuple(history), episodes, time.process_time() - began,
+    )  # fmt: skip
+
+
+def best_weights(
+    world: Tasked[Simulator],
+    trained: Trainable,
+    candidates: Sequence[Array],
+    belief: Belief | None = None,
+    options: SearchOptions | None = None,
+) -> Array:
+    """Of some weights those that do best in worlds of a belief that a search with these options never sees."""
+    options = options or SearchOptions()
+    samples = min(CHOICE_WORLDS, 8 * options.samples)
+    worlds = TrainingWorlds.sample(world, belief, replace(options, samples=samples, seed=options.seed + CHOICE_SEED))
+    weights = np.array(candidates)
+    return np.array(weights[int(np.argmax(_value(worlds.returns(trained, weights), weights)))])
+
+
+def _value(found: Returns, weights: Array) -> Array:
+    """What is maximised, per candidate: a score alone would buy a fast approach with a restless end."""
+    reward = 0.5 * (found.score + found.success)
+    return cast(Array, reward.mean(axis=1) - SHRINK * (weights**2).mean(axis=(-1, -2)))
+
+
+def _check(options: SearchOptions) -> None:
+    for name, least in (("generations", 1), ("population", 4), ("samples", 1)):
+        if getattr(options, name) < least:
+            raise BadInput(
+                f"A training in simulation needs --{name} of at least {least}, not {getattr(options, name)}."
+            )
+    if options.spread <= 0 or options.seconds < 0:
+        raise BadInput("A training in simulation needs a --spread above 0 and --seconds of 0 or above.")

@@ -1,0 +1,593 @@
+"""Checks of engines: sizes of states and wrenches, finite results, and what an engine other than MuJoCo supports.
+
+What an engine lacks is refused before it starts, never left out.
+
+Rigid links of a MuJoCo model, from which other engines build their bodies and joints.
+
+MuJoCo keeps a body for every frame of a description; engines pay for each. Bodies without joints are therefore merged
+into their parent, with mass, centre and inertia added up in double precision.
+
+Contacts of a MuJoCo model: which geoms may touch, with what friction, and whether any touch in recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Generic, TypeVar
+
+import mujoco
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, Diverged, Unsupported
+from instep.core.param import Address
+from instep.core.rollout import aligned
+from instep.core.world import Array, Settings, State, array_dataclass
+from instep.scene import address
+from instep.scene.folder import SceneSimulator
+
+MAX_VALUE = 1e10
+"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
+_TRANSMISSIONS = ("mjTRN_JOINT", "mjTRN_JOINTINPARENT", "mjTRN_TENDON")
+_SHAPES = (
+    "mjGEOM_PLANE",
+    "mjGEOM_SPHERE",
+    "mjGEOM_CAPSULE",
+    "mjGEOM_ELLIPSOID",
+    "mjGEOM_CYLINDER",
+    "mjGEOM_BOX",
+    "mjGEOM_MESH",
+)
+_PARAMS_OF_MUJOCO = (
+    "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
+    "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
+)  # fmt: skip
+_OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
+
+
+def checked_place(model: mujoco.MjModel, q: Array, v: Array) -> tuple[Array, Array]:
+    """Positions and velocities of the right size, as new arrays that share their leading axes."""
+    q, v = np.asarray(q, float), np.asarray(v, float)
+    if q.shape[-1:] != (model.nq,) or v.shape[-1:] != (model.nv,):
+        raise BadInput(
+            f"A state of this scene has {model.nq} positions and {model.nv} velocities, not {q.shape} and {v.shape}."
+        )
+    try:
+        batch = np.broadcast_shapes(q.shape[:-1], v.shape[:-1])
+    except ValueError:
+        raise BadInput(f"Positions {q.shape} and velocities {v.shape} of a batch need the same leading axes.") from None
+    return np.broadcast_to(q, (*batch, model.nq)).copy(), np.broadcast_to(v, (*batch, model.nv)).copy()
+
+
+def checked_wrench(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
+    """A finite wrench (force [N], torque [Nm]) per body [..., nbody - 1, 6], as a new array."""
+    wrench = np.array(wrench, float)
+    expected = (*state.batch, model.nbody - 1, 6)
+    if wrench.shape != expected or not np.isfinite(wrench).all():
+        raise BadInput(
+            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
+        )
+    return wrench
+
+
+def settings_per_world(settings: Settings) -> dict[str, Array]:
+    """The settings that differ between the worlds of a batch, all of one length; delays are checked on the way."""
+    each = {name: np.asarray(value, float) for name, value in settings.items() if np.ndim(value) > 0}
+    sizes = {name: len(value) for name, value in each.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
+    if address.TIMESTEP in each:
+        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
+    for name, value in settings.items():
+        if Address.parse(name).field == "delay" and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
+            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
+    return each
+
+
+def check_batch_size(n: int, settings: int) -> None:
+    """Raise `BadInput` where n worlds are stepped with settings for another number of them (0: any number)."""
+    if settings not in (0, n):
+        raise BadInput(f"This world holds {settings} settings per parameter, so it steps {settings} worlds, not {n}.")
+
+
+def check_finite(state: State, scene: str, engine: str, error: str = "") -> State:
+    """The state, or `Diverged` with the worlds that are not finite (all of them where only `error` says so)."""
+    if not error and not state.batch and is_small(state):
+        return state
+    if not error and all(np.abs(part).max(initial=0.0) < MAX_VALUE for part in (state.q, state.v)):
+        return state  # a number that is not finite is not smaller
+    finite = finite_worlds(state.q, state.v)
+    lost = np.flatnonzero(~finite.reshape(-1)) if not finite.all() else np.arange(finite.size)
+    q, v = state.q.copy(), state.v.copy()
+    q[~finite], v[~finite] = np.nan, np.nan
+    which = f"world {', '.join(str(i) for i in lost[:5])} of {finite.size}" if state.batch else "the simulation"
+    raise Diverged(
+        f"In scene {scene!r} {which} diverged in {engine} at t = {state.t:.4g} s{f' ({error})' if error else ''}; "
+        f"a smaller timestep, softer gains or valid masses may help.",
+        tuple(int(i) for i in lost),
+        State(state.t, q, v, state.hidden),
+    )
+
+
+def is_small(state: State) -> bool:
+    """Whether one world is certainly finite: its sum of squares says it in a tenth of the time of a look at each."""
+    return bool(state.q @ state.q + state.v @ state.v < MAX_VALUE**2)
+
+
+def finite_worlds(q: Array, v: Array) -> Array:
+    """Which worlds have finite positions and velocities [..., n] of a size that an engine can bear [...]."""
+    values = np.concatenate([q, v], axis=-1)
+    return np.asarray((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1))
+
+
+def check_support(model: mujoco.MjModel, engine: str) -> None:
+    """Raise `Unsupported`, naming what and where, if a model holds something only MuJoCo can do."""
+    _options(model, engine)
+    _parts(model, engine)
+    _joints(model, engine)
+    _actuators(model, engine)
+    _tendons(model, engine)
+    _geoms(model, engine)
+
+
+def check_params_support(settings: Settings, engine: str) -> None:
+    """Raise `Unsupported` if a parameter is set that only MuJoCo has: it would change nothing."""
+    for name in settings:
+        for pattern in _PARAMS_OF_MUJOCO:
+            if fnmatchcase(name, pattern):
+                raise _unsupported(engine, f"has no counterpart of {name!r}, so setting it would change nothing")
+
+
+def disabled(model: mujoco.MjModel, flag: str) -> bool:
+    """Whether the model disables a part of the physics."""
+    return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
+
+
+def active_equalities(model: mujoco.MjModel) -> list[int]:
+    """The equality constraints of a model that hold."""
+    off = disabled(model, "EQUALITY") or disabled(model, "CONSTRAINT")
+    return [] if off else [e for e in range(model.neq) if model.eq_active0[e]]
+
+
+def _options(model: mujoco.MjModel, engine: str) -> None:
+    if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
+        raise _unsupported(engine, "has no air or water (density, viscosity or wind of <option>)")
+    for flag, words in _OVERRIDES.items():
+        if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
+            raise _unsupported(engine, f"has no {words} (flag of <option>)")
+
+
+def _parts(model: mujoco.MjModel, engine: str) -> None:
+    for count, words in (
+        (model.nflex, "soft bodies (flex)"),
+        (model.nplugin, "plug-ins"),
+        (model.npair, "contact pairs"),
+    ):
+        if count:
+            raise _unsupported(engine, f"cannot read {words}, and this model has {count}")
+    if model.na:
+        raise _unsupported(engine, "keeps no activation of actuators (dyntype other than none)")
+
+
+def _joints(model: mujoco.MjModel, engine: str) -> None:
+    for j in range(model.njnt):
+        name, kind, dof = model.joint(j).name, int(model.jnt_type[j]), int(model.jnt_dofadr[j])
+        dofs = slice(dof, dof + {FREE: 6, BALL: 3}.get(kind, 1))
+        many = kind in (FREE, BALL)
+        poly = np.any(model.dof_dampingpoly[dofs]) or np.any(model.jnt_stiffnesspoly[j])
+        for wrong, words in (
+            (poly, "springs or dampers that are polynomials"),
+            (model.jnt_springyield[j] > 0, "springs that yield"),
+            (
+                model.jnt_actgravcomp[j] and model.jnt_actfrclimited[j],
+                "gravity compensation within the limit of the actuators (actuatorgravcomp)",
+            ),
+            (many and model.jnt_stiffness[j] > 0, "springs in free or ball joints"),
+            (many and np.any(model.dof_frictionloss[dofs]), "dry friction in free or ball joints"),
+            (kind == FREE and np.any(model.dof_armature[dofs]), "armature of free joints"),
+            (kind == BALL and model.jnt_limited[j], "limits of ball joints"),
+        ):
+            if wrong:
+                raise _unsupported(engine, f"has no {words}, as joint {name!r} does")
+
+
+def _actuators(model: mujoco.MjModel, engine: str) -> None:
+    fixed, affine = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)
+    none, line = int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)
+    known = [int(getattr(mujoco.mjtTrn, name)) for name in _TRANSMISSIONS]
+    for a in range(model.nu):
+        name = model.actuator(a).name
+        if model.actuator_trntype[a] not in known:
+            raise _unsupported(engine, f"actuation joints and fixed tendons only, not sites or bodies as {name!r} does")
+        if model.actuator_gaintype[a] not in (fixed, affine) or model.actuator_biastype[a] not in (none, line):
+            raise _unsupported(
+                engine, f"has motors and servos only, not the muscle, DC motor, PID or user model of {name!r}"
+            )
+        if model.actuator_ctrlnum[a] != 1:
+            raise _unsupported(engine, f"has one command per actuator, and {name!r} takes {model.actuator_ctrlnum[a]}")
+        if np.any(model.actuator_dampingpoly[a]):
+            raise _unsupported(engine, f"has no dampers that are polynomials, as actuator {name!r} does")
+        joint = model.actuator_trnid[a, 0]
+        if model.actuator_trntype[a] != known[2] and model.jnt_type[joint] in (FREE, BALL):
+            raise _unsupported(
+                engine, f"actuation hinges and slides only, and {name!r} actuation joint {model.joint(joint).name!r}"
+            )
+
+
+def _tendons(model: mujoco.MjModel, engine: str) -> None:
+    joint = int(mujoco.mjtWrap.mjWRAP_JOINT)
+    for t in range(model.ntendon):
+        rows = slice(model.tendon_adr[t], model.tendon_adr[t] + model.tendon_num[t])
+        if np.any(model.wrap_type[rows] != joint):
+            raise _unsupported(engine, f"has fixed tendons only, and {model.tendon(t).name!r} runs through space")
+        fields = ("stiffness", "damping", "frictionloss", "armature", "limited", "actfrclimited", "springyield")
+        for name in fields:
+            if np.any(getattr(model, f"tendon_{name}")[t]):
+                raise _unsupported(engine, f"has tendons that only pull, and {model.tendon(t).name!r} has {name}")
+
+
+def _geoms(model: mujoco.MjModel, engine: str) -> None:
+    known = [int(getattr(mujoco.mjtGeom, name)) for name in _SHAPES]
+    touches: Array = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    for g in np.flatnonzero(touches):
+        name = model.geom(g).name
+        for wrong, words in (
+            (model.geom_type[g] not in known, "height fields or distance-field shapes"),
+            (np.any(model.geom_surfacevel[g]), "moving surfaces (surfacevel)"),
+            (model.geom_adhesion[g] > 0, "adhesion"),
+            (model.geom_margin[g] < 0, "shapes that shrink (margin below 0)"),
+        ):
+            if wrong:
+                raise _unsupported(engine, f"has no {words}, as geom {name!r} does")
+
+
+def _unsupported(engine: str, sentence: str) -> Unsupported:
+    return Unsupported(f"The engine {engine!r} {sentence}; run this scene in MuJoCo.")
+
+
+FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
+SLIDE, HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
+
+
+@array_dataclass
+class Pose:
+    """A rigid transform: position and rotation."""
+
+    pos: Array
+    """Position [m]."""
+    quat: Array
+    """Rotation, wxyz."""
+
+    def __matmul__(self, other: Pose) -> Pose:
+        return Pose(self.apply(other.pos), _product(self.quat, other.quat))
+
+    def apply(self, point: Array) -> Array:
+        """A point of this frame in the outer frame."""
+        return self.pos + rotate(self.quat, point)
+
+    @classmethod
+    def identity(cls) -> Pose:
+        """The transform that changes nothing."""
+        return cls(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+
+    @property
+    def matrix(self) -> Array:
+        """The rotation as a matrix [3, 3]."""
+        mujoco.mju_quat2Mat(out := np.empty(9), self.quat)
+        return out.reshape(3, 3)
+
+
+@array_dataclass
+class Link:
+    """Bodies that move as one rigid link."""
+
+    bodies: tuple[int, ...]
+    """Bodies of the model; the frame of the first is the frame of the link."""
+    parent: int
+    """Parent link; 0 is the world."""
+    joints: tuple[int, ...]
+    """Joints of the model between parent and link, from the parent outwards; none where it is fixed."""
+    parent_from_link: Pose
+    """Frame of the link in the frame of its parent, all joints at their reference."""
+    mass: float
+    """[kg]."""
+    com: Array
+    """Centre of mass in the frame of the link [m]."""
+    inertia: Array
+    """About the centre of mass, in the axes of the link [3, 3] [kg m2]."""
+    gravcomp: float
+    """Share of its weight that is compensated."""
+
+
+@array_dataclass
+class LinkTree:
+    """All links of a model; link 0 is the world and what is fixed to it."""
+
+    links: tuple[Link, ...]
+    link_of: Array
+    """Link of each body [nbody]."""
+    link_from_body: tuple[Pose, ...]
+    """Frame of each body in the frame of its link."""
+
+    def free(self, link: int, model: mujoco.MjModel) -> bool:
+        """Whether a link moves freely in the world."""
+        joints = self.links[link].joints
+        return len(joints) == 1 and model.jnt_type[joints[0]] == FREE
+
+    def root_of(self, link: int) -> int:
+        """The ancestor of a link whose parent is the world."""
+        while self.links[link].parent != 0:
+            link = self.links[link].parent
+        return link
+
+
+J = TypeVar("J")
+
+
+@dataclass(slots=True, eq=False)
+class EngineModel(Generic[J]):
+    """The world of an engine and the handles of everything in it, by link and by joint."""
+
+    world: Any
+    tree: LinkTree
+    bodies: list[Any] = field(default_factory=list[Any])
+    """The engine's body of each link."""
+    axes: list[J] = field(default_factory=list[J])
+    """Hinges and slides."""
+    balls: list[J] = field(default_factory=list[J])
+    free: list[J] = field(default_factory=list[J])
+
+
+def link_tree(model: mujoco.MjModel) -> LinkTree:
+    """The links of a model."""
+    members: list[list[int]] = [[0]]
+    link_of = np.zeros(model.nbody, int)
+    link_from_body = [Pose.identity()]
+    for body in range(1, model.nbody):
+        parent = int(model.body_parentid[body])
+        pose = Pose(model.body_pos[body].copy(), model.body_quat[body].copy())
+        if _merges(model, body, members[int(link_of[parent])]):
+            link_of[body] = link_of[parent]
+            members[int(link_of[body])].append(body)
+            link_from_body.append(link_from_body[parent] @ pose)
+        else:
+            link_of[body] = len(members)
+            members.append([body])
+            link_from_body.append(Pose.identity())
+    links = tuple(_link(model, bodies, link_of, link_from_body) for bodies in members)
+    return LinkTree(links, link_of, tuple(link_from_body))
+
+
+def centred_on_mass(tree: LinkTree, model: mujoco.MjModel) -> LinkTree:
+    """The same links, with the frames of free links moved to their centres of mass."""
+    shift = {index: tree.links[index].com for index in range(len(tree.links)) if tree.free(index, model)}
+    links, link_from_body = list(tree.links), list(tree.link_from_body)
+    for index, link in enumerate(links):
+        if index in shift:
+            links[index] = replace(link, com=np.zeros(3))
+        elif link.parent in shift:
+            pose = link.parent_from_link
+            links[index] = replace(link, parent_from_link=Pose(pose.pos - shift[link.parent], pose.quat))
+    for body, pose in enumerate(link_from_body):
+        offset = shift.get(int(tree.link_of[body]))
+        if offset is not None:
+            link_from_body[body] = Pose(pose.pos - offset, pose.quat)
+    return replace(tree, links=tuple(links), link_from_body=tuple(link_from_body))
+
+
+def rotate(quat: Array, vector: Array) -> Array:
+    """A vector rotated by a quaternion."""
+    mujoco.mju_rotVecQuat(out := np.empty(3), np.asarray(vector, float), quat)
+    return out
+
+
+def quat_from_x_axis(axis: Array) -> Array:
+    """The quaternion that rotates the x axis into another."""
+    axis = axis / np.linalg.norm(axis)
+    if axis[0] < -1 + 1e-9:
+        return np.array([0.0, 0.0, 0.0, 1.0])
+    quat = np.array([1 + axis[0], 0.0, -axis[2], axis[1]])
+    return quat / np.linalg.norm(quat)
+
+
+def principal_inertia(inertia: Array) -> tuple[Array, Array]:
+    """Principal moments [kg m2] and the quaternion of their axes."""
+    moments, axes = np.linalg.eigh((inertia + inertia.T) / 2)
+    if np.linalg.det(axes) < 0:
+        axes[:, 0] *= -1
+    mujoco.mju_mat2Quat(quat := np.empty(4), axes.ravel())
+    return np.maximum(moments, 0.0), quat
+
+
+def _merges(model: mujoco.MjModel, body: int, into: list[int]) -> bool:
+    """Whether a body without joints can be merged into a link: one with the same gravity compensation."""
+    if model.body_jntnum[body]:
+        return False
+    if into[0] == 0 or model.body_mass[body] == 0:
+        return True
+    massive = [b for b in into if model.body_mass[b] > 0]
+    return not massive or bool(model.body_gravcomp[body] == model.body_gravcomp[massive[0]])
+
+
+def _link(model: mujoco.MjModel, bodies: list[int], link_of: Array, link_from_body: list[Pose]) -> Link:
+    first = bodies[0]
+    above = int(model.body_parentid[first])
+    parent_from_link = link_from_body[above] @ Pose(model.body_pos[first].copy(), model.body_quat[first].copy())
+    joints = range(model.body_jntadr[first], model.body_jntadr[first] + model.body_jntnum[first])
+    mass, com, inertia = _combined(model, bodies, link_from_body)
+    massive = [b for b in bodies if model.body_mass[b] > 0]
+    gravcomp = float(model.body_gravcomp[massive[0]]) if massive else 0.0
+    parent = int(link_of[above]) if first else -1
+    return Link(tuple(bodies), parent, tuple(joints), parent_from_link, mass, com, inertia, gravcomp)
+
+
+def _combined(model: mujoco.MjModel, bodies: list[int], link_from_body: list[Pose]) -> tuple[float, Array, Array]:
+    """Mass, centre of mass and inertia of several bodies as one, in the frame of the link."""
+    mass = float(sum(model.body_mass[b] for b in bodies))
+    centres = {b: link_from_body[b].apply(model.body_ipos[b]) for b in bodies}
+    com = sum((model.body_mass[b] * centres[b] for b in bodies), np.zeros(3)) / mass if mass else np.zeros(3)
+    inertia = np.zeros((3, 3))
+    for b in bodies:
+        axes = Pose(np.zeros(3), _product(link_from_body[b].quat, model.body_iquat[b])).matrix
+        offset = centres[b] - com
+        inertia += axes @ np.diag(model.body_inertia[b]) @ axes.T
+        inertia += model.body_mass[b] * (offset @ offset * np.eye(3) - np.outer(offset, offset))
+    return mass, com, inertia
+
+
+def _product(a: Array, b: Array) -> Array:
+    mujoco.mju_mulQuat(out := np.empty(4), a, b)
+    return out / np.linalg.norm(out)
+
+
+MAX_GROUPS = 32
+"""How many collision groups an engine has bits for."""
+CHECKED_S = 0.04
+"""Time between poses that are checked for contacts [s]."""
+_HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+_FREE = int(mujoco.mjtJoint.mjJNT_FREE)
+
+
+@array_dataclass
+class CollisionGroups:
+    """Collision groups, such that two geoms touch where each one's member bits meet the other's partner bits."""
+
+    member: Array
+    """Bits of the groups a geom is in [ngeom]."""
+    partner: Array
+    """Bits of the groups it may touch [ngeom]."""
+
+
+def contact_pairs(model: mujoco.MjModel) -> Array:
+    """Pairs of geoms between which MuJoCo looks for contacts, as a mask [ngeom, ngeom]."""
+    body = model.geom_bodyid
+    bits = (model.geom_contype[:, None] & model.geom_conaffinity[None, :]) != 0
+    touch = bits | bits.T
+    weld = model.body_weldid[body]
+    touch &= weld[:, None] != weld[None, :]
+    if not disabled(model, "FILTERPARENT"):
+        above = model.body_weldid[model.body_parentid[weld]]
+        related = (weld[:, None] == above[None, :]) & (weld[:, None] != 0) & (weld[None, :] != 0)
+        touch &= ~(related | related.T)
+    for signature in model.exclude_signature:
+        one, other = int(signature) >> 16, int(signature) & 0xFFFF
+        between = (body[:, None] == one) & (body[None, :] == other)
+        touch &= ~(between | between.T)
+    off = disabled(model, "CONTACT") or disabled(model, "CONSTRAINT")
+    return touch & ~np.full_like(touch, off)
+
+
+def collision_groups(model: mujoco.MjModel, touch: Array) -> CollisionGroups | None:
+    """Groups that let exactly these geoms touch, or None if there are not enough bits for them.
+
+    Geoms of one welded body never touch, whatever their groups.
+    """
+    weld = model.body_weldid[model.geom_bodyid]
+    matters = weld[:, None] != weld[None, :]
+    # Several bodies with several geoms each share a group if what one body's own geoms do is left open; that can end
+    # in a contradiction, in which case it is not left open.
+    for known in (matters, np.ones_like(matters)):
+        classes = _classes(touch, known)
+        if len(classes) > MAX_GROUPS:
+            return None
+        found = _bits(touch & matters, classes)
+        meets = (found.member[:, None] & found.partner[None, :]) != 0
+        if (meets == touch)[matters].all():
+            return found
+    return None
+
+
+@array_dataclass
+class PairFriction:
+    """Sliding friction of geoms; the larger one counts, but for pairs that have one of their own."""
+
+    own: Array
+    """[ngeom]."""
+    pairs: dict[tuple[int, int], float]
+    """Both orders of each pair whose friction is set by priority or condim."""
+
+
+def pair_friction(model: mujoco.MjModel, touch: Array) -> PairFriction:
+    """The friction of every pair of geoms that may touch, as MuJoCo takes it."""
+    own = np.where(model.geom_condim == 1, 0.0, model.geom_friction[:, 0])
+    pairs: dict[tuple[int, int], float] = {}
+    for one, other in ((int(a), int(b)) for a, b in np.argwhere(np.triu(touch))):
+        wanted = _friction_between(model, one, other)
+        if abs(max(own[one], own[other]) - wanted) > 1e-9:
+            pairs[one, other] = pairs[other, one] = wanted
+    return PairFriction(own, pairs)
+
+
+def _friction_between(model: mujoco.MjModel, one: int, other: int) -> float:
+    first, second = model.geom_priority[one], model.geom_priority[other]
+    sides = [one] if first > second else [other] if second > first else [one, other]
+    if max(model.geom_condim[g] for g in sides) == 1:
+        return 0.0
+    return float(max(model.geom_friction[g, 0] for g in sides))
+
+
+def _classes(touch: Array, known: Array) -> list[list[int]]:
+    """Geoms that touch the same geoms, and touch each other either all or not at all."""
+    classes: list[list[int]] = []
+    for geom in (int(g) for g in np.flatnonzero(touch.any(axis=0))):
+        match = next((members for members in classes if _fits(touch, known, members, geom)), None)
+        if match is None:
+            classes.append([geom])
+        else:
+            match.append(geom)
+    return classes
+
+
+def _fits(touch: Array, known: Array, members: list[int], geom: int) -> bool:
+    outside = np.ones(len(touch), bool)
+    outside[[*members, geom]] = False
+    for member in members:
+        compared = outside & known[member] & known[geom]
+        if (touch[member, compared] != touch[geom, compared]).any():
+            return False
+    together = np.array([*members, geom])
+    among = touch[np.ix_(together, together)][known[np.ix_(together, together)] & ~np.eye(len(together), dtype=bool)]
+    return bool(among.all() or not among.any())
+
+
+def _bits(touch: Array, classes: list[list[int]]) -> CollisionGroups:
+    member, partner = np.zeros(len(touch), np.int64), np.zeros(len(touch), np.int64)
+    for k, members in enumerate(classes):
+        member[members] = 1 << k
+        partner[members] = sum(1 << j for j, other in enumerate(classes) if touch[np.ix_(members, other)].any())
+    return CollisionGroups(member, partner)
+
+
+def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
+    """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
+    return bool(np.isin(sim.scene.model.jnt_type, (_HINGE, _SLIDE)).all()) and not robot_touches(sim, episodes)
+
+
+def robot_touches(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
+    """Whether bodies on joints, free ones aside, touch anything at any time of the recordings, themselves included."""
+    return any(touching_rows(sim, episode).any() for episode in episodes)
+
+
+def touching_rows(sim: SceneSimulator, episode: Episode) -> Array:
+    """Rows of a recording in which bodies on joints, free ones aside, touch anything, themselves included [rows].
+
+    Poses are checked every `CHECKED_S`, and one that touches counts until the next.
+    """
+    model, every = sim.scene.model, max(1, round(CHECKED_S / sim.spec.dt))
+    joints = [int(j) for j in np.flatnonzero(model.jnt_type != _FREE)]
+    return np.repeat(touching(model, aligned(episode, sim).q[::every], joints), every)[: len(episode)]
+
+
+def touching(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> Array:
+    """Whether bodies that some joints move touch anything in each of some poses [poses, nq]."""
+    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
+    found = np.zeros(len(poses), bool)
+    for i, q in enumerate(poses):
+        data.qpos[:] = q
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_collision(model, data)
+        found[i] = moving[model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]].any()
+    return found

@@ -1,0 +1,318 @@
+"""The table and the metric scale of cameras that were posed in a frame and a unit of their own.
+
+The table is the plane that most points near the middle lie on, with few points below it. The scale is that of a board
+that some images show, or of lengths between points that are marked in images. A point that one image shows is on the
+table; one that several show is where their rays meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.statistics import Z95, Estimate, log_jackknife
+from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.scene.camera import Camera
+from instep.splat.fitting import focus_point, pixel_rays
+
+CLICK_SIGMA_PX = 1.5
+"""Standard deviation of a point that a person marks [pixels of an image of 1280]."""
+_MAX_CLICK_ERROR_PX = 12.0
+"""Largest distance of a marked point from where other images see it [pixels of an image of 1280]."""
+_TOLERANCE = 0.004
+"""Distance of points on the table from its plane, as a share of the distance of the cameras."""
+_TRIALS = 400
+_MIN_ON_TABLE = 40
+_MAX_BELOW = 0.25
+"""Largest share of the points near the middle that may be below the table."""
+_RIVAL = 0.3
+"""Share of the points of the largest plane from which on another one may be the table."""
+_DRAWS = 200
+_MIN_ABOVE = 0.95
+"""Least share of the cameras that are above the table."""
+_MAX_BOARD_ERROR_PX = 3.0
+_UP = np.array([1.0, -1.0, -1.0])
+"""From the axes of OpenCV's boards, with y down and z into the board."""
+
+Sightings = Sequence[tuple[str, tuple[float, float]]]
+"""Names of images and the pixels at which they show one point."""
+
+
+@frozen_dataclass
+class KnownLength:
+    """A distance between two points that are marked in images."""
+
+    metres: float
+    first: tuple[tuple[str, tuple[float, float]], ...]
+    second: tuple[tuple[str, tuple[float, float]], ...]
+
+
+@array_dataclass
+class FrameChange:
+    """A similarity from the frame of a reconstruction to the world: world = scale (turn @ point) + shift."""
+
+    scale: float
+    turn: Array
+    shift: Array
+
+    def points(self, points: Array) -> Array:
+        """Points in the world [..., 3]."""
+        return self.scale * points @ self.turn.T + self.shift
+
+    def camera(self, camera: Camera) -> Camera:
+        """A camera in the world."""
+        place = np.eye(4)
+        place[:3, :3] = self.turn @ camera.body_from_camera[:3, :3]
+        place[:3, 3] = self.points(camera.body_from_camera[:3, 3])
+        return replace(camera, body_from_camera=place)
+
+
+def parse_lengths(words: Sequence[str]) -> tuple[KnownLength, ...]:
+    """Lengths as METRES=IMAGE:X,Y/IMAGE:X,Y, with + between sightings of one point."""
+    found: list[KnownLength] = []
+    for word in words:
+        try:
+            metres, _, rest = word.partition("=")
+            first, second = (tuple(_sighting(one) for one in point.split("+")) for point in rest.split("/"))
+            found.append(KnownLength(float(metres), first, second))
+        except ValueError:
+            raise BadInput(
+                f"--length takes METRES=IMAGE:X,Y/IMAGE:X,Y, such as 0.297=IMG_01:812,1034/IMG_01:1644,1102, not "
+                f"{word!r}; a point off the table needs two images, IMAGE:X,Y+IMAGE:X,Y."
+            ) from None
+        if not 1e-3 < found[-1].metres < 100:
+            raise BadInput(f"A length of {found[-1].metres:g} m was given; metres between 0.001 and 100 were expected.")
+    return tuple(found)
+
+
+def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Array:
+    """The table (nx, ny, nz, d), n . x + d = 0 with the cameras above; BadInput where there is none."""
+    origins = np.array([camera.body_from_camera[:3, 3] for camera in cameras])
+    middle = middle_of(cameras, points)
+    distance = float(np.median(np.linalg.norm(origins - middle, axis=1)))
+    near = points[np.linalg.norm(points - middle, axis=1) < distance]
+    rest, tolerance, found = near, _TOLERANCE * distance, list[tuple[int, Array]]()
+    rng = np.random.default_rng((seed, 0x7AB1E))
+    for _ in range(5):
+        if len(rest) < _MIN_ON_TABLE:
+            break
+        plane = _best_plane(rest, tolerance, rng)
+        if np.mean(origins @ plane[:3] + plane[3] > 0) < 0.5:
+            plane = -plane
+        height = near @ plane[:3] + plane[3]
+        above = int((origins @ plane[:3] + plane[3] > 0).sum()) >= _MIN_ABOVE * len(origins)
+        on = int((np.abs(height) < tolerance).sum())
+        if above and on >= _MIN_ON_TABLE and np.mean(height < -4 * tolerance) <= _MAX_BELOW:
+            found.append((on, plane))
+        rest = rest[np.abs(rest @ plane[:3] + plane[3]) >= 1.5 * tolerance]
+    if not found:
+        raise BadInput(
+            "No table was found: no plane below the objects that carries points and has all cameras above it. Put the "
+            "objects on a table or a board with texture, such as a newspaper, and show it in the photographs."
+        )
+    up = -np.array([camera.body_from_camera[:3, 1] for camera in cameras]).mean(axis=0)
+    rivals = [plane for on, plane in found if on >= _RIVAL * max(count for count, _ in found)]
+    return (
+        max(rivals, key=lambda plane: float(plane[:3] @ up))
+        if np.linalg.norm(up) > 0.5
+        else max(found, key=lambda one: one[0])[1]
+    )
+
+
+def frame_on(plane: Array, right: Array, origin: Array, scale: float) -> FrameChange:
+    """A frame whose z = 0 is the table, with x along a direction and the origin below a point."""
+    normal = plane[:3]
+    x = right - normal * (right @ normal)
+    x = x / np.linalg.norm(x) if np.linalg.norm(x) > 1e-6 else np.linalg.svd(normal[None])[2][1]
+    turn = np.stack([x, np.cross(normal, x), normal])
+    return FrameChange(scale, turn, -scale * turn @ (origin - normal * (origin @ normal + plane[3])))
+
+
+def scale_by_lengths(lengths: Sequence[KnownLength], cameras: Sequence[Camera], plane: Array, seed: int) -> Estimate:
+    """Metres for one unit of the cameras; its interval is that of the points as a person marks them."""
+    by_name = {camera.name: camera for camera in cameras}
+    logs, sigmas = list[float](), list[float]()
+    rng = np.random.default_rng((seed, 0x1E46))
+    for one in lengths:
+        ends = [_located(point, by_name, plane) for point in (one.first, one.second)]
+        drawn = [
+            np.linalg.norm(
+                _located(_jittered(one.first, by_name, rng), by_name, plane, checked=False)
+                - _located(_jittered(one.second, by_name, rng), by_name, plane, checked=False)
+            )
+            for _ in range(_DRAWS)
+        ]
+        apart = float(np.linalg.norm(ends[0] - ends[1]))
+        sigma = float(np.std(np.log(drawn)))
+        if apart <= 0 or sigma > 0.1:
+            raise BadInput(
+                f"The points of the length {one.metres:g} m are too near to each other in the images; mark points that "
+                "are farther apart."
+            )
+        logs.append(log(one.metres / apart))
+        sigmas.append(sigma)
+    weights = 1 / np.square(sigmas)
+    mean, sigma = float(np.average(logs, weights=weights)), float(1 / np.sqrt(weights.sum()))
+    for one, value, own in zip(lengths, logs, sigmas, strict=True):
+        if abs(value - mean) > 3 * own + 0.02:
+            raise BadInput(
+                f"The lengths disagree: {one.metres:g} m would be {one.metres * exp(mean - value):.4g} m by the others "
+                "as well; is it in metres, and are its points marked where it was measured?"
+            )
+    return Estimate(exp(mean), exp(mean - Z95 * sigma), exp(mean + Z95 * sigma), len(logs), "m/unit")
+
+
+def frame_by_board(
+    corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], plane: Array | None
+) -> tuple[FrameChange, Estimate]:
+    """The frame of a board, by its corners in images: points on the board [n, 3] [m] and pixels [n, 2] of each.
+
+    The interval of the scale leaves out one image at a time, so it is known where three or more show the board.
+    """
+    change = _board_fit(corners, cameras, plane)
+    error = _board_error(corners, cameras, change)
+    if error > _MAX_BOARD_ERROR_PX:
+        raise BadInput(
+            f"The corners of the board are {error:.1f} pixels away from where the posed photographs show them; it must "
+            "lie still and flat, with squares of one size."
+        )
+    without: list[float] = []
+    for name in corners if len(corners) >= 3 else ():
+        rest = {key: value for key, value in corners.items() if key != name}
+        without.append(_board_fit(rest, cameras, plane).scale)
+    if not without:
+        return change, Estimate(change.scale, float("nan"), float("nan"), len(corners), "m/unit")
+    [scale] = log_jackknife(np.array([change.scale]), np.array(without)[:, None], power=1.0, unit="m/unit")
+    return change, scale
+
+
+def _board_fit(
+    corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], plane: Array | None
+) -> FrameChange:
+    """The frame of a board, without corners that are far off."""
+    by_name = {camera.name: camera for camera in cameras}
+    seen: dict[tuple[float, ...], list[tuple[str, tuple[float, float]]]] = {}
+    for name, (points, pixels) in corners.items():
+        for point, (x, y) in zip(np.round(points, 6), pixels, strict=True):
+            seen.setdefault(tuple(map(float, point)), []).append((name, (float(x), float(y))))
+    usable = {point: where for point, where in seen.items() if len(where) > 1 or plane is not None}
+    if len(usable) < 4:
+        raise BadInput(
+            f"The board gives no scale: {len(usable)} of its corners are seen twice, and 4 are needed; take more "
+            "photographs that show it."
+        )
+    model = np.array([_located(where, by_name, plane, checked=False) for where in usable.values()])
+    world = np.array(list(usable)) * _UP
+    change = similarity(model, world)
+    misfit = np.linalg.norm(change.points(model) - world, axis=1)
+    good = misfit <= 4 * float(np.median(misfit))
+    return similarity(model[good], world[good]) if good.sum() >= 4 else change
+
+
+def _board_error(corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], change: FrameChange) -> float:
+    """The median distance of corners from where the frame of the board puts them [pixels of an image of 1280]."""
+    by_name, errors = {camera.name: camera for camera in cameras}, list[Array]()
+    for name, (points, pixels) in corners.items():
+        camera = by_name[name]
+        place = camera.body_from_camera
+        model = (points * _UP - change.shift) @ change.turn / change.scale
+        found = camera.project((model - place[:3, 3]) @ place[:3, :3])
+        errors.append(np.linalg.norm(found - pixels, axis=1) / _pixel(camera))
+    return float(np.median(np.concatenate(errors)))
+
+
+def similarity(source: Array, target: Array) -> FrameChange:
+    """The similarity that takes points [n, 3] to others with least squared error (Umeyama 1991)."""
+    a, b = source - source.mean(axis=0), target - target.mean(axis=0)
+    left, values, right = np.linalg.svd(b.T @ a)
+    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left @ right))])
+    turn = left * signs @ right
+    scale = float((values * signs).sum() / max((a**2).sum(), 1e-30))
+    return FrameChange(scale, turn, target.mean(axis=0) - scale * turn @ source.mean(axis=0))
+
+
+def middle_of(cameras: Sequence[Camera], points: Array) -> Array:
+    """The point that the cameras look at; the middle of the points where they look past each other."""
+    focus = focus_point(cameras)
+    if focus is None or any((focus - c.body_from_camera[:3, 3]) @ c.body_from_camera[:3, 2] <= 0 for c in cameras):
+        return np.median(points, axis=0)
+    return focus
+
+
+def _best_plane(points: Array, tolerance: float, rng: np.random.Generator) -> Array:
+    """The plane that most points are near, fitted to them."""
+    some = points[rng.integers(0, len(points), (_TRIALS, 3))]
+    normals = np.cross(some[:, 1] - some[:, 0], some[:, 2] - some[:, 0])
+    lengths = np.linalg.norm(normals, axis=1)  # 0 of three points on a line, which span no plane
+    some, normals = some[lengths > 1e-12], normals[lengths > 1e-12] / lengths[lengths > 1e-12, None]
+    offsets = -(normals * some[:, 0]).sum(axis=1)
+    counts = np.array([(np.abs(points @ n + d) < tolerance).sum() for n, d in zip(normals, offsets, strict=True)])
+    plane = np.append(normals[counts.argmax()], offsets[counts.argmax()])
+    for _ in range(5):
+        on = points[np.abs(points @ plane[:3] + plane[3]) < tolerance]
+        if len(on) < 3:
+            break
+        normal = np.linalg.svd(on - on.mean(axis=0), full_matrices=False)[2][2]
+        plane = np.append(normal, -normal @ on.mean(axis=0))
+    return plane
+
+
+def _located(where: Sightings, cameras: Mapping[str, Camera], plane: Array | None, *, checked: bool = True) -> Array:
+    """Where a point is: on the table by one image, else nearest to the rays of all."""
+    for name, _ in where:
+        if name not in cameras:
+            raise UnknownName("photograph that was posed", name, list(cameras))
+    origins = np.array([cameras[name].body_from_camera[:3, 3] for name, _ in where])
+    rays = np.array([pixel_rays(cameras[name], np.array(xy)) for name, xy in where])
+    rays /= np.linalg.norm(rays, axis=1)[:, None]
+    if len(where) == 1:
+        if plane is None:
+            raise BadInput("A point that one image shows needs a table, and none was found; mark it in two images.")
+        towards = float(rays[0] @ plane[:3])
+        t = -(origins[0] @ plane[:3] + plane[3]) / towards if abs(towards) > 1e-6 else -1.0
+        if t <= 0:
+            raise BadInput(f"The pixel {where[0][1]} of {where[0][0]!r} does not show the table.")
+        return origins[0] + t * rays[0]
+    across = np.eye(3) - rays[:, :, None] * rays[:, None, :]
+    total: Array = across.sum(axis=0)
+    point = np.linalg.solve(total, np.asarray(np.einsum("nij,nj->i", across, origins)))
+    if checked:
+        _check_sightings(point, where, cameras)
+    return point
+
+
+def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camera]) -> None:
+    for name, xy in where:
+        camera = cameras[name]
+        local = (point - camera.body_from_camera[:3, 3]) @ camera.body_from_camera[:3, :3]
+        error = np.linalg.norm(camera.project(local) - xy) if local[2] > 0 else np.inf
+        if error > _MAX_CLICK_ERROR_PX * _pixel(camera):
+            raise BadInput(
+                f"The point at {xy[0]:.0f}, {xy[1]:.0f} of {name!r} is {error:.0f} pixels away from where the other "
+                "images show it; mark the same point in each."
+            )
+
+
+def _jittered(where: Sightings, cameras: Mapping[str, Camera], rng: np.random.Generator) -> Sightings:
+    out: list[tuple[str, tuple[float, float]]] = []
+    for name, (x, y) in where:
+        dx, dy = rng.normal(0.0, CLICK_SIGMA_PX * _pixel(cameras[name]), 2)
+        out.append((name, (x + float(dx), y + float(dy))))
+    return out
+
+
+def _pixel(camera: Camera) -> float:
+    """Pixels of an image for one of an image of 1280, where it is larger."""
+    return max(1.0, max(camera.width, camera.height) / 1280)
+
+
+def _sighting(word: str) -> tuple[str, tuple[float, float]]:
+    name, _, pixel = word.rpartition(":")
+    x, y = (float(value) for value in pixel.split(","))
+    if not name or not (np.isfinite(x) and np.isfinite(y)):
+        raise ValueError(word)
+    return name, (x, y)

@@ -1,0 +1,411 @@
+"""Views of a capture with a robot in it: cameras aligned to the robot, and images without it.
+
+Fixed cameras are aligned by the robot's silhouette, cameras on the robot by its kinematics and features, all together
+in one bundle adjustment. What a fixed camera sees behind the robot is put together from its images.
+
+Align fixed cameras to a robot: its silhouette at known joint positions must meet the edges of the images.
+
+Images of one camera with the robot at several places show, pixel by pixel, what is behind it. Across a predicted
+contour, the difference of an image from that background has a step: from the robot to nothing. The distance of
+that step along the contour's normal is a residual; Gauss-Newton moves the camera, gross errors weighted down, with a
+Gaussian prior at the given pose.
+
+The robot of a scene in images: which pixels show it at given joint positions, and points of its silhouette.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.world import Array, array_dataclass
+from instep.reconstruct.scene_formats import ExportedShape, exported_shapes
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
+from instep.reconstruct.shape.visual_hull import contour_points, depth_image, in_camera
+from instep.scene.camera import Camera
+from instep.scene.folder import Scene
+from instep.splat.capture import CameraRecording, Capture
+from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
+
+from .feature_adjustment import AdjustedCameras, FeatureView, adjust_cameras, feature_tracks
+from .posed_views import MAX_SIDE_PX, PosedView, reduced
+
+MIN_CONTOUR_POINTS = 60
+"""Fewest points of the robot's contour near an edge that a fixed camera is aligned by."""
+MIN_SIGHTINGS = 40
+"""Fewest features that agree about a camera on the robot."""
+_HIDDEN_MARGIN_PX = 3
+"""Pixels around the robot that may show it."""
+_MATCHED_MARGIN_PX = 12
+"""The same before cameras are aligned."""
+Report = Callable[[float, str], None]
+
+
+def has_robot(capture: Capture) -> bool:
+    """Whether a capture says where the robot was in some images."""
+    return any(recording.joints for recording in capture.recordings)
+
+
+def robot_views(capture: Capture, scene: Scene, align: bool, report: Report) -> tuple[list[PosedView], dict[str, Any]]:
+    """The views of a capture with a robot, and what was found of its cameras."""
+    robot = robot_shapes(scene)
+    fixed = [_fixed(recording, robot) for recording in capture.recordings if recording.camera.in_world]
+    carried = _carried(capture.recordings, robot)
+    estimates, info = list[CameraEstimate](), dict[str, Any]()
+    for k, frames in enumerate(fixed):
+        report(0.7 * k / len(fixed), f"{frames.camera.name} on the robot's silhouette")
+        estimates.append(_estimate(frames, robot, align))
+    report(0.7, "features")
+    views: list[FeatureView] = []
+    for k, (frames, estimate) in enumerate(zip(fixed, estimates, strict=True)):
+        image = background_behind(frames, estimate.camera, robot, _HIDDEN_MARGIN_PX)
+        views.append(FeatureView(k, np.eye(4), image, np.isnan(image[..., 0])))
+    devices = list(dict.fromkeys(device for device, *_ in carried))
+    mounts = [next(camera for name, camera, *_ in carried if name == device) for device in devices]
+    for device, camera, image, q in carried:
+        placed = robot.transforms(q)[_body(robot, camera)]
+        hidden = robot.pixels(camera.carried(placed), q, _MATCHED_MARGIN_PX)
+        views.append(FeatureView(len(fixed) + devices.index(device), placed, image, hidden))
+    given = [*(frames.camera for frames in fixed), *mounts]
+    cameras = [*(e.camera for e in estimates), *mounts]
+    if align:
+        prior = np.diag([SHIFT_SIGMA_M**-2] * 3 + [TURN_SIGMA**-2] * 3)
+        information = [*(e.information for e in estimates), *(prior for _ in mounts)]
+        found = adjust_cameras(cameras, information, views, feature_tracks(views))
+        _check_mounts(found, len(fixed), devices)
+        cameras = list(found.cameras)
+        names = [*(frames.camera.name for frames in fixed), *devices]
+        sightings = dict(zip(names, found.agreed.tolist(), strict=True))
+        info["features"] = {"sightings": sightings, "residual_px": found.residual_px}
+    info["cameras"] = _moves(given, cameras, devices, estimates)
+    for device in devices:
+        info["cameras"][device]["images"] = [camera.name for name, camera, *_ in carried if name == device]
+    return _without_robot(fixed, carried, cameras, devices, robot), info
+
+
+def scene_cameras(cameras: Sequence[Camera], robot: Mapping[str, Any] | None) -> list[Camera]:
+    """The cameras of a scene: those of the views, where images of a camera on the robot have one, on its body."""
+    if robot is None:
+        return list(cameras)
+    out: list[Camera] = [camera for camera in cameras if camera.name in robot["cameras"]]
+    for name, found in robot["cameras"].items():
+        if "body" in found:
+            own = next(camera for camera in cameras if camera.name in found["images"])
+            place = np.array(found["body_from_camera"])
+            out.append(replace(own, name=name, body=found["body"], body_from_camera=place))
+    return out
+
+
+def _fixed(recording: CameraRecording, robot: RobotShapes) -> FixedFrames:
+    if not recording.joints:
+        raise BadInput(
+            f"The image of camera {recording.camera.name!r} does not say where the robot was; give 'joints' in every "
+            "frame of transforms.json, or in none."
+        )
+    images = np.asarray(recording.images)
+    view = PosedView(recording.camera, images[0], images)
+    side = max(recording.camera.width, recording.camera.height)
+    view = view if side <= MAX_SIDE_PX else reduced(view, int(np.ceil(side / MAX_SIDE_PX)))
+    positions = np.array([robot.positions(joints) for joints in recording.joints])
+    return FixedFrames(view.camera, np.asarray(view.frames, np.float32) / 255, positions)
+
+
+def _carried(recordings: Sequence[CameraRecording], robot: RobotShapes) -> list[tuple[str, Camera, Array, Array]]:
+    """Of each image of a camera on the robot: its camera's name, the camera, the image and the robot's positions."""
+    out: list[tuple[str, Camera, Array, Array]] = []
+    for recording in recordings:
+        if recording.camera.in_world:
+            continue
+        if not recording.joints or not recording.device:
+            raise BadInput(
+                f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}; 'joints' and the name "
+                "of the 'camera' were expected in its frame of transforms.json."
+            )
+        _body(robot, recording.camera)
+        view = PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255)
+        side = max(view.camera.width, view.camera.height)
+        view = view if side <= MAX_SIDE_PX else reduced(view, int(np.ceil(side / MAX_SIDE_PX)))
+        out.append((recording.device, view.camera, view.image, robot.positions(recording.joints[0])))
+    return out
+
+
+def _body(robot: RobotShapes, camera: Camera) -> int:
+    names = [robot.scene.model.body(b).name for b in range(robot.scene.model.nbody)]
+    if camera.body not in names:
+        raise BadInput(
+            f"Image {camera.name!r} is of a camera on {camera.body!r}, and the robot has no such body; its bodies are "
+            f"{', '.join(name for name in names if name)}."
+        )
+    return names.index(camera.body)
+
+
+def _estimate(frames: FixedFrames, robot: RobotShapes, align: bool) -> CameraEstimate:
+    if not align:
+        return CameraEstimate(frames.camera, np.eye(6), 0.0, 0)
+    if len(frames.images) < MIN_FRAMES:
+        raise BadInput(
+            f"Camera {frames.camera.name!r} has {len(frames.images)} images with the robot in them; {MIN_FRAMES} or "
+            "more with the robot at different places were expected, or --no-align for a camera that is calibrated."
+        )
+    found = align_to_robot(frames, robot)
+    if found.points < MIN_CONTOUR_POINTS:
+        raise BadInput(
+            f"Camera {frames.camera.name!r} shows too little of the robot to be aligned to it ({found.points} points "
+            f"of its contour, {MIN_CONTOUR_POINTS} are needed); is its pose off by more than 20 mm or 2 degrees, or "
+            "are the joint positions of other images? --no-align takes it as it is."
+        )
+    return found
+
+
+def _check_mounts(found: AdjustedCameras, fixed: int, devices: Sequence[str]) -> None:
+    for device, agreed in zip(devices, found.agreed[fixed:], strict=True):
+        if agreed < MIN_SIGHTINGS:
+            raise BadInput(
+                f"The images of camera {device!r} on the robot have {int(agreed)} features in common, and "
+                f"{MIN_SIGHTINGS} are needed to find where it is mounted; take more of them, nearer to each other, or "
+                "give its calibrated pose and --no-align."
+            )
+
+
+def _moves(
+    given: Sequence[Camera], found: Sequence[Camera], devices: Sequence[str], estimates: Sequence[CameraEstimate]
+) -> dict[str, Any]:
+    """How far each camera was moved, and how well the robot's contour meets the edges."""
+    out, fixed = dict[str, Any](), len(estimates)
+    for k, (before, after) in enumerate(zip(given, found, strict=True)):
+        shift, turn = relative_pose(before, after)
+        name = before.name if k < fixed else devices[k - fixed]
+        out[name] = {"shift_m": float(np.linalg.norm(shift)), "turn_deg": float(np.degrees(np.linalg.norm(turn)))}
+        if k < fixed:
+            out[name] |= {"contour_px": estimates[k].residual_px, "contour_points": estimates[k].points}
+        else:
+            out[name] |= {"body": after.body, "body_from_camera": after.body_from_camera.tolist()}
+    return out
+
+
+def _without_robot(
+    fixed: Sequence[FixedFrames], carried: Sequence[tuple[str, Camera, Array, Array]], cameras: Sequence[Camera],
+    devices: Sequence[str], robot: RobotShapes,
+) -> list[PosedView]:  # fmt: skip
+    """The views with their cameras in the world, and which pixels the robot hides."""
+    out: list[PosedView] = []
+    for frames, camera in zip(fixed, cameras, strict=False):
+        image = background_behind(frames, camera, robot, _HIDDEN_MARGIN_PX)
+        hidden = np.isnan(image[..., 0])
+        out.append(PosedView(camera, np.where(hidden[..., None], 0.5, image).astype(np.float32), None, hidden))
+    for device, camera, image, q in carried:
+        mounted = replace(cameras[len(fixed) + devices.index(device)], name=camera.name)
+        placed = mounted.carried(robot.transforms(q)[_body(robot, camera)])
+        out.append(PosedView(placed, image, None, robot.pixels(placed, q, _HIDDEN_MARGIN_PX)))
+    return out
+
+
+SHIFT_SIGMA_M = 0.02
+"""Standard deviation of the given position of a camera [m]."""
+TURN_SIGMA = np.radians(2.0)
+"""Standard deviation of its given orientation [rad]."""
+EDGE_SIGMA_PX = 0.7
+"""Standard deviation of an edge [pixels]."""
+MIN_FRAMES = 3
+"""Fewest images of a camera, with the robot at different places, that it is aligned by."""
+MAX_FRAMES = 10
+"""Most images of a camera that it is aligned by."""
+SYSTEMATIC = (0.002, np.radians(0.15))
+"""Standard deviations of what all points of a robot's contour have in common [m, rad]: its shape, lens and shadows."""
+_REACHES_PX = (26, 14, 7, 4)
+"""How far from a predicted contour edges are searched, round by round [pixels]."""
+_STEPS = 4
+_CORRELATED = 4.0
+"""Neighbouring points of a contour whose errors are about the same."""
+_SIDE_PX = 3
+"""Pixels on both sides of an edge whose means are compared."""
+_MIN_STEP = 0.06
+"""Least difference across an edge [0 to 1]."""
+_MIN_FREE = 2
+"""Fewest images that show a pixel of the background without the robot."""
+
+
+@array_dataclass
+class FixedFrames:
+    """Images of a fixed camera with the robot at several places."""
+
+    camera: Camera
+    images: Array
+    """[frames, height, width, 3], 0 to 1."""
+    positions: Array
+    """Positions of the robot's scene at each [frames, nq]."""
+
+
+@array_dataclass
+class CameraEstimate:
+    """A camera and how well it is known."""
+
+    camera: Camera
+    information: Array
+    """Inverse covariance of its pose [6, 6], as motions of `moved_camera`."""
+    residual_px: float
+    """Median distance of the robot's contour from edges [pixels]."""
+    points: int
+    """Points of contours near an edge."""
+
+
+def align_to_robot(frames: FixedFrames, robot: RobotShapes) -> CameraEstimate:
+    """The camera, moved until the robot's silhouette meets the edges of its images."""
+    picked = np.unique(np.linspace(0, len(frames.images) - 1, min(MAX_FRAMES, len(frames.images))).astype(int))
+    meshes = [robot.moving_mesh(frames.positions[k]) for k in picked]
+    given = camera = frames.camera
+    prior = np.diag([SHIFT_SIGMA_M**-2] * 3 + [TURN_SIGMA**-2] * 3)
+    information, rest = prior, np.zeros(0)
+    for reach in _REACHES_PX:
+        behind = background_behind(frames, camera, robot, reach)
+        for _ in range(_STEPS):
+            shift, turn = relative_pose(given, camera)
+            information, g, found = prior.copy(), prior @ np.concatenate([shift, turn]), list[Array]()
+            for k, mesh in zip(picked, meshes, strict=True):
+                r, J = _edges(frames.images[k] - behind, camera, mesh, reach)
+                found.append(r)
+                scale = max(1.5, reach / 6)
+                weight = 1 / (_CORRELATED * EDGE_SIGMA_PX**2 * (1 + (r / scale) ** 2))
+                information += (J * weight[:, None]).T @ J
+                g += J.T @ (weight * r)
+            step = -np.linalg.solve(information, g)
+            camera, rest = moved_camera(camera, step), np.concatenate(found)
+            if np.abs(step).max() < 1e-4:
+                break
+    near = rest[np.abs(rest) < 3.0]
+    shared = np.diag([SYSTEMATIC[0] ** 2] * 3 + [SYSTEMATIC[1] ** 2] * 3)
+    known = np.linalg.inv(np.linalg.inv(information) + shared)
+    return CameraEstimate(camera, known, float(np.median(np.abs(near))) if len(near) else np.inf, len(near))
+
+
+def background_behind(frames: FixedFrames, camera: Camera, robot: RobotShapes, margin: int) -> Array:
+    """What a fixed camera sees behind the robot [height, width, 3]; NaN where too few images show it."""
+    samples = frames.images.copy()
+    for image, q in zip(samples, frames.positions, strict=True):
+        image[robot.pixels(camera, q, margin)] = np.nan
+    count = np.isfinite(samples[..., 0]).sum(axis=0)
+    with np.errstate(all="ignore"):
+        ordered = np.sort(samples, axis=0)  # NaN goes to the end
+        # Of images in the shadow of the robot and others, the brighter half shows the background in full light.
+        middle = np.maximum((count - 1) * 2 // 3, 0)[None, ..., None]
+        out = np.take_along_axis(ordered, middle, axis=0)[0]
+    out[count < _MIN_FREE] = np.nan
+    return out
+
+
+def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) -> tuple[Array, Array]:
+    """Distances from contour points to the edges of a difference image [n] [pixels], and derivatives [n, 6]."""
+    found = contour_points(mesh, camera)
+    if not len(found.pixels):
+        return np.zeros(0), np.zeros((0, 6))
+    ends = _projected(camera, mesh.vertices[found.ends])
+    along = ends[:, 1] - ends[:, 0]
+    along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-9)
+    # Faces that look at the camera are anticlockwise in the image, so they are on the left of their rim.
+    normal = np.stack([-along[:, 1], along[:, 0]], axis=1)
+    offset, strength = _steps(difference, found.pixels, normal, reach)
+    kept = strength > _MIN_STEP
+    J = np.einsum("ni,nij->nj", normal, pixel_jacobian(camera, found.points))
+    return -offset[kept], J[kept]
+
+
+def _projected(camera: Camera, points: Array) -> Array:
+    local = in_camera(camera, points)
+    return camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0]))
+
+
+def _steps(difference: Array, pixels: Array, normal: Array, reach: int) -> tuple[Array, Array]:
+    """The offset along each normal (outwards) of the strongest step from something to nothing, and how strong it is."""
+    from scipy.ndimage import map_coordinates
+
+    offsets = np.arange(-reach - _SIDE_PX, reach + _SIDE_PX + 0.5, 1.0)
+    at = pixels[:, None] + offsets[:, None] * normal[:, None]
+    where = [at[..., 1] - 0.5, at[..., 0] - 0.5]
+    profile = np.stack(
+        [map_coordinates(difference[..., c], where, order=1, cval=np.nan) for c in range(3)], axis=-1
+    )  # [n, offsets, 3]
+    mean = np.lib.stride_tricks.sliding_window_view(profile, _SIDE_PX, axis=1).mean(axis=-1)
+    inner, outer = mean[:, : -_SIDE_PX - 1], mean[:, _SIDE_PX + 1 :]
+    score = np.linalg.norm(inner - outer, axis=-1) - 0.7 * np.linalg.norm(outer, axis=-1)
+    score = np.nan_to_num(score, nan=-1.0)
+    best = score.argmax(axis=1)
+    rows, inside = np.arange(len(score)), np.asarray(np.clip(best, 1, score.shape[1] - 2), int)
+    a, b, c = score[rows, inside - 1], score[rows, inside], score[rows, inside + 1]
+    bend = 0.5 * (a - c) / np.where(np.abs(a - 2 * b + c) > 1e-9, a - 2 * b + c, -1.0)
+    place: Array = np.where(best == inside, inside + np.clip(np.asarray(bend, float), -0.5, 0.5), best)
+    strength = np.where(best == inside, score[rows, best], -1.0)  # at the end of the search it is no edge
+    return offsets[_SIDE_PX] + place, strength
+
+
+@array_dataclass
+class RobotShapes:
+    """The robot's geometry on its bodies, without the table and free objects."""
+
+    scene: Scene
+    moving: Sequence[ExportedShape]
+    """Shapes that joints move."""
+    fixed: Sequence[ExportedShape]
+    """Shapes of the robot that stand still."""
+
+    def positions(self, joints: Mapping[str, float]) -> Array:
+        """Positions [nq] of the scene with some joints where they were measured."""
+        model, q = self.scene.model, self.scene.start(0)[0]
+        names = [model.joint(j).name for j in range(model.njnt)]
+        for name, value in joints.items():
+            if name not in names:
+                raise UnknownName("joint of the robot", name, names)
+            q[int(model.jnt_qposadr[names.index(name)])] = value
+        missing = [name for name in self.scene.robot if name not in joints]
+        if missing:
+            raise BadInput(
+                f"An image has no position of joint {missing[0]!r}; 'joints' of a frame in transforms.json must have "
+                f"those of all joints: {', '.join(self.scene.robot)}."
+            )
+        return q
+
+    def transforms(self, q: Array) -> Array:
+        """world_from_body of every body at positions q [bodies, 4, 4]."""
+        data = mujoco.MjData(self.scene.model)
+        data.qpos[:] = q
+        mujoco.mj_kinematics(self.scene.model, data)
+        out = np.tile(np.eye(4), (self.scene.model.nbody, 1, 1))
+        out[:, :3, :3], out[:, :3, 3] = data.xmat.reshape(-1, 3, 3), data.xpos
+        return out
+
+    def moving_mesh(self, q: Array) -> TriangleMesh:
+        """What joints move, at positions q."""
+        return _mesh(self.moving, self.transforms(q))
+
+    def mesh(self, q: Array) -> TriangleMesh:
+        """The whole robot at positions q."""
+        return _mesh([*self.moving, *self.fixed], self.transforms(q))
+
+    def pixels(self, camera: Camera, q: Array, margin: int) -> Array:
+        """The pixels of a camera in the world that show the robot at q, or are as near to it [height, width]."""
+        from scipy.ndimage import binary_dilation
+
+        shown = depth_image(self.mesh(q), camera).mask
+        return np.asarray(binary_dilation(shown, iterations=margin), bool) if margin and shown.any() else shown
+
+
+def robot_shapes(scene: Scene) -> RobotShapes:
+    """The shapes of the robot of a scene."""
+    model = scene.model
+    free = {int(model.body(name).id) for name in scene.objects}
+    shapes = [s for s in exported_shapes(scene) if s.shown and s.body != 0 and s.body not in free]
+    moving = [s for s in shapes if model.body_weldid[s.body] != 0]
+    if not moving or not scene.robot:
+        raise BadInput(
+            f"Scene {scene.name!r} has no robot with a shape that joints move, which is what cameras are aligned to; "
+            "give the scene of the robot as --robot."
+        )
+    return RobotShapes(scene, moving, [s for s in shapes if model.body_weldid[s.body] == 0])
+
+
+def _mesh(shapes: Sequence[ExportedShape], placed: Array) -> TriangleMesh:
+    return joined([shape.mesh.moved(placed[shape.body]) for shape in shapes])

@@ -1,0 +1,549 @@
+"""Camera poses, a lens and points from photographs alone, by COLMAP in a process of its own; of unknown scale.
+
+Features of all pairs of photographs are matched, and cameras are placed one after the other with bundle adjustment.
+One lens is assumed for all photographs of one size: its focal length starts at EXIF's where there is one.
+
+Photographs as structure from motion reads them: reduced copies, focal lengths from EXIF, and what is unfit.
+
+Checks of a reconstruction from photographs: a camera that stood still, too little overlap, and poses that disagree.
+
+Bundle adjustment finds some poses from almost any matches. Whether they are right is judged by what they predict: the
+matches of two photographs fit the epipolar lines of their poses, whether or not any point was made of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import platform
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput, MissingExtra, Unsupported
+from instep.core.reading import find_inside, read_file, read_json_table
+from instep.core.world import Array, array_dataclass, options_dataclass
+from instep.data.files import read_npz
+from instep.data.frames import MAX_IMAGE, Frames, declared_size, decode_image, open_video
+from instep.reconstruct.shape.generated_shape import last_line
+from instep.reconstruct.stages import PartReport
+from instep.scene.camera import Camera
+from instep.splat.fitting import pixel_rays
+from instep.splat.rendering import save_png
+
+from .colmap_process import ARRAYS, DATABASE, FACTS, JOB, MAPPED
+from .posed_views import MAX_EDGE_PX, MAX_PIXELS, MAX_SIDE_PX, edge_width
+
+_FEATURES = 6000
+"""Most features of a photograph."""
+_FINE_SIDE_PX = 900
+"""Longest side of photographs whose features are also looked for at twice their resolution."""
+_FEATURE_SHARE, _MATCH_SHARE = 0.45, 0.85
+"""Shares of the time after which features are found, and matched."""
+_POLL_S = 0.3
+_MAX_FACTS = 64 << 20
+
+
+@array_dataclass
+class PhotoPairs:
+    """Matches between registered photographs."""
+
+    images: Array
+    """Numbers of two photographs [pairs, 2], in the order of the photographs that were given."""
+    raw: Array
+    """Matches, before any geometry [pairs]."""
+    still: Array
+    """Those of features at the same place in both [pairs]."""
+    fitting: Array
+    """Those that fit one motion of a camera [pairs]."""
+    pixels: Array
+    """x, y in the first and in the second photograph of matches that fit, pair after pair [matches, 4]."""
+
+
+@array_dataclass
+class Reconstruction:
+    """Cameras and points in a frame and a unit that nothing fixes."""
+
+    cameras: tuple[Camera, ...]
+    """Those that were registered, for photographs at full size; their names are those of the photographs."""
+    points: Array
+    """[points, 3]."""
+    sightings: Array
+    """Number of the camera and of the point, x, y [sightings, 4] [pixels]."""
+    pairs: PhotoPairs
+    names: tuple[str, ...]
+    """All photographs that were given."""
+    others: tuple[tuple[str, ...], ...]
+    """Photographs of further reconstructions, which share nothing with this one."""
+    version: str
+    """That of pycolmap."""
+
+
+@options_dataclass
+class MotionOptions:
+    """How photographs are posed."""
+
+    turned: bool = False
+    """Whether the camera stood still before an object that was turned, so that what stands still is no match."""
+    lens: tuple[float, ...] = ()
+    """As `BoardOptions.lens`, at full size; found from the photographs where empty."""
+    seed: int = 0
+
+
+def check_library() -> None:
+    """Refuse where pycolmap is not installed, and say so where it cannot be."""
+    if find_spec("pycolmap") is not None:
+        return
+    if sys.platform == "linux" and platform.machine() != "x86_64":
+        raise Unsupported(
+            f"pycolmap has no wheel for Linux on {platform.machine()}; pose the photographs on an x86-64 computer, or "
+            "by a board that all of them show (--board)."
+        )
+    raise MissingExtra("pycolmap", "photos")
+
+
+def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, report: PartReport) -> Reconstruction:
+    """Pose photographs whose reduced copies lie in a working folder."""
+    job = {
+        "lenses": _lenses(photos, options.lens), "features": _FEATURES, "turned": options.turned,
+        "seed": options.seed,
+        "masked": any((work / "masks").iterdir()),
+    }  # fmt: skip
+    (work / JOB).write_text(json.dumps(job), encoding="utf-8")
+    _run(work, len(photos), report)
+    facts, arrays = read_json_table(work / FACTS, _MAX_FACTS), read_npz(work / ARRAYS)
+    by_name = {photo.name: k for k, photo in enumerate(photos)}
+    order = {int(n): by_name[Path(name).stem] for n, name in zip(arrays["ids"], facts["names"], strict=True)}
+    factors = np.array([photo.factor for photo in photos], float)
+    pairs = _photo_pairs(arrays, order, factors)
+    models = [tuple(Path(name).stem for name in model) for model in facts["models"]]
+    used = [photos[order[int(n)]] for n in arrays["registered"]]
+    cameras = tuple(_camera(photo, arrays["poses"][k], arrays["lenses"][k]) for k, photo in enumerate(used))
+    sightings = np.array(arrays["sightings"]) if used else np.zeros((0, 4))
+    if used:
+        sightings[:, 2:] *= np.array([photo.factor for photo in used])[sightings[:, 0].astype(int), None]
+    points = arrays["points"] if used else np.zeros((0, 3))
+    mine = {photo.name for photo in used}
+    others = tuple(model for model in models if not mine & set(model))
+    names = tuple(photo.name for photo in photos)
+    return Reconstruction(cameras, points, sightings, pairs, names, others, str(facts["version"]))
+
+
+def reprojection_errors(found: Reconstruction) -> Array:
+    """Root mean square reprojection error of each camera [cameras] [pixels]."""
+    out = np.zeros(len(found.cameras))
+    for k, camera in enumerate(found.cameras):
+        mine = found.sightings[found.sightings[:, 0] == k]
+        place = camera.body_from_camera
+        local = (found.points[mine[:, 1].astype(int)] - place[:3, 3]) @ place[:3, :3]
+        out[k] = np.sqrt(((camera.project(local) - mine[:, 2:]) ** 2).sum(axis=1).mean()) if len(mine) else np.inf
+    return out
+
+
+def _lenses(photos: Sequence[Photo], given: Sequence[float]) -> list[dict[str, Any]]:
+    """The lenses to find, one for all photographs of one size."""
+    groups: dict[tuple[int, int], list[Photo]] = {}
+    for photo in photos:
+        groups.setdefault((photo.width, photo.height), []).append(photo)
+    if given and len(groups) > 1:
+        raise BadInput("--lens is that of one camera, and the photographs have different sizes.")
+    out: list[dict[str, Any]] = []
+    for (width, height), group in groups.items():
+        factor, values, model = group[0].factor, list[float](), "SIMPLE_RADIAL"
+        focals = [photo.focal for photo in group if photo.focal is not None]
+        if given:
+            model, values = "OPENCV", [v / factor for v in given[:4]] + [*given[4:], *[0.0] * 4][:4]
+        elif focals:
+            values = [float(np.median(focals)) / factor, width // factor / 2, height // factor / 2, 0.0]
+        fine = max(width, height) / factor <= _FINE_SIDE_PX
+        names = [f"{photo.name}.png" for photo in group]
+        out.append(
+            {"names": names, "model": model, "values": values, "fixed": bool(given), "first_octave": -1 if fine else 0}
+        )
+    return out
+
+
+def _run(work: Path, count: int, report: PartReport) -> None:
+    """Run COLMAP, and end it when this ends or is interrupted."""
+    path = os.pathsep.join(word for word in sys.path if word)
+    command = [sys.executable, "-m", "instep.reconstruct.capture.colmap_process", str(work)]
+    with tempfile.TemporaryFile() as log, open(work / "mapped.txt", "w+b") as told:
+        child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            command, stdin=subprocess.PIPE, stdout=told, stderr=log, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        try:
+            while child.poll() is None:
+                report(*_progress(work, count))
+                try:
+                    child.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
+        if child.returncode:
+            how = f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
+            raise BadInput(f"COLMAP ended with {how}{last_line(log)}; are the photographs whole, and is memory left?")
+
+
+def _progress(work: Path, count: int) -> tuple[float, str]:
+    """The share of COLMAP's work that is done, and what is being done, by what it has written so far."""
+    placed = re.findall(rf"{MAPPED}(\d+)\n", (work / "mapped.txt").read_text(encoding="utf-8"))
+    if placed:
+        share = _MATCH_SHARE + (1 - _MATCH_SHARE) * min(int(placed[-1]) / count, 1.0)
+        return share, f"placing cameras: {placed[-1]} of {count}"
+    try:
+        with closing(sqlite3.connect(f"file:{work / DATABASE}?mode=ro", uri=True, timeout=0.1)) as database:
+            features, matched = (
+                int(database.execute(f"select count(*) from {table}").fetchone()[0])  # noqa: S608 (constants)
+                for table in ("descriptors", "two_view_geometries")
+            )
+    except sqlite3.Error:  # it is not there yet, or being written
+        return 0.0, "finding features"
+    pairs = count * (count - 1) // 2
+    if features < count:
+        return _FEATURE_SHARE * features / count, f"finding features: {features} of {count} photographs"
+    share = _FEATURE_SHARE + (_MATCH_SHARE - _FEATURE_SHARE) * min(matched / max(pairs, 1), 1.0)
+    return share, f"matching: {matched} of {pairs} pairs"
+
+
+def _photo_pairs(arrays: dict[str, Array], order: dict[int, int], factors: Array) -> PhotoPairs:
+    rows = arrays["pairs"]
+    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
+    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
+    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
+    return PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
+
+
+def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:
+    """A camera at the full size of its photograph."""
+    world_from_camera = np.eye(4)
+    world_from_camera[:3, :3], world_from_camera[:3, 3] = pose[:, :3].T, -pose[:, :3].T @ pose[:, 3]
+    fx, fy, cx, cy = (float(value) * photo.factor for value in lens[:4])
+    distortion = tuple(float(value) for value in lens[4:])
+    return Camera(
+        photo.name, photo.width, photo.height, (fx, fy), (cx, cy), "world", world_from_camera,
+        distortion if any(distortion) else (),
+    )  # fmt: skip
+
+
+MAX_PHOTOS = 150
+"""Most photographs that are posed at once: all pairs of them are matched."""
+STILLS = (".png", ".jpg", ".jpeg")
+VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
+_EXIF, _FOCAL_35MM, _ORIENTATION = 0x8769, 0xA405, 0x0112
+_FILM_DIAGONAL_MM = 43.27
+
+
+@array_dataclass
+class Photo:
+    """A photograph, of which a reduced copy lies in `images/NAME.png` of a working folder."""
+
+    name: str
+    path: Path
+    width: int
+    height: int
+    factor: int
+    """How much smaller the copy is."""
+    focal: float | None
+    """Focal length [pixels] by EXIF, of the photograph as it is."""
+
+
+def read_images(source: Path, most: int) -> Iterator[tuple[str, Path | None, Array]]:
+    """Names, files and images of a folder, or names and images of evenly spread frames of a video."""
+    if source.is_dir():
+        for path in image_files(source):
+            yield path.stem, path, read_photo(path)
+    elif source.suffix.lower() in VIDEOS and source.is_file():
+        frames: Frames = open_video(source)
+        wanted = set(np.linspace(0, len(frames) - 1, min(max(most, 2), len(frames))).round().astype(int).tolist())
+        for number, image in enumerate(frames):
+            if number in wanted:
+                yield f"f{number:05d}", None, image
+    else:
+        raise BadInput(f"{str(source)!r} is neither a folder of images nor a video ({', '.join(VIDEOS)}).")
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images of a folder, by name."""
+    files = sorted(path for path in find_inside(folder, "*") if path.suffix.lower() in STILLS)
+    if not files:
+        raise BadInput(f"{str(folder)!r} holds no images ({', '.join(STILLS)}).")
+    return files
+
+
+def read_photo(path: Path) -> Array:
+    """An image [height, width, 3] uint8; BadInput where it is larger than what is read, before it is decoded."""
+    data = read_file(path, MAX_IMAGE)
+    width, height = declared_size(data)
+    if width * height > MAX_PIXELS:
+        raise BadInput(
+            f"{path.name!r} has {width * height / 1e6:.0f} megapixels, and at most {MAX_PIXELS / 1e6:.0f} are read; "
+            "reduce all photographs by the same factor."
+        )
+    return decode_image(data)
+
+
+def prepare_photos(
+    source: Path, work: Path, most: int, masks: Path | None, report: PartReport
+) -> tuple[list[Photo], list[str]]:
+    """Photographs that are fit, with reduced copies of them (and of their masks), and why others are left out."""
+    kept, left_out = list[Photo](), list[str]()
+    for folder in ("images", "frames", "masks"):
+        (work / folder).mkdir()
+    count = _count(source, most)
+    for name, path, image in read_images(source, most):
+        done = len(kept) + len(left_out)
+        report(done / count, f"reading photographs: {done + 1} of {count}")
+        if any(photo.name == name for photo in kept):
+            raise BadInput(f"Two photographs are named {name!r}; every one needs a name of its own.")
+        focal, orientation = (None, 1) if path is None else _exif(path)
+        image = _upright(image, orientation)
+        factor = int(np.ceil(max(image.shape[:2]) / MAX_SIDE_PX))
+        small = _reduced(image, factor)
+        if edge_width(small / 255) > MAX_EDGE_PX:
+            left_out.append(f"{name}: blurred or blank.")
+            continue
+        save_png(work / "images" / f"{name}.png", small)
+        if masks is not None:
+            _copy_mask(masks, name, image.shape[:2], factor, work)
+        if path is None or orientation != 1:  # a copy of the file would be shown otherwise than it is read
+            path = work / "frames" / f"{name}.png"
+            save_png(path, image)
+        if focal is not None:
+            focal *= math.hypot(*image.shape[:2]) / _FILM_DIAGONAL_MM
+        kept.append(Photo(name, path, image.shape[1], image.shape[0], factor, focal))
+    return kept, left_out
+
+
+def _count(source: Path, most: int) -> int:
+    count = len(image_files(source)) if source.is_dir() else most
+    if count > MAX_PHOTOS:
+        raise BadInput(
+            f"{count} photographs are more than the {MAX_PHOTOS} that are posed at once; 20 to 60, spread evenly, do."
+        )
+    return count
+
+
+def _reduced(image: Array, factor: int) -> Array:
+    """An image reduced by a whole factor."""
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    part = image[: height * factor, : width * factor]
+    if factor == 1:
+        return part
+    return part.reshape(height, factor, width, factor, -1).mean(axis=(1, 3)).astype(np.uint8)
+
+
+def _copy_mask(masks: Path, name: str, size: Sequence[int], factor: int, work: Path) -> None:
+    path = masks / f"{name}.png"
+    if not path.is_file():
+        raise BadInput(f"--masks {str(masks)!r} holds no {path.name}; one for each photograph was expected.")
+    mask = read_photo(path)
+    if mask.shape[:2] != tuple(size):
+        raise BadInput(f"The mask {path.name} measures {mask.shape[:2]} pixels, and its photograph {tuple(size)}.")
+    save_png(work / "masks" / f"{name}.png.png", np.where(_reduced(mask, factor) > 127, 255, 0).astype(np.uint8))
+
+
+def _exif(path: Path) -> tuple[float | None, int]:
+    """The focal length for film of 36 x 24 mm [mm] and the orientation that EXIF states."""
+    from PIL import Image, UnidentifiedImageError  # comes with Matplotlib
+
+    if path.suffix.lower() == ".png":
+        return None, 1
+    try:
+        with Image.open(io.BytesIO(read_file(path, MAX_IMAGE))) as opened:
+            table = opened.getexif()
+            millimetres = float(table.get_ifd(_EXIF).get(_FOCAL_35MM, 0.0))
+            orientation = int(table.get(_ORIENTATION, 1))
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError):
+        return None, 1  # an image whose EXIF is damaged is as good as one that has none
+    return millimetres if 5.0 < millimetres < 500.0 else None, orientation
+
+
+def _upright(image: Array, orientation: int) -> Array:
+    """An image as viewers show it, by the orientation of EXIF."""
+    if orientation in (5, 6, 7, 8):
+        image = image.transpose(1, 0, 2)
+    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    return np.ascontiguousarray(image[:: -1 if down else 1, :: -1 if across else 1])
+
+
+MIN_PHOTOS = 3
+"""Fewest photographs of a reconstruction."""
+MIN_AGREEMENT = 0.75
+"""Least share of the matches of a photograph that must fit the poses."""
+MAX_ERROR_PX = 2.0
+"""Largest root mean square reprojection error of a photograph [pixels of 1280]."""
+_EPIPOLAR_PX = 3.0
+"""Distance from its epipolar line up to which a match fits the poses [pixels of 1280]."""
+_STILL_SHARE = 0.1
+"""Share of matches at the same place, in half of all pairs, from which on the camera stood still."""
+_MIN_MATCHES = 20
+"""Fewest matches by which a pair of photographs is judged."""
+_MIN_SIGHTINGS = 30
+"""Fewest points that a photograph must see."""
+_FOCAL_RANGE = (0.35, 8.0)
+"""Focal lengths that cameras have, in widths of their image."""
+
+
+@array_dataclass
+class CheckedReconstruction:
+    """The photographs of a reconstruction that are kept."""
+
+    found: Reconstruction
+    errors: Array
+    """Root mean square reprojection error of each camera [pixels]."""
+    agreement: Array
+    """Share of the matches of each camera that fit the poses [cameras]."""
+    left_out: tuple[str, ...]
+    """Why photographs were left out, one sentence each."""
+
+
+def check_still(pairs: PhotoPairs) -> None:
+    """Refuse photographs of a camera that stood still while something moved before it."""
+    enough = pairs.raw >= _MIN_MATCHES
+    share = pairs.still[enough] / pairs.raw[enough]
+    if len(share) and np.median(share) > _STILL_SHARE:
+        raise BadInput(
+            f"The camera stood still: in half of all pairs of photographs {100 * np.median(share):.0f} % or more of "
+            "the features are at the same place. Move the camera around the objects; where one turned on a turntable "
+            "before a fixed camera, give --turntable."
+        )
+
+
+def checked(found: Reconstruction) -> CheckedReconstruction:
+    """The reconstruction without photographs whose poses are not to be trusted; BadInput where too few are left."""
+    if len(found.cameras) < MIN_PHOTOS:
+        raise BadInput(_unregistered(found))
+    _check_focal(found.cameras)
+    errors, agreement = reprojection_errors(found), _agreement(found)
+    seen = np.bincount(found.sightings[:, 0].astype(int), minlength=len(found.cameras))
+    keep, left_out = list[int](), list[str]()
+    for k, camera in enumerate(found.cameras):
+        error = errors[k] * _per_pixel(camera)
+        if seen[k] < _MIN_SIGHTINGS:
+            left_out.append(f"{camera.name}: only {seen[k]} of its features are seen by others.")
+        elif error > MAX_ERROR_PX:
+            left_out.append(f"{camera.name}: its features fit no pose (error {errors[k]:.1f} pixels).")
+        elif not agreement[k] >= MIN_AGREEMENT:
+            left_out.append(f"{camera.name}: {100 * agreement[k]:.0f} % of its matches fit its pose.")
+        else:
+            keep.append(k)
+    if len(keep) < max(MIN_PHOTOS, len(found.cameras) / 2):
+        raise BadInput(
+            f"The poses that were found contradict the matches of {len(left_out)} of {len(found.cameras)} photographs "
+            f"({left_out[0]} ...), so none are written. Take more photographs, 10 to 20 degrees apart, sharp, of "
+            "things with texture that lie still: put a newspaper or a patterned cloth below the objects."
+        )
+    left_out += _not_registered(found)
+    kept = _only(found, keep)
+    return CheckedReconstruction(kept, errors[keep], agreement[keep], tuple(left_out))
+
+
+def _agreement(found: Reconstruction) -> Array:
+    """Share of the matches of each camera with others that are near their epipolar lines [cameras]."""
+    row = {camera.name: k for k, camera in enumerate(found.cameras)}
+    ends = np.cumsum(found.pairs.fitting)
+    fits, total = np.zeros(len(found.cameras)), np.zeros(len(found.cameras))
+    for pair, start, end in zip(found.pairs.images, ends - found.pairs.fitting, ends, strict=True):
+        first, second = (row.get(found.names[int(k)]) for k in pair)
+        if first is None or second is None or end - start < _MIN_MATCHES:
+            continue
+        one, two = found.cameras[first], found.cameras[second]
+        near = (_epipolar_distance(one, two, found.pairs.pixels[start:end]) < _EPIPOLAR_PX).sum()
+        for k in (first, second):
+            fits[k] += near
+            total[k] += end - start
+    return np.where(total > 0, fits / np.maximum(total, 1), 0.0)
+
+
+def _epipolar_distance(one: Camera, two: Camera, matches: Array) -> Array:
+    """Distance of matches from their epipolar lines, by Sampson's approximation [pixels of 1280]."""
+    baseline = two.body_from_camera[:3, 3] - one.body_from_camera[:3, 3]
+    cross = np.cross(np.eye(3), baseline)
+    essential = two.body_from_camera[:3, :3].T @ cross.T @ one.body_from_camera[:3, :3]
+    x = pixel_rays(one, matches[:, :2]) @ one.body_from_camera[:3, :3]
+    y = pixel_rays(two, matches[:, 2:]) @ two.body_from_camera[:3, :3]
+    across, back = x @ essential.T, y @ essential
+    norm = np.sqrt((across[:, :2] ** 2).sum(axis=1) + (back[:, :2] ** 2).sum(axis=1))
+    algebraic = np.abs((y * across).sum(axis=1))
+    return algebraic / np.maximum(norm, 1e-12) * one.focal[0] * _per_pixel(one)
+
+
+def _per_pixel(camera: Camera) -> float:
+    """Pixels of an image of 1280 pixels for one of a camera's, where its image is larger."""
+    return min(1.0, 1280 / max(camera.width, camera.height))
+
+
+def _check_focal(cameras: Sequence[Camera]) -> None:
+    for camera in cameras:
+        share = camera.focal[0] / max(camera.width, camera.height)
+        if not _FOCAL_RANGE[0] < share < _FOCAL_RANGE[1]:
+            raise BadInput(
+                f"The lens came out with a focal length of {camera.focal[0]:.0f} pixels for {camera.width} pixels of "
+                "width, so the photographs do not overlap enough; add some in between, or give the lens (--lens)."
+            )
+
+
+def _unregistered(found: Reconstruction) -> str:
+    """Why photographs made no reconstruction."""
+    good = found.pairs.fitting >= _MIN_MATCHES
+    more = "Take them 10 to 20 degrees apart, sharp, with texture below the objects (a newspaper, a patterned cloth)."
+    if not good.any():
+        return (
+            f"No two of the {len(found.names)} photographs match: they show different scenes, or views too far apart. "
+            f"{more}"
+        )
+    if good.sum() >= len(found.names) - 1:
+        return (
+            "The photographs match, but no depth follows from them: they were taken from nearly the same place, or of "
+            "one flat thing. Walk around the objects, do not turn on the spot."
+        )
+    lonely = [name for k, name in enumerate(found.names) if not (good & (found.pairs.images == k).any(axis=1)).any()]
+    names = f" ({', '.join(lonely[:3])}{' ...' if len(lonely) > 3 else ''} match none)" if lonely else ""
+    return (
+        f"Of {len(found.names)} photographs, {int(good.sum())} pairs match{names}, too few to pose {MIN_PHOTOS}. {more}"
+    )
+
+
+def _not_registered(found: Reconstruction) -> list[str]:
+    placed = {camera.name for camera in found.cameras}
+    apart = {name for model in found.others for name in model}
+    return [
+        f"{name}: it matches other photographs, but none of those that were posed: another place, or views are missing "
+        "in between."
+        if name in apart
+        else f"{name}: it matches too little of the other photographs."
+        for name in found.names
+        if name not in placed
+    ]
+
+
+def _only(found: Reconstruction, keep: Sequence[int]) -> Reconstruction:
+    """A reconstruction with some of its cameras, and points that at least two of them see."""
+    new = np.full(len(found.cameras), -1)
+    new[list(keep)] = np.arange(len(keep))
+    sightings = found.sightings[new[found.sightings[:, 0].astype(int)] >= 0].copy()
+    sightings[:, 0] = new[sightings[:, 0].astype(int)]
+    counts = np.bincount(sightings[:, 1].astype(int), minlength=len(found.points))
+    number = np.cumsum(counts >= 2) - 1
+    sightings = sightings[counts[sightings[:, 1].astype(int)] >= 2]
+    sightings[:, 1] = number[sightings[:, 1].astype(int)]
+    cameras = tuple(found.cameras[k] for k in keep)
+    return replace(found, cameras=cameras, points=found.points[counts >= 2], sightings=sightings)

@@ -1,0 +1,533 @@
+"""The shapes of a scene as triangles on bodies, for files that know no MuJoCo geoms.
+
+The model of a scene as one MJCF file whose meshes are OBJ files beside it.
+
+A scene as URDF with OBJ meshes beside it: links, joints, inertia, visual and collision shapes.
+
+A link of a body with a joint has its origin at the joint, as URDF wants it, so shapes and inertia are shifted by it. A
+body with several joints becomes a chain of links of negligible mass, since engines take no moving link without one.
+
+A scene as one binary glTF file: a node per body with its shapes and textures, and its Gaussians.
+
+A scene as an OpenUSD stage: bodies with mass, shapes with collision, and Gaussians; Z up, in metres.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep import __version__
+from instep.core.errors import BadInput, Unsupported
+from instep.core.poses import matrix_from_quat, normalized
+from instep.core.world import Array, array_dataclass
+from instep.data.frames import encode_png
+from instep.scene.folder import Scene
+from instep.splat.gaussians import Gaussians
+from instep.splat.io.gltf import NAME, Z_UP_NODE, GltfBuffer, gaussian_primitive
+from instep.splat.io.usd import fill_splat, usd_library
+from instep.splat.rendering import scene_poses
+
+from .shape.convex_parts import hull_mesh
+from .shape.triangle_mesh import TriangleMesh
+
+_SIDES = 24
+"""Corners of the circles that round shapes are made of."""
+_ENDLESS_M = 1.0
+"""Half the side of a plane without an end [m]."""
+_SLAB_M = 0.01
+"""Thickness of the slab that stands for a plane [m]: engines take no flat meshes."""
+_HIDDEN_GROUP = 3
+"""Geoms of this group and above are not shown, as in MuJoCo's viewer."""
+
+
+@array_dataclass
+class ExportedShape:
+    """One geom as triangles in the frame of its body."""
+
+    name: str
+    body: int
+    """Number of its body in the model."""
+    mesh: TriangleMesh
+    rgba: Array
+    """[4], 0 to 1."""
+    collides: bool
+    shown: bool
+    texels: Array | None = None
+    """Texture coordinates of every corner of every face [faces, 3, 2], from the top left."""
+    texture: bytes | None = None
+    """PNG."""
+
+
+def exported_shapes(scene: Scene) -> list[ExportedShape]:
+    """Every geom of a scene that has a shape, as triangles."""
+    model, found = scene.model, list[ExportedShape]()
+    for geom in range(model.ngeom):
+        mesh = _local_mesh(model, geom)
+        if mesh is None:
+            continue
+        place = np.eye(4)
+        place[:3, :3] = matrix_from_quat(np.asarray(model.geom_quat[geom], float))
+        place[:3, 3] = model.geom_pos[geom]
+        collides = bool(model.geom_contype[geom] or model.geom_conaffinity[geom])
+        shown = int(model.geom_group[geom]) < _HIDDEN_GROUP and model.geom_rgba[geom][3] > 0
+        texels, texture = _texture(model, geom)
+        name = model.geom(geom).name or f"geom{geom}"
+        found.append(
+            ExportedShape(
+                name, int(model.geom_bodyid[geom]), mesh.moved(place), _colour(model, geom), collides, bool(shown),
+                texels, texture,
+            )
+        )  # fmt: skip
+    return found
+
+
+def mesh_triangles(model: Any, mesh: int) -> TriangleMesh:
+    """A mesh of a model in the model's own frame of it, vertices as they are stored."""
+    first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
+    begin, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    points = np.array(model.mesh_vert[first : first + count], float)
+    return TriangleMesh(points, np.array(model.mesh_face[begin : begin + faces], np.int32))
+
+
+def mesh_texels(model: Any, mesh: int) -> Array | None:
+    """Texture coordinates of every corner of every face of a mesh [faces, 3, 2], from the top left; None without."""
+    first = int(model.mesh_texcoordadr[mesh])
+    if first < 0 or not model.mesh_texcoordnum[mesh]:
+        return None
+    begin, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    corners = np.asarray(model.mesh_facetexcoord[begin : begin + faces])
+    return np.array(model.mesh_texcoord[first + corners], float)
+
+
+def _local_mesh(model: Any, geom: int) -> TriangleMesh | None:
+    """A geom as triangles in its own frame; None of a kind without a surface that could be written."""
+    kind, size = int(model.geom_type[geom]), np.asarray(model.geom_size[geom], float)
+    types = mujoco.mjtGeom
+    if kind == int(types.mjGEOM_MESH):
+        return mesh_triangles(model, int(model.geom_dataid[geom]))
+    if kind == int(types.mjGEOM_PLANE):
+        x, y = (side if side > 0 else _ENDLESS_M for side in size[:2])
+        size, shift = np.array([x, y, _SLAB_M / 2]), np.array([0.0, 0.0, -_SLAB_M / 2])
+        return hull_mesh(_cube() * size + shift)
+    points = {
+        int(types.mjGEOM_BOX): lambda: _cube() * size,
+        int(types.mjGEOM_SPHERE): lambda: size[0] * _ball(),
+        int(types.mjGEOM_ELLIPSOID): lambda: size * _ball(),
+        int(types.mjGEOM_CYLINDER): lambda: _cylinder(size[0], size[1]),
+        int(types.mjGEOM_CAPSULE): lambda: _capsule(size[0], size[1]),
+    }.get(kind)
+    return None if points is None else hull_mesh(np.asarray(points(), float))
+
+
+def _cube() -> Array:
+    return np.array([[x, y, z] for x in (-1.0, 1.0) for y in (-1.0, 1.0) for z in (-1.0, 1.0)])
+
+
+def _circle() -> Array:
+    angle = 2 * np.pi * np.arange(_SIDES) / _SIDES
+    return np.stack([np.cos(angle), np.sin(angle), np.zeros(_SIDES)], axis=1)
+
+
+def _ball() -> Array:
+    """Points on the unit sphere in rings, with the poles [n, 3]."""
+    tilt = np.pi * np.arange(1, _SIDES // 2) / (_SIDES // 2) - np.pi / 2
+    rings = [np.cos(a) * _circle() + [0.0, 0.0, np.sin(a)] for a in tilt]
+    return np.concatenate([*rings, [[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]])
+
+
+def _cylinder(radius: float, half: float) -> Array:
+    return np.concatenate([radius * _circle() + [0.0, 0.0, z] for z in (-half, half)])
+
+
+def _capsule(radius: float, half: float) -> Array:
+    ball = radius * _ball()
+    return np.concatenate([ball[ball[:, 2] >= -1e-9] + [0, 0, half], ball[ball[:, 2] <= 1e-9] - [0, 0, half]])
+
+
+def _colour(model: Any, geom: int) -> Array:
+    """The colour of a geom [4]: that of its texture on average, else its own, else that of its material."""
+    pixels, material = _pixels(model, geom), int(model.geom_matid[geom])
+    if pixels is not None:
+        return np.append(pixels.reshape(-1, 3).mean(axis=0) / 255, 1.0)
+    grey = np.array([0.5, 0.5, 0.5, 1.0])
+    own = np.asarray(model.geom_rgba[geom], float)
+    return own if material < 0 or not np.allclose(own, grey) else np.array(model.mat_rgba[material], float)
+
+
+def _texture(model: Any, geom: int) -> tuple[Array | None, bytes | None]:
+    """Texture coordinates and image of a geom whose mesh has both; None else."""
+    mesh = int(model.geom_dataid[geom])
+    if mesh < 0 or int(model.geom_type[geom]) != int(mujoco.mjtGeom.mjGEOM_MESH):
+        return None, None
+    pixels, texels = _pixels(model, geom), mesh_texels(model, mesh)
+    return (None, None) if pixels is None or texels is None else (texels, encode_png(pixels))
+
+
+def _pixels(model: Any, geom: int) -> Array | None:
+    """The texture of a geom's material [height, width, 3] uint8; None without."""
+    material = int(model.geom_matid[geom])
+    texture = -1 if material < 0 else int(np.max(model.mat_texid[material]))
+    if texture < 0:
+        return None
+    height, width, channels = (int(n[texture]) for n in (model.tex_height, model.tex_width, model.tex_nchannel))
+    begin = int(model.tex_adr[texture])
+    pixels = np.asarray(model.tex_data[begin : begin + height * width * channels]).reshape(height, width, channels)
+    return np.ascontiguousarray(pixels[..., :3] if channels >= 3 else np.repeat(pixels[..., :1], 3, axis=2))
+
+
+_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
+
+
+def save_scene_mjcf(path: Path, scene: Scene) -> None:
+    """Write the model without includes: meshes as meshes/NAME.obj in metres, other files under assets/."""
+    tree = mjcf_tree(path.parent, scene)
+    ET.indent(tree)
+    path.write_text(ET.tostring(tree, encoding="unicode") + "\n", encoding="utf-8")
+
+
+def mjcf_tree(folder: Path, scene: Scene) -> ET.Element:
+    """The model of a scene as MJCF, after its meshes and other files were written into a folder."""
+    source = scene.source
+    xml = source.xml
+    if source.urdf:
+        xml = mujoco.MjSpec.from_string(xml, assets=dict(source.files)).to_xml()
+    tree = ET.fromstring(xml)  # noqa: S314 - checked by read_source
+    for compiler in tree.findall("compiler"):
+        for place in ("meshdir", "texturedir", "assetdir"):
+            compiler.attrib.pop(place, None)
+    for mesh in tree.findall("asset/mesh"):
+        if "file" in mesh.attrib:
+            _write_mesh(folder, scene, mesh)
+    for element in tree.iter():
+        for attribute in _FILES:
+            name = element.get(attribute)
+            if name in source.files:
+                (folder / "assets").mkdir(parents=True, exist_ok=True)
+                (folder / "assets" / name).write_bytes(source.files[name])
+                element.set(attribute, f"assets/{name}")
+    return tree
+
+
+def _write_mesh(folder: Path, scene: Scene, element: ET.Element) -> None:
+    """Write a mesh in the frame of its file, scaled, and point its element to it."""
+    name = element.get("name") or PurePosixPath(element.get("file", "")).stem
+    model, mesh = scene.model, int(scene.model.mesh(name).id)
+    file_from_mesh = np.eye(4)
+    file_from_mesh[:3, :3] = matrix_from_quat(np.asarray(model.mesh_quat[mesh], float))
+    file_from_mesh[:3, 3] = model.mesh_pos[mesh]
+    texels = mesh_texels(model, mesh)
+    place = folder / "meshes" / f"{PurePosixPath(name).name}.obj"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    mesh_triangles(model, mesh).moved(file_from_mesh).save_obj(
+        place, None if texels is None else texels * [1.0, -1.0] + [0.0, 1.0]
+    )
+    element.attrib.update(name=name, file=f"meshes/{place.name}", scale="1 1 1", refpos="0 0 0", refquat="1 0 0 0")
+    element.attrib.pop("content_type", None)
+
+
+MESHES = "meshes"
+"""Folder of the meshes beside the file."""
+_LINK_KG, _LINK_KGM2 = 1e-6, 1e-9
+"""Mass and inertia of the links between two joints of one body."""
+_EFFORT, _VELOCITY = 1e3, 1e2
+"""Limits of joints for which the model states none; URDF demands some."""
+
+
+def save_scene_urdf(path: Path, scene: Scene) -> None:
+    """Write the bodies of a scene as one tree of links whose root is the world."""
+    model = scene.model
+    (path.parent / MESHES).mkdir(parents=True, exist_ok=True)
+    root = ET.Element("robot", {"name": scene.name})
+    # MuJoCo's reader drops folders of mesh files and visual shapes unless it is asked to keep them.
+    ET.SubElement(ET.SubElement(root, "mujoco"), "compiler", {"strippath": "false", "discardvisual": "false"})
+    shapes = exported_shapes(scene)
+    origins: list[Array] = []
+    for body in range(model.nbody):
+        origins.append(_add_joints(root, model, body, origins))
+        link = ET.SubElement(root, "link", {"name": model.body(body).name})
+        _add_inertia(link, model, body, origins[body])
+        for shape in (shape for shape in shapes if shape.body == body):
+            _add_shape(link, path.parent, shape, origins[body])
+    ET.indent(root)
+    path.write_text(ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n", encoding="utf-8")
+
+
+def _add_joints(root: ET.Element, model: Any, body: int, origins: list[Array]) -> Array:
+    """Add what joins a body to its parent; where the origin of its link is in the body's frame [3]."""
+    if body == 0:
+        return np.zeros(3)
+    name, parent = model.body(body).name, int(model.body_parentid[body])
+    place, turn = np.array(model.body_pos[body], float), matrix_from_quat(np.asarray(model.body_quat[body], float))
+    joints = range(int(model.body_jntadr[body]), int(model.body_jntadr[body] + model.body_jntnum[body]))
+    above, origin, first = model.body(parent).name, origins[parent], True
+    own = np.zeros(3)
+    for k, joint in enumerate(joints):
+        anchor = np.array(model.jnt_pos[joint], float)
+        start = place + turn @ anchor - origin if first else anchor - own
+        below = name if k == len(joints) - 1 else f"{name}_{model.joint(joint).name}"
+        if below != name:
+            _set_inertia(ET.SubElement(root, "link", {"name": below}), np.zeros(3), _LINK_KG, _LINK_KGM2 * np.eye(3))
+        element = _joint(root, model, joint, above, below)
+        _set_origin(element, start, turn if first else np.eye(3))
+        above, own, first = below, anchor, False
+    if first:
+        element = ET.SubElement(root, "joint", {"name": f"{name}_fixed", "type": "fixed"})
+        _set_ends(element, above, name)
+        _set_origin(element, place - origin, turn)
+    return own
+
+
+def _joint(root: ET.Element, model: Any, joint: int, above: str, below: str) -> ET.Element:
+    kinds, kind, name = mujoco.mjtJoint, int(model.jnt_type[joint]), model.joint(joint).name
+    limited = bool(model.jnt_limited[joint])
+    if kind == int(kinds.mjJNT_FREE):
+        element = ET.SubElement(root, "joint", {"name": name, "type": "floating"})
+        _set_ends(element, above, below)
+        return element
+    if kind == int(kinds.mjJNT_BALL):
+        raise Unsupported(f"The joint {name!r} is a ball joint, which URDF does not have; export .usdc or a folder.")
+    hinge = kind == int(kinds.mjJNT_HINGE)
+    word = "prismatic" if not hinge else "revolute" if limited else "continuous"
+    element = ET.SubElement(root, "joint", {"name": name, "type": word})
+    _set_ends(element, above, below)
+    ET.SubElement(element, "axis", {"xyz": _words(model.jnt_axis[joint])})
+    low, high = (float(x) for x in model.jnt_range[joint]) if limited else (-1e3, 1e3)
+    bounds = {} if word == "continuous" else {"lower": f"{low:.9g}", "upper": f"{high:.9g}"}
+    ET.SubElement(element, "limit", {**bounds, "effort": f"{_effort(model, joint):.9g}", "velocity": f"{_VELOCITY:g}"})
+    dof = int(model.jnt_dofadr[joint])
+    given = {"damping": f"{model.dof_damping[dof]:.9g}", "friction": f"{model.dof_frictionloss[dof]:.9g}"}
+    ET.SubElement(element, "dynamics", given)
+    return element
+
+
+def _effort(model: Any, joint: int) -> float:
+    ranges = [
+        float(np.abs(model.actuator_forcerange[a]).max())
+        for a in range(model.nu)
+        if int(model.actuator_trnid[a][0]) == joint and model.actuator_forcelimited[a]
+    ]
+    return max(ranges, default=_EFFORT)
+
+
+def _add_inertia(link: ET.Element, model: Any, body: int, origin: Array) -> None:
+    if body == 0 or model.body_mass[body] <= 0:
+        return
+    turn = matrix_from_quat(np.asarray(model.body_iquat[body], float))
+    I = turn @ np.diag(np.asarray(model.body_inertia[body], float)) @ turn.T
+    _set_inertia(link, np.asarray(model.body_ipos[body], float) - origin, float(model.body_mass[body]), I)
+
+
+def _set_inertia(link: ET.Element, centre: Array, mass: float, I: Array) -> None:
+    element = ET.SubElement(link, "inertial")
+    _set_origin(element, centre, np.eye(3))
+    ET.SubElement(element, "mass", {"value": f"{mass:.9g}"})
+    entries = {"ixx": I[0, 0], "ixy": I[0, 1], "ixz": I[0, 2], "iyy": I[1, 1], "iyz": I[1, 2], "izz": I[2, 2]}
+    ET.SubElement(element, "inertia", {key: f"{value:.9g}" for key, value in entries.items()})
+
+
+def _add_shape(link: ET.Element, folder: Path, shape: ExportedShape, origin: Array) -> None:
+    file = f"{MESHES}/{shape.name}.obj"
+    texels = None if shape.texels is None else shape.texels * [1.0, -1.0] + [0.0, 1.0]
+    shape.mesh.save_obj(folder / file, texels)
+    kinds = [kind for kind, wanted in (("visual", shape.shown), ("collision", shape.collides)) if wanted]
+    for kind in kinds:
+        element = ET.SubElement(link, kind, {"name": f"{shape.name}_{kind}"})
+        _set_origin(element, -origin, np.eye(3))
+        ET.SubElement(ET.SubElement(element, "geometry"), "mesh", {"filename": file})
+        if kind == "visual":
+            material = ET.SubElement(element, "material", {"name": f"{shape.name}_material"})
+            ET.SubElement(material, "color", {"rgba": _words(np.clip(shape.rgba, 0, 1))})
+
+
+def _set_ends(element: ET.Element, above: str, below: str) -> None:
+    ET.SubElement(element, "parent", {"link": above})
+    ET.SubElement(element, "child", {"link": below})
+
+
+def _set_origin(element: ET.Element, place: Array, turn: Array) -> None:
+    """Roll, pitch and yaw about fixed axes, as URDF has them: R = Rz(yaw) Ry(pitch) Rx(roll)."""
+    pitch = float(np.arctan2(-turn[2, 0], np.hypot(turn[0, 0], turn[1, 0])))
+    if np.hypot(turn[0, 0], turn[1, 0]) > 1e-9:
+        roll, yaw = np.arctan2(turn[2, 1], turn[2, 2]), np.arctan2(turn[1, 0], turn[0, 0])
+    else:  # straight up or down: roll and yaw are about one axis, and roll takes all of it
+        roll, yaw = np.arctan2(-turn[1, 2], turn[1, 1]), 0.0
+    ET.SubElement(element, "origin", {"xyz": _words(place), "rpy": _words(np.array([roll, pitch, yaw], float))})
+
+
+def _words(numbers: Array) -> str:
+    return " ".join(f"{float(x):.9g}" for x in numbers)
+
+
+_NEAREST, _REPEAT = 9728, 10497
+
+
+def save_scene_gltf(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
+    """Write the shapes of a scene that are shown, where it starts, and Gaussians by KHR_gaussian_splatting."""
+    writer = _Writer()
+    names = [scene.model.body(b).name for b in range(scene.model.nbody)]
+    poses = scene_poses(scene, names, scene.start(0)[0])
+    shapes = [shape for shape in exported_shapes(scene) if shape.shown]
+    for body, name in enumerate(names):
+        writer.add_body(name, poses[body], [s for s in shapes if s.body == body], _on(gaussians, name))
+    writer.write(path)
+
+
+def _on(gaussians: Gaussians | None, name: str) -> Gaussians | None:
+    if gaussians is None or name not in gaussians.names:
+        return None
+    part = gaussians.on(name)
+    return part if len(part) else None
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._buffer = GltfBuffer()
+        self._nodes: list[dict[str, Any]] = [{**Z_UP_NODE, "children": []}]
+        self._meshes: list[dict[str, Any]] = []
+        self._materials: list[dict[str, Any]] = []
+        self._images: list[dict[str, Any]] = []
+        self._splats = False
+
+    def add_body(self, name: str, pose: Array, shapes: list[ExportedShape], splats: Gaussians | None) -> None:
+        """Add a node for a body at a pose (xyz, wxyz); nothing where it shows nothing."""
+        if not shapes and splats is None:
+            return
+        w, x, y, z = (float(q) for q in pose[3:])
+        node: dict[str, Any] = {"name": name, "translation": pose[:3].tolist(), "rotation": [x, y, z, w]}
+        if shapes:
+            self._meshes.append({"name": name, "primitives": [self._triangles(shape) for shape in shapes]})
+            node["mesh"] = len(self._meshes) - 1
+        self._nodes[0]["children"].append(len(self._nodes))
+        self._nodes.append(node)
+        if splats is not None:
+            # A node of its own, so that its name is that of the body where Gaussians alone are read.
+            self._splats = True
+            self._meshes.append({"name": name, "primitives": [gaussian_primitive(splats, self._buffer)]})
+            node["children"] = [len(self._nodes)]
+            self._nodes.append({"name": name, "mesh": len(self._meshes) - 1})
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        document: dict[str, Any] = {
+            "asset": {"version": "2.0", "generator": f"instep {__version__}"},
+            "scene": 0, "scenes": [{"nodes": [0]}], "nodes": self._nodes, "meshes": self._meshes,
+        }  # fmt: skip
+        if self._materials:
+            document["materials"] = self._materials
+        if self._images:
+            document["images"] = self._images
+            document["samplers"] = [{"magFilter": _NEAREST, "minFilter": _NEAREST, "wrapS": _REPEAT, "wrapT": _REPEAT}]
+            document["textures"] = [{"source": k, "sampler": 0} for k in range(len(self._images))]
+        if self._splats:
+            document["extensionsUsed"] = [NAME]
+        self._buffer.write(path, document)
+
+    def _triangles(self, shape: ExportedShape) -> dict[str, Any]:
+        # Every corner has a vertex of its own: normals and textures change from face to face.
+        corners = np.asarray(shape.mesh.corners.reshape(-1, 3), np.float32)
+        normals = shape.mesh.normals
+        normals = np.where(np.linalg.norm(normals, axis=1, keepdims=True) > 0, normals, [0.0, 0.0, 1.0])
+        attributes = {
+            "POSITION": self._buffer.accessor(
+                corners, min=corners.min(axis=0).tolist(), max=corners.max(axis=0).tolist()
+            ),
+            "NORMAL": self._buffer.accessor(np.repeat(normals, 3, axis=0)),
+        }
+        if shape.texels is not None and shape.texture is not None:
+            attributes["TEXCOORD_0"] = self._buffer.accessor(shape.texels.reshape(-1, 2))
+        indices = self._buffer.accessor(np.arange(len(corners)))
+        return {"attributes": attributes, "indices": indices, "material": self._material(shape)}
+
+    def _material(self, shape: ExportedShape) -> int:
+        surface: dict[str, Any] = {"metallicFactor": 0.0, "roughnessFactor": 0.9}
+        if shape.texture is not None:
+            self._images.append({"bufferView": self._buffer.view(shape.texture), "mimeType": "image/png"})
+            surface["baseColorTexture"] = {"index": len(self._images) - 1}
+        else:
+            surface["baseColorFactor"] = np.clip(shape.rgba, 0.0, 1.0).tolist()
+        found = {"name": shape.name, "pbrMetallicRoughness": surface, "doubleSided": True}
+        self._materials.append({**found, **({"alphaMode": "BLEND"} if shape.rgba[3] < 1 else {})})
+        return len(self._materials) - 1
+
+
+def save_scene_usd(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
+    """Write a scene where it starts as .usda, .usdc or .usdz; joints of a robot are not written."""
+    pxr = usd_library()
+    if path.suffix == ".usdz":
+        with tempfile.TemporaryDirectory() as folder:
+            inner = Path(folder) / f"{path.stem}.usdc"
+            _write(pxr, inner, scene, gaussians)
+            path.unlink(missing_ok=True)
+            if not pxr.UsdUtils.CreateNewUsdzPackage(pxr.Sdf.AssetPath(str(inner)), str(path)):
+                raise BadInput(f"{path.name} could not be packed; is its folder writable?")
+    else:
+        path.unlink(missing_ok=True)
+        _write(pxr, path, scene, gaussians)
+
+
+def _write(pxr: Any, path: Path, scene: Scene, gaussians: Gaussians | None) -> None:
+    try:
+        stage = pxr.Usd.Stage.CreateNew(str(path))
+    except pxr.Tf.ErrorException:
+        raise BadInput(f"{path.name} could not be created; is its folder writable?") from None
+    pxr.UsdGeom.SetStageUpAxis(stage, pxr.UsdGeom.Tokens.z)
+    pxr.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    stage.SetDefaultPrim(pxr.UsdGeom.Xform.Define(stage, "/scene").GetPrim())
+    gravity = np.asarray(scene.model.opt.gravity, float)
+    strength = float(np.linalg.norm(gravity))
+    physics = pxr.UsdPhysics.Scene.Define(stage, "/scene/physics")
+    physics.CreateGravityDirectionAttr(pxr.Gf.Vec3f(*(gravity / max(strength, 1e-9)).tolist()))
+    physics.CreateGravityMagnitudeAttr(strength)
+    names = [scene.model.body(b).name for b in range(scene.model.nbody)]
+    poses, shapes = scene_poses(scene, names, scene.start(0)[0]), exported_shapes(scene)
+    for body, name in enumerate(names):
+        place = f"/scene/{pxr.Tf.MakeValidIdentifier(name)}"
+        prim = pxr.UsdGeom.Xform.Define(stage, place)
+        prim.GetPrim().SetDisplayName(name)
+        _set_pose(pxr, prim, poses[body])
+        if name in scene.objects:
+            _add_mass(pxr, prim.GetPrim(), scene.model, body)
+        for shape in (shape for shape in shapes if shape.body == body):
+            _add_shape_2(pxr, stage, f"{place}/{pxr.Tf.MakeValidIdentifier(shape.name)}", shape)
+        if gaussians is not None and name in gaussians.names and len(part := gaussians.on(name)):
+            fill_splat(pxr, pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"{place}/gaussians"), part)
+            stage.GetPrimAtPath(f"{place}/gaussians").SetDisplayName(name)
+    stage.GetRootLayer().Save()
+
+
+def _set_pose(pxr: Any, prim: Any, pose: Array) -> None:
+    w, x, y, z = (float(q) for q in normalized(np.asarray(pose[3:], float)))
+    prim.AddTranslateOp().Set(pxr.Gf.Vec3d(*pose[:3].tolist()))
+    prim.AddOrientOp().Set(pxr.Gf.Quatf(w, x, y, z))
+
+
+def _add_mass(pxr: Any, prim: Any, model: Any, body: int) -> None:
+    """Make a body rigid, with the mass, centre and inertia that it has in the scene."""
+    pxr.UsdPhysics.RigidBodyAPI.Apply(prim)
+    mass = pxr.UsdPhysics.MassAPI.Apply(prim)
+    mass.CreateMassAttr(float(model.body_mass[body]))
+    mass.CreateCenterOfMassAttr(pxr.Gf.Vec3f(*model.body_ipos[body].tolist()))
+    mass.CreateDiagonalInertiaAttr(pxr.Gf.Vec3f(*model.body_inertia[body].tolist()))
+    mass.CreatePrincipalAxesAttr(pxr.Gf.Quatf(*model.body_iquat[body].tolist()))
+
+
+def _add_shape_2(pxr: Any, stage: Any, place: str, shape: ExportedShape) -> None:
+    mesh, triangles = pxr.UsdGeom.Mesh.Define(stage, place), shape.mesh
+    mesh.CreatePointsAttr(pxr.Vt.Vec3fArray.FromNumpy(np.ascontiguousarray(triangles.vertices, np.float32)))
+    mesh.CreateFaceVertexCountsAttr(pxr.Vt.IntArray([3] * len(triangles.faces)))
+    mesh.CreateFaceVertexIndicesAttr(pxr.Vt.IntArray(triangles.faces.ravel().tolist()))
+    mesh.CreateSubdivisionSchemeAttr("none")
+    mesh.CreateExtentAttr(pxr.Vt.Vec3fArray.FromNumpy(np.ascontiguousarray(triangles.bounds, np.float32)))
+    mesh.CreateDisplayColorAttr([pxr.Gf.Vec3f(*np.clip(shape.rgba[:3], 0, 1).tolist())])
+    if not shape.shown:
+        mesh.CreatePurposeAttr("guide")
+    if shape.collides:
+        pxr.UsdPhysics.CollisionAPI.Apply(mesh.GetPrim())
+        collision = pxr.UsdPhysics.MeshCollisionAPI.Apply(mesh.GetPrim())
+        collision.CreateApproximationAttr("convexHull")

@@ -1,0 +1,377 @@
+"""The shape of an object by a generator, registered by silhouettes and compared with what silhouettes alone give.
+
+Programs and servers that generate the shape of an object from its images, such as networks from image to 3D.
+
+A program gets a folder as its last argument: request.json and the images. It writes mesh.glb (or .obj, .ply, .stl)
+there and ends with exit code 0. A server gets the same request by POST, with the images in base64, and answers with the
+bytes of the mesh. Both answer in any scale, orientation and place. The protocol is in docs/verbs/build.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.reading import first_line, read_file
+from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.data.frames import encode_png
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.object_mask import ObjectMask
+from instep.reconstruct.stages import PartReport
+from instep.splat.image import to_bytes
+
+from .cavities import cavity_words
+from .mesh_files import closed_mesh, mesh_form, read_mesh
+from .mesh_registration import register_mesh
+from .object_shape import (
+    MAX_SIZE_M,
+    MEAN_MARGIN,
+    MIN_SIZE_M,
+    WORST_MARGIN,
+    ObjectShape,
+    hidden_by,
+    silhouette_overlap,
+    viewed_span,
+)
+from .triangle_mesh import TriangleMesh, checked_mesh, simplified
+from .visual_hull import contour_points, mask_field, residuals
+
+MIN_ALONE = 0.85
+"""Least mean overlap of a generated shape where silhouettes alone give none."""
+_FACES = 3000
+"""Faces of the mesh that is kept."""
+
+
+@array_dataclass
+class GeneratedOptions:
+    """How a shape is asked for, and what it is compared with."""
+
+    generator: ShapeGenerator
+    silhouettes: Callable[[], ObjectShape]
+    """The shape by silhouettes alone."""
+    folder: Path
+    """Where the answer is kept as it came."""
+    seed: int
+
+
+def generated_shape(
+    name: str,
+    pairs: Sequence[tuple[PosedView, ObjectMask]],
+    plane: Array,
+    options: GeneratedOptions,
+    report: PartReport,
+) -> ObjectShape:
+    """The shape of a generator where it fits the masks about as well as the one of silhouettes, else that one.
+
+    `info["generator"]` of the result says which was taken, why, and the overlaps of both.
+    """
+    masks, words = [mask for _, mask in pairs], options.generator.words
+    report(0.0, f"{name}: shape by silhouettes")
+    alone, missing = _alone(options.silhouettes)
+    begin = time.monotonic()
+    request = generator_request(name, pairs, plane, options.seed)
+    data = generated_mesh(options.generator, request, lambda s, text: report(0.1 + 0.6 * s, f"{name}: {text}"))
+    seconds = time.monotonic() - begin
+    what = f"The answer of {words!r} for {name!r}"
+    raw = read_mesh(data, what)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / f"{name}.{mesh_form(data)}").write_bytes(data)
+    solid, how = closed_mesh(raw, what)
+    placed = register_mesh(solid, masks, plane, lambda s, text: report(0.7 + 0.3 * s, f"{name}: {text}"))
+    mesh = checked_mesh(simplified(placed.mesh, _FACES), repr(name))
+    overlaps = {mask.camera.name: silhouette_overlap(mesh, mask) for mask in masks}
+    taken, because = _decided(overlaps, alone)
+    info: dict[str, Any] = {
+        "asked": words, "seconds": round(seconds, 2), "taken": taken, "because": because, "overlap": overlaps,
+        "silhouettes": missing if alone is None else {key: alone.info[key] for key in ("method", "overlap")},
+        "answer": {"form": mesh_form(data), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
+        "surface": how, "faces": len(raw.faces), "scale": placed.scale, "orientations_as_good": placed.rivals,
+        "world_from_mesh": placed.world_from_mesh.tolist(), "volume_m3": mesh.volume,
+    }  # fmt: skip
+    if not taken and alone is not None:
+        return ObjectShape(alone.mesh, {**alone.info, "generator": info})
+    if not taken or not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
+        raise BadInput(
+            f"{what} does not fit: {because}, at {mesh.diagonal:.3g} m across; and silhouettes alone give no shape "
+            f"({missing}) Check the masks and what was generated, or add views."
+        )
+    plain = {"method": "generated", "views": len(masks), "span_deg": round(viewed_span(masks), 1)}
+    found = {**plain, **_uncertainty(mesh, masks, plane), **cavity_words(mesh, plane)}
+    return ObjectShape(mesh, {**found, "overlap": overlaps, "generator": info})
+
+
+def _alone(silhouettes: Callable[[], ObjectShape]) -> tuple[ObjectShape | None, str]:
+    """The shape by silhouettes, or why there is none: few views of what is not upright give none."""
+    try:
+        return silhouettes(), ""
+    except BadInput as error:
+        return None, str(error)
+
+
+def _decided(overlaps: dict[str, float], alone: ObjectShape | None) -> tuple[bool, str]:
+    """Whether a generated shape is taken, and why."""
+    mean, worst = float(np.mean(list(overlaps.values()))), min(overlaps.values())
+    own = f"its silhouettes overlap the masks by {mean:.3f} (worst {worst:.3f})"
+    if alone is None:
+        return mean >= MIN_ALONE, f"{own}; at least {MIN_ALONE} is needed where nothing else gives a shape"
+    others = list(alone.info["overlap"].values())
+    rival, weakest = float(np.mean(others)), min(others)
+    taken = mean >= rival - MEAN_MARGIN and worst >= weakest - WORST_MARGIN
+    than = f"those of the {alone.info['method']} by {rival:.3f} (worst {weakest:.3f})"
+    return taken, f"{own}, {than}"
+
+
+def _uncertainty(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array) -> dict[str, Any]:
+    """How far its silhouettes are from the outlines; of one view, what that does not show."""
+    apart: list[float] = []
+    pixels: list[float] = []
+    for mask in masks:
+        seen = contour_points(mesh, mask.camera)
+        r, _, known = residuals(mask_field(mask), seen.pixels)
+        size = float(np.linalg.norm(mask.camera.body_from_camera[:3, 3] - mesh.centroid)) / mask.camera.focal[0]
+        pixels.append(size)
+        if known.any():
+            apart.append(size * float(np.sqrt(np.mean(r[known] ** 2))))
+    half = 0.5 * float(np.median(pixels))
+    if len(masks) == 1:
+        return hidden_by(mesh, masks[0], plane, half)
+    words = "how far silhouettes are from the masks; what no view shows is the generator's guess"
+    return {"uncertainty_m": max(half, float(np.mean(apart)) if apart else half), "uncertainty_from": words}
+
+
+PROTOCOL = "instep.generator/1"
+"""What request.json names itself; a later number is another protocol."""
+MAX_ANSWER = 512 << 20
+"""Largest mesh that is taken [bytes]."""
+ANSWERS = ("mesh.glb", "mesh.obj", "mesh.ply", "mesh.stl")
+_MARGIN = 0.1
+"""Border of the images around the object [share of its longer side]."""
+_POLL_S = 0.2
+_CHUNK = 1 << 16
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
+
+
+@frozen_dataclass
+class ShapeGenerator:
+    """Where shapes are asked for."""
+
+    words: str
+    """The program with its arguments, or the address, as given."""
+    timeout: float
+    """Longest time for one object [s]."""
+
+    @property
+    def address(self) -> str | None:
+        """The address of a server; none of a program."""
+        return self.words if self.words.startswith(("http://", "https://")) else None
+
+    @property
+    def program(self) -> list[str]:
+        """The words of a command."""
+        return shlex.split(self.words)
+
+
+@array_dataclass
+class GeneratorRequest:
+    """The images of one object."""
+
+    table: dict[str, Any]
+    """The content of request.json."""
+    images: tuple[bytes, ...]
+    """PNG of each view, in the order of the table: the crop around the object, its mask as alpha."""
+
+
+def parse_generator(words: str, timeout: float = 600.0) -> ShapeGenerator:
+    """A generator by its words, which must name a program that is there, or an address."""
+    if not 0 < timeout <= 86_400:
+        raise BadInput(f"--generator-timeout is a time in seconds, above 0 and at most a day, not {timeout:g}.")
+    found = ShapeGenerator(words.strip(), timeout)
+    if found.address is not None:
+        if not urlsplit(found.address).hostname:
+            raise BadInput(f"--generator {words!r} names no host; http://HOST:PORT/PATH was expected.")
+        return found
+    try:
+        program = found.program
+    except ValueError as error:
+        raise BadInput(f"--generator {words!r} is no command ({first_line(error)}); close its quotes.") from None
+    if not program or shutil.which(program[0]) is None:
+        name = program[0] if program else ""
+        raise BadInput(
+            f"There is no program {name!r} for --generator; a program with its arguments, or http://HOST:PORT/PATH, "
+            "was expected."
+        )
+    return found
+
+
+def generator_request(
+    name: str, pairs: Sequence[tuple[PosedView, ObjectMask]], plane: Array, seed: int
+) -> GeneratorRequest:
+    """What a generator is told of an object: the view that shows most of it first."""
+    ranked = sorted(pairs, key=lambda pair: (pair[1].cut, -int(pair[1].inside.sum())))
+    views, images = list[dict[str, Any]](), list[bytes]()
+    for k, (view, mask) in enumerate(ranked):
+        left, top, right, bottom = mask.region
+        left, top, right, bottom = mask.padded_region(max(2, round(_MARGIN * max(right - left, bottom - top))))
+        alpha = np.where(mask.known, mask.alpha, 0.0)[..., None]
+        pixels = np.concatenate([view.image, alpha], axis=-1)[top:bottom, left:right]
+        camera = view.camera
+        views.append(
+            {
+                "image": f"{k:03d}.png",
+                "camera": camera.name,
+                "crop": [left, top, right, bottom],
+                "width": right - left,
+                "height": bottom - top,
+                "focal": list(map(float, camera.focal)),
+                "centre": [float(camera.centre[0] - left), float(camera.centre[1] - top)],
+                "distortion": list(map(float, camera.distortion)),
+                "world_from_camera": camera.body_from_camera.tolist(),
+            }
+        )
+        images.append(encode_png(to_bytes(pixels)))
+    table = {"protocol": PROTOCOL, "object": name, "seed": seed, "table": list(map(float, plane)), "views": views}
+    return GeneratorRequest(table, tuple(images))
+
+
+def generated_mesh(generator: ShapeGenerator, request: GeneratorRequest, report: PartReport) -> bytes:
+    """The bytes of the mesh that a generator answers with; refused in one sentence where it gives none in time."""
+    begin = time.monotonic()
+
+    def waiting() -> float:
+        """The time that is left [s]; reported."""
+        spent = time.monotonic() - begin
+        report(spent / generator.timeout, f"generator: {spent:.0f} s, at most {generator.timeout - spent:.0f} s more")
+        return generator.timeout - spent
+
+    return _by_server(generator, request, waiting) if generator.address else _by_program(generator, request, waiting)
+
+
+def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: Callable[[], float]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="instep-generator-") as place, tempfile.TemporaryFile() as log:
+        folder = Path(place)
+        for view, image in zip(request.table["views"], request.images, strict=True):
+            (folder / view["image"]).write_bytes(image)
+        (folder / "request.json").write_text(json.dumps(request.table, indent=1) + "\n", encoding="utf-8")
+        try:
+            child = subprocess.Popen(  # noqa: S603 (the user names the program; no shell is between)
+                [*generator.program, place], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        except OSError as error:
+            raise BadInput(f"The generator {generator.words!r} cannot be started ({first_line(error)}).") from None
+        try:
+            while child.poll() is None:
+                left = waiting()
+                if left <= 0:
+                    raise BadInput(_late(generator))
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(min(_POLL_S, left))
+        finally:
+            _end(child)
+        if child.returncode:
+            how = f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
+            raise BadInput(f"The generator {generator.words!r} ended with {how}{last_line(log)}.")
+        answers = [folder / name for name in ANSWERS if (folder / name).exists()]
+        if len(answers) != 1:
+            what = "no mesh" if not answers else f"{len(answers)} meshes"
+            raise BadInput(
+                f"The generator {generator.words!r} wrote {what}{last_line(log)}; one of {', '.join(ANSWERS)} was "
+                "expected in the folder that is its last argument."
+            )
+        return read_file(answers[0], MAX_ANSWER)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a program that still runs, with the processes that it started."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def last_line(log: IO[bytes]) -> str:
+    """The last line that a program printed, in brackets."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+    lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return f" ({lines[-1][:200]})" if lines else ""
+
+
+def _late(generator: ShapeGenerator) -> str:
+    return (
+        f"The generator {generator.words!r} gave no mesh within {generator.timeout:g} s; give it longer by "
+        "--generator-timeout, or look at whether it hangs."
+    )
+
+
+def _by_server(generator: ShapeGenerator, request: GeneratorRequest, waiting: Callable[[], float]) -> bytes:
+    """Ask in a thread of its own, so that time goes on being reported while the server computes."""
+    done: list[bytes | BadInput] = []
+    deadline = time.monotonic() + generator.timeout
+
+    def ask() -> None:
+        try:
+            done.append(_answer(generator, request, deadline))
+        except BadInput as error:
+            done.append(error)
+
+    thread = threading.Thread(target=ask, name="instep-generator", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        if waiting() <= 0 and not done:
+            raise BadInput(_late(generator))
+        thread.join(_POLL_S)
+    if isinstance(done[0], BadInput):
+        raise done[0]
+    return done[0]
+
+
+def _answer(generator: ShapeGenerator, request: GeneratorRequest, deadline: float) -> bytes:
+    views = [
+        {**view, "png": base64.b64encode(image).decode()}
+        for view, image in zip(request.table["views"], request.images, strict=True)
+    ]
+    address = str(generator.address)
+    asked = urllib.request.Request(  # noqa: S310 (http and https alone, see `address`)
+        address, json.dumps({**request.table, "views": views}).encode(), {"Content-Type": "application/json"}
+    )
+    near = urlsplit(address).hostname in _LOCAL
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if near else []))
+    out = bytearray()
+    try:
+        with opener.open(asked, timeout=generator.timeout) as answer:
+            while chunk := answer.read(_CHUNK):
+                out += chunk
+                if len(out) > MAX_ANSWER:
+                    raise BadInput(
+                        f"The generator at {address} answers with more than {MAX_ANSWER >> 20} MiB; a mesh of at most "
+                        "that size was expected."
+                    )
+                if time.monotonic() > deadline:
+                    raise BadInput(_late(generator))
+    except TimeoutError:
+        raise BadInput(_late(generator)) from None
+    except urllib.error.HTTPError as error:
+        words = first_line(ValueError(error.read(400).decode("utf-8", "replace") or error.reason))
+        raise BadInput(f"The generator at {address} answered with status {error.code} ({words}).") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise BadInput(f"The generator at {address} cannot be asked ({first_line(error)}).") from None
+    return bytes(out)

@@ -1,0 +1,427 @@
+"""The shape of an object: a visual hull, carved by stereo, where views surround it, else an extruded outline.
+
+Carving a visual hull by depth that stereo found: cavities and hollows that no silhouette shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, array_dataclass
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.object_mask import ObjectMask, overlap
+from instep.reconstruct.stages import PartReport
+from instep.scene.camera import Camera
+from instep.splat.fitting import pixel_rays
+
+from .cavities import cavity_words, complete_cavity
+from .outline_fit import Outline, fit_regular, seen_object
+from .outlines import Extrusion, coarse_extrusion, outline_of
+from .stereo import SurfaceDepth, sampled_at, surface_depths
+from .triangle_mesh import Grid, TriangleMesh, checked_mesh, isosurface, separated, simplified
+from .visual_hull import (
+    HULL_PITCH,
+    coverage,
+    depth_image,
+    height_above,
+    hull_field,
+    in_camera,
+    without_ghosts,
+    without_specks,
+)
+
+ShapeKind = Literal["auto", "carved", "hull", "extrusion"]
+MIN_HULL_VIEWS = 8
+"""Fewest views of a visual hull that is taken as the shape."""
+MIN_HULL_SPAN_DEG = 200.0
+"""Least range of directions around the object that the views of a hull must cover [deg]."""
+MIN_GIVEN_HULL_VIEWS = 4
+"""Fewest views of a visual hull that was asked for."""
+MIN_BASELINE_DEG = 10.0
+"""Least angle between two views of an object [deg]."""
+MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
+"""Overlap with the masks by which another shape may be worse than the one of silhouettes alone, in the mean and in the
+worst view."""
+_TIGHT_SHARE = 0.8
+"""Diagonal of a hull, as a share of that of its grid, below which it is computed again on a finer grid, then on
+one around it alone."""
+_FINEST_SHARE = 1 / 3
+"""Pitch of that finer grid as a share of the usual one, at least."""
+MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
+"""Sizes of objects that are built [m]."""
+MIN_MASK_OVERLAP = 0.4
+"""Least overlap of the silhouette of a shape and each of its masks."""
+_FACES = 3000
+"""Faces of the mesh that is kept."""
+_OVERLAP_MARGIN = 0.01
+"""Overlap by which a fitted outline may be worse than the one it began from: fits weigh gross errors down."""
+
+
+@array_dataclass
+class ObjectShape:
+    """The mesh of an object and how it was found."""
+
+    mesh: TriangleMesh
+    """In the frame of the world."""
+    info: Mapping[str, Any]
+    """Method, reasons, uncertainty and the overlap of silhouettes by view."""
+
+
+def object_shape(
+    name: str,
+    masks: Sequence[ObjectMask],
+    plane: Array,
+    kind: ShapeKind = "auto",
+    height: float | None = None,
+    views: Sequence[PosedView] = (),
+    report: PartReport | None = None,
+) -> ObjectShape:
+    """The shape of an object above a table from its masks in several views, and from the images where they are given.
+
+    A visual hull is carved by the depth that stereo finds in the images, unless `kind` is "hull".
+    """
+    span = viewed_span(masks)
+    if len(masks) < 2:
+        check_single(repr(name), len(masks), height=height, generated=False)
+    else:
+        _check_baseline(name, masks)
+    if kind in ("hull", "carved") and len(masks) < MIN_GIVEN_HULL_VIEWS:
+        raise BadInput(
+            f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
+            f"{MIN_GIVEN_HULL_VIEWS} or more from all around, or use --shape extrusion."
+        )
+    info: dict[str, Any] = {"method": "extrusion", "views": len(masks), "span_deg": round(span, 1)}
+    if is_hull(masks, kind, height):
+        mesh, how = _hull(masks, plane, views if kind != "hull" else (), report)
+        info |= how
+        info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
+    else:
+        start = coarse_extrusion(masks, plane, height=height)
+        found, compared = _fitted(masks, plane, start, fixed_height=height is not None)
+        mesh = without_specks(found.mesh())
+        size = _pixel_size(mesh, masks) * 0.5
+        info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
+        info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
+        info |= compared
+        if len(masks) == 1:
+            info |= hidden_by(mesh, masks[0], plane, size)
+    mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
+    info |= cavity_words(mesh, plane)
+    info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
+    _check_result(name, mesh, info["overlap"])
+    return ObjectShape(mesh, info)
+
+
+def check_single(what: str, count: int, *, height: float | None, generated: bool) -> None:
+    """Refuse to build from one view alone where neither a height nor a generator says what it does not show."""
+    if count == 0 or (height is None and not generated):
+        seen = "no view" if count == 0 else "one view only"
+        raise BadInput(
+            f"There is {seen} of {what}, and one does not say how high or how far away it is; add views from other "
+            "directions, give its height by --height METRES, or a program that generates shapes by --generator."
+        )
+
+
+def hidden_by(mesh: TriangleMesh, mask: ObjectMask, plane: Array, pixel: float) -> dict[str, Any]:
+    """What the only view of an object does not show: how much of the table is behind it, as its uncertainty [m]."""
+    up = plane[:3] / np.linalg.norm(plane[:3]) * np.sign(plane[2])
+    towards = mask.camera.body_from_camera[:3, 3] - mesh.centroid
+    rise = float(towards @ up) / float(np.linalg.norm(towards))
+    hidden = float(np.ptp(mesh.vertices @ up) * np.sqrt(max(1 - rise**2, 0.0)) / max(rise, 0.05))
+    words = "one view: the length of the table that the object hides, where nothing shows how deep it is"
+    return {"uncertainty_m": max(pixel, hidden), "uncertainty_from": words}
+
+
+def _hull(
+    masks: Sequence[ObjectMask], plane: Array, views: Sequence[PosedView], report: PartReport | None
+) -> tuple[TriangleMesh, dict[str, Any]]:
+    """The visual hull of masks, carved where images are given."""
+    field, grid, hull = _whole_hull(masks, plane)
+    if not views:
+        return hull, {"method": "hull"}
+    found = carve_hull(Hull(field, grid, hull), views, masks, plane, report)
+    if "refused" in found.info:
+        return hull, {"method": "hull", "carving": found.info}
+    before, after = ([silhouette_overlap(mesh, mask) for mask in masks] for mesh in (hull, found.mesh))
+    if np.mean(after) < np.mean(before) - MEAN_MARGIN or min(after) < min(before) - WORST_MARGIN:
+        because = f"silhouettes would fall from {np.mean(before):.3f} to {np.mean(after):.3f}"
+        return hull, {"method": "hull", "carving": {**found.info, "refused": because}}
+    return found.mesh, {"method": "carved", "carving": found.info}
+
+
+def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid, TriangleMesh]:
+    """The visual hull as a field, its grid and its surface, on a grid as fine as the object needs.
+
+    What floats beside the object widens the grid of a first hull. On one that is too coarse thin parts are lost, and
+    what floats seems to be needed in their place.
+    """
+    field, grid = hull_field(masks, plane)
+    mesh = without_specks(isosurface(field, grid))
+    share = separated(mesh)[0].diagonal / grid.diagonal
+    if share < _TIGHT_SHARE:
+        field, grid = hull_field(masks, plane, HULL_PITCH * max(share, _FINEST_SHARE))
+        mesh = without_specks(isosurface(field, grid))
+    hull = without_ghosts(mesh, masks, grid.pitch)
+    if hull.diagonal < _TIGHT_SHARE * grid.diagonal:
+        field, grid = hull_field(masks, plane, bounds=hull.bounds + 2 * grid.pitch * np.array([[-1], [1]]))
+        hull = without_ghosts(without_specks(isosurface(field, grid)), masks, grid.pitch)
+    return field, grid, hull
+
+
+def is_hull(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
+    """Whether the shape of an object is a visual hull, not an upright outline."""
+    if kind != "auto":
+        return kind in ("hull", "carved")
+    return len(masks) >= MIN_HULL_VIEWS and viewed_span(masks) >= MIN_HULL_SPAN_DEG and height is None
+
+
+def silhouette_overlap(mesh: TriangleMesh, mask: ObjectMask) -> float:
+    """Intersection over union of the silhouette of a mesh and a mask, over the known pixels."""
+    return overlap(coverage(mesh, mask.camera), mask.alpha, mask.known)
+
+
+def viewed_span(masks: Sequence[ObjectMask]) -> float:
+    """The range of compass directions that views look from [deg]: 360 less the largest gap between two of them."""
+    positions = np.array([mask.camera.body_from_camera[:3, 3] for mask in masks])
+    ahead = np.array([mask.camera.body_from_camera[:3, 2] for mask in masks])
+    middle = (positions + ahead * np.median(np.linalg.norm(positions - positions.mean(axis=0), axis=1))).mean(axis=0)
+    angle = np.sort(np.degrees(np.arctan2(*(positions - middle)[:, 1::-1].T)))
+    gaps = np.diff(np.append(angle, angle[0] + 360))
+    return float(360 - gaps.max()) if len(masks) > 1 else 0.0
+
+
+def _fitted(
+    masks: Sequence[ObjectMask], plane: Array, start: Extrusion, *, fixed_height: bool
+) -> tuple[Outline, dict[str, Any]]:
+    """The outline and the height that fit the masks; those of the start where its silhouettes overlap them better by
+    more than rounding."""
+    cameras, first = [mask.camera for mask in masks], outline_of(start)
+    one = seen_object(masks, range(len(masks)), plane, first)
+    fitted, info = fit_regular(one, cameras, fixed_height=fixed_height)
+
+    def agreement(outline: Outline) -> float:
+        mesh = outline.mesh()
+        return float(np.mean([silhouette_overlap(mesh, mask) for mask in masks])) if mesh.volume > 0 else 0.0
+
+    if agreement(fitted.outline) >= agreement(first) - _OVERLAP_MARGIN:
+        return fitted.outline, info
+    return first, {"outline": "as searched: its silhouettes overlap the masks better than fitted ones"}
+
+
+def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
+    """Refuse views that all look at an object from about one direction."""
+    rays: list[Array] = []
+    for mask in masks:
+        left, top, right, bottom = mask.region
+        ray = pixel_rays(mask.camera, np.array([(left + right) / 2, (top + bottom) / 2]))
+        rays.append(ray / np.linalg.norm(ray))
+    directions = np.array(rays)
+    widest = float(np.degrees(np.arccos(np.clip(directions @ directions.T, -1.0, 1.0)).max()))
+    if widest < MIN_BASELINE_DEG:
+        raise BadInput(
+            f"All {len(masks)} views of {name!r} look at it from within {widest:.1f} deg, which does not say how far "
+            f"away or how high it is; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart."
+        )
+
+
+def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) -> None:
+    """Refuse a shape that is of no size to handle, or that some masks do not show at all."""
+    if not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
+        raise BadInput(
+            f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected, and these may be in "
+            "another unit."
+        )
+    apart = [camera for camera, value in overlaps.items() if value < MIN_MASK_OVERLAP]
+    if apart:
+        raise BadInput(
+            f"The masks of {name!r} do not show one object: what the others agree on overlaps the mask of "
+            f"{apart[0]!r} by {overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
+        )
+
+
+def _pixel_size(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> float:
+    """The median size of a pixel at the object [m]."""
+    centre = mesh.centroid
+    depths = [np.linalg.norm(mask.camera.body_from_camera[:3, 3] - centre) / mask.camera.focal[0] for mask in masks]
+    return float(np.median(depths))
+
+
+BAND_SHARE = 0.018
+"""Distance from a surface up to which it says where that is, as a share of the diagonal of the grid."""
+MIN_WITNESSES = 2
+"""Views whose depth must say something of a point."""
+MIN_DEPTH_SHARE = 0.1
+"""Share of the pixels of an object whose depth must be found."""
+AGAIN_SHARE = 0.15
+"""Share of the hull that is removed from which on it is taken for hollow: thin parts that are left in it go, and depths
+are searched again inside what is left."""
+_SLIVER_SHARE = 0.03
+"""Half the thickness up to which a part is thin, as a share of the diagonal of the grid."""
+_CHUNK = 200_000
+"""Points of the grid that are looked at together."""
+_SMOOTHING = 0.6
+"""Width of the smoothing of what was carved [cells]."""
+_RESTORE_ROUNDS = 3
+"""How often what silhouettes need is put back."""
+_LOW = 2.0
+"""Height above the table, in bands, below which nothing is put back: shadows are taken for the object there."""
+
+
+@array_dataclass
+class Hull:
+    """A visual hull."""
+
+    field: Array
+    """How far inside points of the grid are [x, y, z] [m]."""
+    grid: Grid
+    mesh: TriangleMesh
+
+
+@array_dataclass
+class CarvedHull:
+    """What is left of a hull, and how that was found."""
+
+    mesh: TriangleMesh
+    info: Mapping[str, Any]
+    """Share of the object's pixels whose depth was found, and of the hull's volume that was removed; or `refused`."""
+
+
+def carve_hull(
+    hull: Hull, views: Sequence[PosedView], masks: Sequence[ObjectMask], plane: Array, report: PartReport | None = None
+) -> CarvedHull:
+    """Remove what is in front of the surface that stereo finds; the hull itself where it finds too little."""
+    first: PartReport | None = None if report is None else lambda share, words: report(0.5 * share, words)
+    depths = surface_depths(views, masks, hull.mesh, first)
+    pixels = sum(one.pixels for one in depths)
+    share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
+    info: dict[str, Any] = {"views": len(depths), "depth_share": round(share, 3)}
+    if share < MIN_DEPTH_SHARE:
+        because = "views are too far apart, or the surface shows too little, for stereo"
+        return CarvedHull(hull.mesh, info | {"refused": because})
+    left = carved_field(hull.field, hull.grid, depths, masks, plane)
+    mesh = _surface(left, hull.grid, masks)
+    if mesh.volume < (1 - AGAIN_SHARE) * hull.mesh.volume:  # what is left bounds the search more tightly
+        second: PartReport | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
+        left = carved_field(hull.field, hull.grid, surface_depths(views, masks, mesh, second), masks, plane)
+        mesh = _surface(left, hull.grid, masks)
+    cavity = complete_cavity(left, hull.grid, views, masks, plane)
+    if cavity is not None:
+        info["cavity"] = cavity.info
+        mesh = mesh if cavity.walls is None else _surface(cavity.carved(left, hull.grid), hull.grid, masks)
+    return CarvedHull(mesh, info | {"carved_share": round(1 - mesh.volume / hull.mesh.volume, 3)})
+
+
+def _surface(left: Array, grid: Grid, masks: Sequence[ObjectMask]) -> TriangleMesh:
+    return without_ghosts(without_specks(isosurface(left, grid)), masks, grid.pitch)
+
+
+def carved_field(
+    field: Array, grid: Grid, depths: Sequence[SurfaceDepth], masks: Sequence[ObjectMask], plane: Array
+) -> Array:
+    """The field of a hull without what is in front of the surface that views see; silhouettes keep their support."""
+    from scipy.ndimage import binary_dilation, gaussian_filter
+
+    band = BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
+    chosen = np.nonzero((field > -2 * grid.pitch).ravel())[0]
+    flat, places = field.ravel().copy(), grid.points().reshape(-1, 3)
+    seen = np.zeros(len(flat), bool)
+    for begin in range(0, len(chosen), _CHUNK):
+        some = chosen[begin : begin + _CHUNK]
+        found, seen[some] = _evidence(places[some], depths, band)
+        flat[some] = np.where(np.isfinite(found), np.minimum(flat[some], found), flat[some])
+    out = flat.reshape(field.shape)
+    if ((field > 0) & (out <= 0)).sum() > AGAIN_SHARE * (field > 0).sum():
+        out = without_slivers(out, field, seen.reshape(field.shape), grid)
+    near = binary_dilation((field > 0) & (out <= 0), iterations=2)
+    smooth = gaussian_filter(np.clip(out, -band, band), _SMOOTHING)
+    return _restored(np.where(near, np.minimum(smooth, field), out), field, grid, depths, masks, plane, band)
+
+
+def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
+    """The field without thin parts that carving left between the rays of the views, where none has a surface."""
+    from scipy.ndimage import distance_transform_edt
+
+    radius, solid = _SLIVER_SHARE * float(np.linalg.norm(grid.shape)), out > 0
+    core = np.asarray(distance_transform_edt(np.pad(solid, 1)), float)[1:-1, 1:-1, 1:-1] > radius
+    opened = np.asarray(distance_transform_edt(~core), float) <= radius
+    carved = (hull > 0) & ~solid
+    beside = np.asarray(distance_transform_edt(~carved), float) <= radius if carved.any() else carved
+    return np.where(solid & ~opened & ~seen & beside, -0.5 * grid.pitch, out)
+
+
+def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tuple[Array, Array]:
+    """How far inside the seen surface points are, by the median of the views that see it at them or behind them [m];
+    and which points some view has a surface at."""
+    inside = np.full((len(depths), len(points)), np.inf, np.float32)
+    for k, one in enumerate(depths):
+        local = in_camera(one.camera, points)
+        behind = local[:, 2] - sampled_at(one.depth, one.camera, local)
+        inside[k] = np.where(behind < band, np.maximum(behind, -band), np.inf)
+    at = np.asarray((np.abs(inside) < band).any(axis=0), bool)
+    inside.sort(axis=0)
+    count = np.isfinite(inside).sum(axis=0)
+    low = np.take_along_axis(inside, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]
+    high = np.take_along_axis(inside, np.minimum(count // 2, len(depths) - 1)[None], axis=0)[0]
+    with np.errstate(invalid="ignore"):
+        return np.where(count >= MIN_WITNESSES, (low + high) / 2, np.nan), at
+
+
+def _restored(
+    out: Array,
+    hull: Array,
+    grid: Grid,
+    depths: Sequence[SurfaceDepth],
+    masks: Sequence[ObjectMask],
+    plane: Array,
+    band: float,
+) -> Array:
+    """The field with parts of the hull put back where the object is in a mask and nothing is left that it could show.
+
+    Pixels whose depth is that of the table show the table, whatever the mask says.
+    """
+    from scipy.ndimage import binary_dilation, binary_erosion
+
+    found, out = {one.camera.name: one for one in depths}, out.copy()
+    for _ in range(_RESTORE_ROUNDS):
+        mesh, put = isosurface(out, grid), np.zeros(out.shape, bool)
+        for mask in masks:
+            missing = binary_erosion(mask.inside) & ~depth_image(mesh, mask.camera).mask
+            rays = _rays_off_table(mask.camera, missing, found.get(mask.camera.name), plane, band)
+            cells = _best_cells(mask.camera.body_from_camera[:3, 3], rays, out, hull, grid)
+            cells = cells[height_above(grid.origin + grid.pitch * cells, plane) > _LOW * band]
+            put[cells[:, 0], cells[:, 1], cells[:, 2]] = True
+        if not put.any():
+            break
+        out = np.where(binary_dilation(put), np.minimum(hull, np.maximum(out, 0.5 * grid.pitch)), out)
+    return out
+
+
+def _rays_off_table(camera: Camera, pixels: Array, found: SurfaceDepth | None, plane: Array, band: float) -> Array:
+    """Unit rays of the chosen pixels [n, 3], without those that are known to show the table."""
+    rows, columns = np.nonzero(pixels)
+    rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=1)).reshape(-1, 3)
+    rays = rays / np.linalg.norm(rays, axis=1, keepdims=True)
+    if found is None or not len(rays):
+        return rays
+    forward = rays @ camera.body_from_camera[:3, :3]
+    depth = sampled_at(found.depth, found.camera, forward)
+    seen = camera.body_from_camera[:3, 3] + rays * (depth / forward[:, 2])[:, None]
+    return rays[~(np.abs(height_above(seen, plane)) < band)]
+
+
+def _best_cells(origin: Array, rays: Array, out: Array, hull: Array, grid: Grid) -> Array:
+    """On each ray the point of the hull that was removed least surely [n, 3], as indices."""
+    from scipy.ndimage import map_coordinates
+
+    middle, reach = grid.origin + grid.pitch * (np.array(grid.shape) - 1) / 2, grid.pitch * np.linalg.norm(grid.shape)
+    along = float(np.linalg.norm(middle - origin)) + np.arange(-reach / 2, reach / 2, grid.pitch)
+    cells = (origin + rays[:, None] * along[:, None] - grid.origin) / grid.pitch
+    sides = np.moveaxis(cells, -1, 0)
+    could = map_coordinates(hull, sides, order=1, cval=-1.0) > 0
+    kept = np.where(could, map_coordinates(out, sides, order=1, cval=-1.0), -np.inf)
+    best = cells[np.arange(len(rays)), kept.argmax(axis=1)][could.any(axis=1)]
+    return np.clip(np.round(best).astype(int), 0, np.array(grid.shape) - 1)

@@ -1,0 +1,402 @@
+"""Extruded shapes from few views: one outline on the table and one height that explain the masks of all views.
+
+Two or three views from above leave a visual hull with twice the volume of a flat block. Where the object may be taken
+as an outline that rises upright from the table, the outline at a height h is what all slices of the hull up to h have
+in common, and the silhouettes of the extruded outline say which h, and which even offset of the outline, fit best.
+
+An upright prism by the corners of its outline and its height, as parameters of a fit.
+
+Upright prisms: the polygons of an outline, simplified, triangulated and raised from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, array_dataclass
+from instep.reconstruct.masks.object_mask import ObjectMask, overlap
+from instep.splat.fitting import pixel_rays
+
+from .triangle_mesh import Grid, TriangleMesh, joined
+from .visual_hull import HullViews, hull_bounds, hull_views
+
+_SLICES = 9
+"""Slices of the hull up to the height."""
+_HEIGHTS = 14
+"""Heights that are tried first."""
+_EDGE_SOFTNESS_PX = 1.0
+_MIN_SLOPE = 0.08
+"""Least slope towards the table of all rays of a single view [share of their length]."""
+_MIN_AGREEMENT = 0.6
+"""Least mean overlap of the silhouettes of an extruded shape that is not refused."""
+
+
+@array_dataclass
+class Extrusion:
+    """An outline on the table with a height."""
+
+    table_from_world: Array
+    """4 x 4; z is the height above the table."""
+    outline: Array
+    """Signed distance inside the outline [x, y] [m]."""
+    grid: Grid
+    """Where the outline's values are, in the table's frame; its z is not used."""
+    height: float
+    """[m]"""
+    height_sigma: float
+    """Standard deviation of the height [m], from the curvature of the agreement."""
+    agreement: float
+    """Mean overlap of its silhouettes with the masks."""
+
+
+def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | None = None) -> Extrusion:
+    """The extruded outline with the best overlaps over a search of heights and offsets, for a fit to start from.
+
+    `height` [m] is kept where it is given; a single mask needs it.
+    """
+    table_from_world = table_frame(plane)
+    if len(masks) == 1 and height is not None:
+        begin, end = _bounds_of_one(masks[0], table_from_world, height)
+        masks = (masks[0], masks[0])  # a hull asks for two views of a point, and there are no others
+    else:
+        low, high = hull_bounds(masks, plane)
+        corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
+        local = corners @ table_from_world[:3, :3].T + table_from_world[:3, 3]
+        begin, end = local.min(axis=0), local.max(axis=0)
+    pitch = float(np.linalg.norm(end[:2] - begin[:2])) / 120
+    counts = np.ceil((end[:2] - begin[:2]) / pitch).astype(int) + 5
+    grid = Grid(np.r_[begin[:2] - 2 * pitch, 0.0], pitch, (int(counts[0]), int(counts[1]), 1))
+    search = _Search(masks, hull_views(masks), table_from_world, grid)
+    tried = np.geomspace(0.02, 1.0, _HEIGHTS) * max(end[2], 4 * pitch) if height is None else np.array([height])
+    best = max((search.at(float(h)) for h in tried), key=lambda found: found[0])
+    if height is None:
+        step = best[2] * 0.16
+        for _ in range(5):
+            best = max((best, search.at(best[2] - step), search.at(best[2] + step)), key=lambda found: found[0])
+            step /= 2
+    agreement, offset, found = best
+    if agreement < _MIN_AGREEMENT:
+        raise BadInput(
+            f"No upright outline explains the masks (best overlap {agreement:.2f}); take more views all around and use "
+            "--shape hull."
+        )
+    sigma = 0.0 if height is not None else search.height_sigma(found, agreement)
+    return Extrusion(table_from_world, search.outline(found) + offset, grid, found, sigma, agreement)
+
+
+def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> tuple[Array, Array]:
+    """A box on the table around whatever up to a height may be seen as a mask: lowest and highest corner [3] [m]."""
+    left, top, right, bottom = mask.padded_region(1)
+    pixels = np.array([[x, y] for x in np.linspace(left, right, 5) for y in np.linspace(top, bottom, 5)])
+    rays = pixel_rays(mask.camera, pixels) @ table_from_world[:3, :3].T
+    eye = table_from_world[:3, :3] @ mask.camera.body_from_camera[:3, 3] + table_from_world[:3, 3]
+    if (rays[:, 2] > -_MIN_SLOPE * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
+        raise BadInput(
+            f"The view of camera {mask.camera.name!r} looks along the table or lies below {height:g} m, so it alone "
+            "does not show where the object stands; take it from farther above, or add views."
+        )
+    found = [eye[:2] + ((z - eye[2]) / rays[:, 2:]) * rays[:, :2] for z in (0.0, height)]
+    points = np.concatenate(found)
+    return np.r_[points.min(axis=0), 0.0], np.r_[points.max(axis=0), height]
+
+
+@array_dataclass
+class _Search:
+    masks: Sequence[ObjectMask]
+    views: HullViews
+    table_from_world: Array
+    grid: Grid
+
+    def outline(self, height: float) -> Array:
+        """What all slices of the hull from the table up to a height have in common [x, y] [m]."""
+        world_from_table = np.linalg.inv(self.table_from_world)
+        base = self.grid.points()[:, :, 0]
+        out = np.full(base.shape[:2], np.inf)
+        for z in np.linspace(0.0, height, _SLICES):
+            points = np.concatenate([base[..., :2], np.full((*base.shape[:2], 1), z)], axis=-1)
+            out = np.minimum(out, self.views.field(points @ world_from_table[:3, :3].T + world_from_table[:3, 3]))
+        return out
+
+    def at(self, height: float) -> tuple[float, float, float]:
+        """The best mean overlap at a height, over even offsets of the outline; the offset [m]; the height."""
+        outline = self.outline(height)
+        if not (outline > 0).any():
+            return (0.0, 0.0, height)
+        seen = [self._largest(mask, outline, height) for mask in self.masks]
+        offsets = self.grid.pitch * np.linspace(-1.5, 3.0, 10)
+        scores = [float(np.mean([self._overlap(one, offset) for one in seen])) for offset in offsets]
+        k = int(np.argmax(scores))
+        return (scores[k], float(offsets[k]), height)
+
+    def height_sigma(self, height: float, agreement: float) -> float:
+        """The change of height at which the overlap falls by what the number of edge pixels lets one notice."""
+        pixels = sum(float(mask.inside.sum()) for mask in self.masks)
+        step = 0.1 * height
+        fall = agreement - 0.5 * (self.at(height - step)[0] + self.at(height + step)[0])
+        noise = 0.25 / np.sqrt(max(pixels, 1.0))
+        return float(step * np.sqrt(noise / max(fall, 1e-6)))
+
+    def _largest(self, mask: ObjectMask, outline: Array, height: float) -> tuple[ObjectMask, Array, Array, Array]:
+        """For the pixels around a mask, the largest value of the outline along their rays, in pixels per metre too."""
+        from scipy.ndimage import map_coordinates
+
+        left, top, right, bottom = mask.padded_region(12)
+        columns, rows = np.meshgrid(np.arange(left, right), np.arange(top, bottom))
+        rays = pixel_rays(mask.camera, np.stack([columns + 0.5, rows + 0.5], axis=-1)) @ self.table_from_world[:3, :3].T
+        eye = self.table_from_world[:3, :3] @ mask.camera.body_from_camera[:3, 3] + self.table_from_world[:3, 3]
+        found = np.full(columns.shape, -1.0)
+        for z in np.linspace(0.0, height, _SLICES + 4):
+            points = eye[:2] + ((z - eye[2]) / np.minimum(rays[..., 2], -1e-6))[..., None] * rays[..., :2]
+            at = (points - self.grid.origin[:2]) / self.grid.pitch
+            found = np.maximum(found, map_coordinates(outline, [at[..., 0], at[..., 1]], order=1, cval=-1.0))
+        depth = np.linalg.norm(mask.camera.body_from_camera[:3, 3] - _world_centre(self))
+        return mask, found, np.array([left, top, right, bottom]), np.array(mask.camera.focal[0] / depth)
+
+    def _overlap(self, seen: tuple[ObjectMask, Array, Array, Array], offset: float) -> float:
+        mask, values, (left, top, right, bottom), per_metre = seen
+        alpha = np.clip(0.5 + (values + offset) * per_metre / _EDGE_SOFTNESS_PX, 0.0, 1.0)
+        cut = np.s_[top:bottom, left:right]
+        return overlap(alpha, mask.alpha[cut], mask.known[cut])
+
+
+def _world_centre(search: _Search) -> Array:
+    middle = search.grid.origin + 0.5 * search.grid.pitch * np.array(search.grid.shape)
+    world_from_table = np.linalg.inv(search.table_from_world)
+    return world_from_table[:3, :3] @ middle + world_from_table[:3, 3]
+
+
+def table_frame(plane: Array) -> Array:
+    """table_from_world: the table's plane is z = 0, its normal is z, and the axes are otherwise near the world's."""
+    normal = plane[:3] / np.linalg.norm(plane[:3])
+    sign = 1.0 if normal[2] > 0 else -1.0
+    z = sign * normal
+    x = np.cross([0.0, 1.0, 0.0], z)
+    x /= np.linalg.norm(x)
+    out = np.eye(4)
+    out[:3, :3] = np.stack([x, np.cross(z, x), z])
+    out[2, 3] = sign * plane[3] / np.linalg.norm(plane[:3])
+    return out
+
+
+_CORNER_CELLS = 0.8
+"""Corners of an outline nearer than this to the line between others are left out [cells of its grid]."""
+
+
+@array_dataclass
+class PrismOutline:
+    """Polygons on a table that rise upright to one height. Its parameters are x and y of all corners and the height."""
+
+    table_from_world: Array
+    """4 x 4; z is the height above the table."""
+    pieces: Sequence[Sequence[Array]]
+    """Of each separate polygon its outer ring, anticlockwise, and its holes, clockwise; each [corners, 2] [m]."""
+    height: float
+    """[m]"""
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters there are."""
+        return 2 * sum(len(ring) for rings in self.pieces for ring in rings) + 1
+
+    @property
+    def prism(self) -> PrismOutline:
+        """Itself: an outline by its corners."""
+        return self
+
+    def mesh(self) -> TriangleMesh:
+        """The prism in the frame of the world."""
+        local = joined([raised(rings, self.height) for rings in self.pieces])
+        return local.moved(np.linalg.inv(self.table_from_world))
+
+    def chained(self, by_world: Array, ends: Array, share: Array) -> Array:
+        """Derivatives by the parameters [n, parameters] of values whose derivatives by points [n, 3] are given.
+
+        The points lie on edges of the mesh: between two vertices `ends` [n, 2], at a `share` of the way.
+        """
+        corner, top = self._vertices()
+        local = by_world @ self.table_from_world[:3, :3].T
+        out = np.zeros((len(by_world), self.parameters))
+        rows = np.arange(len(by_world))
+        for end, weight in ((ends[:, 0], 1 - share), (ends[:, 1], share)):
+            for axis in (0, 1):
+                np.add.at(out, (rows, 2 * corner[end] + axis), weight * local[:, axis])
+            out[:, -1] += weight * top[end] * local[:, 2]
+        return out
+
+    def bending(self) -> Array:
+        """The matrix of squared differences between the motions of neighbouring corners [parameters, parameters]."""
+        out, start = np.zeros((self.parameters, self.parameters)), 0
+        for rings in self.pieces:
+            for ring in rings:
+                here = start + np.arange(len(ring))
+                for a, b in zip(here, np.roll(here, -1), strict=True):
+                    for axis in (0, 1):
+                        i, j = 2 * a + axis, 2 * b + axis
+                        out[i, i] += 1
+                        out[j, j] += 1
+                        out[i, j] -= 1
+                        out[j, i] -= 1
+                start += len(ring)
+        return out
+
+    def changed(self, step: Array, limit: float) -> PrismOutline:
+        """With a step of its parameters, of at most a limit [m] in each; the height stays above a quarter of itself."""
+        step = np.clip(step, -limit, limit)
+        pieces, start = list[list[Array]](), 0
+        for rings in self.pieces:
+            moved: list[Array] = []
+            for ring in rings:
+                moved.append(ring + step[start : start + 2 * len(ring)].reshape(-1, 2))
+                start += 2 * len(ring)
+            pieces.append(moved)
+        return replace(self, pieces=pieces, height=max(self.height + float(step[-1]), 0.25 * self.height))
+
+    def _vertices(self) -> tuple[Array, Array]:
+        """Of each vertex of the mesh, its corner and whether it is at the top."""
+        corner, top, start = list[Array](), list[Array](), 0
+        for rings in self.pieces:
+            n = sum(len(ring) for ring in rings)
+            corner.append(np.tile(start + np.arange(n), 2))
+            top.append(np.repeat([0.0, 1.0], n))
+            start += n
+        return np.concatenate(corner), np.concatenate(top)
+
+
+def outline_of(extrusion: Extrusion) -> PrismOutline:
+    """The corners and the height of an extruded outline."""
+    rings = outline_rings(extrusion.outline, extrusion.grid.origin, extrusion.grid.pitch, _CORNER_CELLS)
+    return PrismOutline(extrusion.table_from_world, rings, extrusion.height)
+
+
+def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float = 0.3) -> list[list[Array]]:
+    """Polygons of where a field [x, y] is positive: of each an outer ring, anticlockwise, and holes, clockwise [n, 2].
+
+    Corners within a tolerance [cells] of the line between others are left out.
+    """
+    pieces: list[list[Array]] = []
+    for polygon in _polygons(outline):
+        rings = [_simplified(ring, tolerance) for ring in polygon]
+        rings = [origin[:2] + pitch * ring for ring in rings if len(ring) >= 3 and abs(_area(ring)) > 2.0]
+        if rings:
+            pieces.append([ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)])
+    if not pieces:
+        raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
+    return pieces
+
+
+def _polygons(outline: Array) -> list[list[Array]]:
+    """Polygons of where a field is positive, each an outer ring and holes [n, 2], in cells of the field."""
+    from importlib import import_module
+
+    contourpy = import_module("contourpy")  # a part of Matplotlib, without types
+    rows = contourpy.contour_generator(z=outline.T, fill_type="OuterOffset")
+    points, offsets = rows.filled(0.0, float(outline.max()) + 1.0)
+    found: list[list[Array]] = []
+    for corners, starts in zip(points, offsets, strict=True):
+        rings = [np.asarray(corners[a : b - 1], float) for a, b in pairwise(starts)]
+        found.append(rings)
+    return found
+
+
+def _simplified(ring: Array, tolerance: float) -> Array:
+    """The corners of a ring that matter, by Douglas and Peucker; those left out are within a tolerance of its edges."""
+    if len(ring) < 4:
+        return ring
+    far = int(np.argmax(np.linalg.norm(ring - ring[0], axis=1)))
+    first, second = _line(ring[: far + 1], tolerance), _line(np.concatenate([ring[far:], ring[:1]]), tolerance)
+    return np.concatenate([first[:-1], second[:-1]])
+
+
+def _line(points: Array, tolerance: float) -> Array:
+    along = points[-1] - points[0]
+    length = float(np.linalg.norm(along))
+    apart = points - points[0]
+    across = np.abs(along[0] * apart[:, 1] - along[1] * apart[:, 0]) / max(length, 1e-12)
+    far = int(np.argmax(across))
+    if across[far] <= tolerance or len(points) < 3:
+        return points[[0, -1]]
+    return np.concatenate([_line(points[: far + 1], tolerance)[:-1], _line(points[far:], tolerance)])
+
+
+def _area(ring: Array) -> float:
+    """Signed area, positive for anticlockwise."""
+    x, y = ring.T
+    return 0.5 * float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum())
+
+
+def raised(rings: Sequence[Array], height: float) -> TriangleMesh:
+    """The prism of an outer ring, anticlockwise, and holes, clockwise: vertices at z = 0, then those at the height."""
+    points = np.concatenate(rings)
+    n = len(points)
+    starts = np.cumsum([0, *(len(ring) for ring in rings)])
+    cap = np.array(_ears(points, [list(range(a, b)) for a, b in pairwise(starts)]))
+    sides: list[list[int]] = []
+    for a, b in pairwise(starts):
+        for i in range(a, b):
+            j = a + (i - a + 1) % (b - a)
+            sides += [[i, j, j + n], [i, j + n, i + n]]
+    vertices = np.concatenate([np.column_stack([points, np.zeros(n)]), np.column_stack([points, np.full(n, height)])])
+    faces = np.concatenate([cap[:, ::-1], cap + n, np.array(sides)])
+    return TriangleMesh(vertices, faces.astype(np.int32))
+
+
+def _ears(points: Array, rings: list[list[int]]) -> list[list[int]]:
+    """Triangles of a polygon with holes by clipping ears; holes are joined to the outer ring by bridges."""
+    order = rings[0]
+    for hole in sorted(rings[1:], key=lambda ring: -points[ring, 0].max()):
+        order = _bridged(points, order, hole)
+    triangles: list[list[int]] = []
+    while len(order) > 3:
+        ear = next((k for k in range(len(order)) if _is_ear(points, order, k)), None)
+        if ear is None:  # only slivers are left, in the rounding of their corners
+            ear = min(range(len(order)), key=lambda k: abs(_turn(points, order, k)))
+        triangles.append([order[ear - 1], order[ear], order[(ear + 1) % len(order)]])
+        order = order[:ear] + order[ear + 1 :]
+    return [*triangles, order]
+
+
+def _turn(points: Array, order: list[int], k: int) -> float:
+    a, b, c = points[order[k - 1]], points[order[k]], points[order[(k + 1) % len(order)]]
+    return float((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]))
+
+
+def _is_ear(points: Array, order: list[int], k: int) -> bool:
+    if _turn(points, order, k) <= 0:
+        return False
+    corners = [order[k - 1], order[k], order[(k + 1) % len(order)]]
+    others = points[[i for i in order if i not in corners]]
+    a, b, c = points[corners]
+    sides = [
+        (q[0] - p[0]) * (others[:, 1] - p[1]) - (q[1] - p[1]) * (others[:, 0] - p[0])
+        for p, q in ((a, b), (b, c), (c, a))
+    ]
+    return not bool(np.all(np.array(sides) >= 0, axis=0).any())
+
+
+def _bridged(points: Array, order: list[int], hole: list[int]) -> list[int]:
+    """An outer ring joined to a hole at the pair of corners that are nearest and see each other."""
+    pairs = sorted(
+        ((float(np.linalg.norm(points[a] - points[b])), i, j) for i, a in enumerate(order) for j, b in enumerate(hole)),
+    )
+    edges = [(ring[k - 1], ring[k]) for ring in (order, hole) for k in range(len(ring))]
+    for _, i, j in pairs:
+        if not any(_crosses(points, (order[i], hole[j]), edge) for edge in edges):
+            return [*order[: i + 1], *hole[j:], *hole[: j + 1], *order[i:]]
+    _, i, j = pairs[0]
+    return [*order[: i + 1], *hole[j:], *hole[: j + 1], *order[i:]]
+
+
+def _crosses(points: Array, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    if set(one) & set(other):
+        return False
+    a, b, c, d = points[[*one, *other]]
+
+    def side(p: Array, q: Array, r: Array) -> float:
+        return float((q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0]))
+
+    return side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0

@@ -1,0 +1,529 @@
+"""Depth of an object's surface in each view, by comparing small patches of it between neighbouring views.
+
+The search stays inside the visual hull, since nothing of the object is in front of it. Images of half the size come
+first: their patches are wider, and see the shading of surfaces without texture. What those agree about tells how much
+brightness differs between views; where it hardly does, it says how deep evenly shaded surfaces are.
+
+Views as cameras without distortion take them, in brightness: what images of an object are compared by.
+
+PatchMatch stereo on one image: compiled search for the plane of every pixel that other views confirm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from instep.core.processes import usable_cores
+from instep.core.world import Array, array_dataclass
+from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.masks.object_mask import ObjectMask
+from instep.reconstruct.stages import PartReport
+from instep.scene.camera import Camera
+from instep.splat.raster.simd import INLINE, KERNEL
+
+from .triangle_mesh import TriangleMesh, simplified
+from .visual_hull import depth_image, in_camera
+
+NEIGHBOURS = 6
+"""Views that each one is compared with."""
+MIN_ANGLE_DEG, MAX_ANGLE_DEG = 15.0, 80.0
+"""Angles between the directions of two views that are compared [deg]."""
+OBJECT_PX = 130
+"""Size of an object in images that are compared, about: larger ones are made smaller [pixels]."""
+COARSE_ROUNDS, STEADY_ROUNDS, FINE_ROUNDS = 3, 2, 3
+"""Passes over images of half that size, again with what brightness says, then over images of that size."""
+MIN_CONTRAST = 0.012
+"""Standard deviation of the brightness of a patch below which it shows nothing to compare [0 to 1]; smaller images have
+less noise."""
+MIN_CORRELATION = 0.6
+"""Correlation of a patch with its image in other views from which its depth counts."""
+AGREEMENT_SHARE = 0.01
+"""Difference of depths of two views that agree, as a share of the object's diagonal."""
+MIN_AGREEING = 1
+"""Other views that must agree with a depth."""
+SURE_CORRELATION, SURE_CONTRAST, SURE_DEPTH_SHARE = 0.85, 0.03, 0.004
+"""Correlation and contrast [0 to 1] of patches, and difference of depths as a share, that tell how brightness differs
+between views."""
+FLAT_GRADIENT = 0.02
+"""Change of brightness per pixel below which a pixel tells it, whatever a depth is off [0 to 1]."""
+MIN_SURE = 200
+"""Fewest pairs of such pixels that tell it."""
+MIN_SPREAD = 0.006
+"""Least standard deviation of brightness between views: noise, and what interpolation costs [0 to 1]."""
+SPREAD_COST = 0.05
+"""Correlation that a difference of brightness of one standard deviation costs."""
+_HULL_FACES = 6000
+
+
+@array_dataclass
+class SurfaceDepth:
+    """What stereo found in one view."""
+
+    camera: Camera
+    """The camera of the view, with the pixels of the depth."""
+    depth: Array
+    """Depth of the surface [height, width] [m]; NaN where it was not found."""
+    pixels: int
+    """Pixels that show the object."""
+
+
+@array_dataclass
+class _Planes:
+    """Planes of the pixels of one view at some size."""
+
+    camera: Camera
+    depth: Array
+    normal: Array
+    score: Array
+    inside: Array
+
+
+def surface_depths(
+    views: Sequence[PosedView], masks: Sequence[ObjectMask], hull: TriangleMesh, report: PartReport | None = None
+) -> list[SurfaceDepth]:
+    """The depth of an object's surface in every view that has neighbours, where other views agree."""
+    seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
+    coarse = simplified(hull, _HULL_FACES)
+    near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
+    jobs = [i for i, others in enumerate(near) if len(others) >= 2]
+    factors = {i: object_factor(seen[i], OBJECT_PX) for i in jobs}
+
+    def wide(i: int) -> _Planes:
+        return _searched(seen, (i, *near[i]), coarse, _Search(i, 2 * factors[i], COARSE_ROUNDS, 0.0), None)
+
+    first = _of_views(jobs, wide, "wide patches", report)
+    spread = max(brightness_spread(seen, first, near), MIN_SPREAD)
+    unsteady = SPREAD_COST / spread**2
+
+    def narrow(i: int) -> _Planes:
+        views = (i, *near[i])
+        again = _searched(seen, views, coarse, _Search(i, 2 * factors[i], STEADY_ROUNDS, unsteady), first[i])
+        return _searched(seen, views, coarse, _Search(i, factors[i], FINE_ROUNDS, unsteady), again)
+
+    found = _of_views(jobs, narrow, "narrow patches", report)
+    out, tolerance = list[SurfaceDepth](), AGREEMENT_SHARE * hull.diagonal
+    for i in jobs:
+        sure = found[i].inside & (found[i].score >= MIN_CORRELATION)
+        points, agreeing = _points(found[i], sure), np.zeros(int(sure.sum()), int)
+        for j in jobs:
+            if j != i:
+                agreeing += _agrees(points, found[j], tolerance)
+        sure[sure] = agreeing >= MIN_AGREEING
+        out.append(SurfaceDepth(found[i].camera, np.where(sure, found[i].depth, np.nan), int(found[i].inside.sum())))
+    return out
+
+
+def _of_views(
+    jobs: Sequence[int], task: Callable[[int], _Planes], words: str, report: PartReport | None
+) -> dict[int, _Planes]:
+    found: dict[int, _Planes] = {}
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for i, planes in zip(jobs, pool.map(task, jobs), strict=True):
+            found[i] = planes
+            if report is not None:
+                report(len(found) / len(jobs), f"stereo, {words}, view {len(found)} of {len(jobs)}")
+    return found
+
+
+def neighbours(masks: Sequence[ObjectMask], i: int, centre: Array) -> list[int]:
+    """The views nearest in direction to one view of an object."""
+    to = np.array([mask.camera.body_from_camera[:3, 3] - centre for mask in masks])
+    to /= np.linalg.norm(to, axis=1, keepdims=True)
+    angles = np.degrees(np.arccos(np.clip(to @ to[i], -1, 1)))
+    order = [int(j) for j in np.argsort(angles, kind="stable") if MIN_ANGLE_DEG < angles[j] < MAX_ANGLE_DEG]
+    return order[:NEIGHBOURS]
+
+
+@array_dataclass
+class _Search:
+    """How planes are searched."""
+
+    seed: int
+    factor: int
+    """How much smaller images are."""
+    rounds: int
+    unsteady: float
+    """Correlation that the square of a difference of brightness costs."""
+
+
+def _searched(
+    seen: Sequence[PinholeView], views: Sequence[int], hull: TriangleMesh, search: _Search, before: _Planes | None
+) -> _Planes:
+    """Planes of the pixels of the first of some views."""
+    used = [seen[j] for j in views]
+    cameras = [smaller_camera(one.camera, search.factor) for one in used]
+    images = [shrunk(one.image, search.factor) for one in used]
+    return _planes(cameras, images, shrunk(used[0].inside, search.factor) > 0.5, hull, search, before)
+
+
+def brightness_spread(
+    seen: Sequence[PinholeView], found: Mapping[int, _Planes], near: Sequence[Sequence[int]]
+) -> float:
+    """Standard deviation, between views, of the brightness of what they agree about; infinite where that is too little.
+
+    It is that of noise where lamps stand still, and large where the object is turned before them, shines, or where
+    exposures differ.
+    """
+    apart: list[Array] = []
+    pixels = {i: _flat_pixels(seen[i], planes) for i, planes in found.items()}
+    depths = {i: np.where(planes.score > SURE_CORRELATION, planes.depth, np.nan) for i, planes in found.items()}
+    for i, planes in found.items():
+        image, flat = pixels[i]
+        sure = flat & (planes.score > SURE_CORRELATION)
+        points = _points(planes, sure)
+        for j in (j for j in near[i] if j in found):
+            local = in_camera(found[j].camera, points)
+            same = np.abs(sampled_at(depths[j], found[j].camera, local) / local[:, 2] - 1) < SURE_DEPTH_SHARE
+            apart.append((image[sure] - sampled_at(pixels[j][0], found[j].camera, local))[same])
+    values = np.concatenate(apart) if apart else np.zeros(0)
+    return 1.48 * float(np.median(np.abs(values))) if len(values) >= MIN_SURE else np.inf
+
+
+def _flat_pixels(one: PinholeView, planes: _Planes) -> tuple[Array, Array]:
+    """Brightness of each pixel of planes, and which show the object evenly, beside clear texture that says how deep
+    they are."""
+    from scipy.ndimage import binary_erosion, gaussian_filter
+
+    image = shrunk(one.image, round(one.camera.focal[0] / planes.camera.focal[0])).astype(float)
+    variance = gaussian_filter(image**2, 0.6 * REACH) - gaussian_filter(image, 0.6 * REACH) ** 2
+    slope = np.hypot(*np.gradient(gaussian_filter(image, 1.0)))
+    within = np.asarray(binary_erosion(planes.inside, iterations=REACH + 1), bool)
+    return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < FLAT_GRADIENT), bool)
+
+
+def _planes(
+    cameras: Sequence[Camera],
+    images: Sequence[Array],
+    inside: Array,
+    hull: TriangleMesh,
+    search: _Search,
+    before: _Planes | None,
+) -> _Planes:
+    """Planes of the pixels of the first camera, confirmed by the others."""
+    camera, shape = cameras[0], inside.shape
+    front, back = depth_image(hull, camera), depth_image(hull, camera, farthest=True)
+    near, far = (np.where(one.mask, one.depth, 0.0) for one in (front, back))
+    inside = inside & front.mask & (far > near)
+    guess = np.zeros((*shape, 3))
+    guess[front.mask] = (hull.normals @ camera.body_from_camera[:3, :3])[front.face[front.mask]]
+    depth, normal, score, textured = np.full(shape, np.nan), guess.copy(), np.full(shape, -1.0), np.zeros(shape, bool)
+    if before is not None:
+        depth, normal = _grown(before.depth, shape), _grown(before.normal, shape)
+    begun = depth.copy()
+    relative = [np.linalg.inv(other.body_from_camera) @ camera.body_from_camera for other in cameras[1:]]
+    poses = np.array([[*pose[:3, :3].ravel(), *pose[:3, 3]] for pose in relative])
+    lenses = np.array([[*one.focal, *one.centre, one.width, one.height] for one in cameras])
+    rng, contrast = np.random.default_rng((search.seed, search.factor)), MIN_CONTRAST / search.factor
+    search_planes(
+        images[0], inside, near, far, guess, lenses[0], _stacked(images[1:]), poses, lenses[1:], contrast,
+        search.unsteady, search.rounds, rng, depth, normal, score, textured,
+    )  # fmt: skip
+    if before is not None:  # where wide patches saw more than narrow ones
+        wide = _grown(before.score, shape)
+        kept = inside & ~textured & np.isfinite(begun)
+        depth, score = np.where(kept, begun, depth), np.where(kept, wide, score)
+    return _Planes(camera, depth, normal, score, inside)
+
+
+def _stacked(images: Sequence[Array]) -> Array:
+    """Images as one array, padded to the largest."""
+    height, width = (max(sizes) for sizes in zip(*(image.shape for image in images), strict=True))
+    out = np.zeros((len(images), height, width), np.float32)
+    for i, image in enumerate(images):
+        out[i, : image.shape[0], : image.shape[1]] = image
+    return out
+
+
+def _grown(values: Array, shape: tuple[int, ...]) -> Array:
+    """Values of an image of half the size, or of the same, at each pixel of the larger one."""
+    if values.shape[:2] == shape:
+        return values.copy()
+    rows = np.minimum(np.arange(shape[0]) // 2, values.shape[0] - 1)
+    columns = np.minimum(np.arange(shape[1]) // 2, values.shape[1] - 1)
+    return np.ascontiguousarray(values[rows][:, columns])
+
+
+def _points(planes: _Planes, pixels: Array) -> Array:
+    """Points of the world that some pixels show [n, 3]."""
+    camera = planes.camera
+    return camera_rays(camera)[pixels] * planes.depth[pixels][:, None] + camera.body_from_camera[:3, 3]
+
+
+def _agrees(points: Array, planes: _Planes, tolerance: float) -> Array:
+    """Whether another view has its surface at points [n]."""
+    local = in_camera(planes.camera, points)
+    there = sampled_at(np.where(planes.score > MIN_CORRELATION, planes.depth, np.nan), planes.camera, local)
+    return np.abs(there - local[..., 2]) < tolerance
+
+
+def sampled_at(values: Array, camera: Camera, local: Array) -> Array:
+    """Values of an image at the pixels where points in the frame of a camera [..., 3] are seen; NaN outside."""
+    valid = local[..., 2] > 0
+    pixels = camera.project(np.where(valid[..., None], local, [0.0, 0.0, 1.0]))
+    column, row = np.floor(pixels[..., 0]).astype(int), np.floor(pixels[..., 1]).astype(int)
+    valid &= (column >= 0) & (row >= 0) & (column < camera.width) & (row < camera.height)
+    return np.where(valid, values[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
+
+
+@array_dataclass
+class PinholeView:
+    """One view as a camera without distortion takes it."""
+
+    camera: Camera
+    image: Array
+    """Brightness [height, width], 0 to 1."""
+    inside: Array
+    """Share of each pixel that is known to show the object [height, width]."""
+
+
+def pinhole_view(view: PosedView, mask: ObjectMask) -> PinholeView:
+    """A view without the distortion of its lens."""
+    brightness = np.ascontiguousarray(view.image @ np.array([0.3, 0.5, 0.2], np.float32), np.float32)
+    camera, inside = mask.camera, mask.inside.astype(np.float32)
+    if not any(camera.distortion):
+        return PinholeView(camera, brightness, inside)
+    plain = replace(camera, distortion=())
+    pixels = camera.project(in_camera(plain, camera.body_from_camera[:3, 3] + camera_rays(plain)))
+    return PinholeView(plain, bilinear(brightness, pixels), bilinear(inside, pixels))
+
+
+def smaller_view(view: PinholeView, factor: int) -> PinholeView:
+    """A view with pixels so many times as large."""
+    return PinholeView(smaller_camera(view.camera, factor), shrunk(view.image, factor), shrunk(view.inside, factor))
+
+
+def object_factor(view: PinholeView, size: int) -> int:
+    """How much smaller an image is made, so that the object in it is about so large [pixels]."""
+    rows, columns = np.nonzero(view.inside > 0.5)
+    return max(1, int(np.hypot(np.ptp(rows), np.ptp(columns)) / size)) if len(rows) else 1
+
+
+def camera_rays(camera: Camera) -> Array:
+    """Rays of the pixels of a camera without distortion in the frame of the world [height, width, 3], 1 deep."""
+    y, x = np.indices((camera.height, camera.width)) + 0.5
+    local = [(x - camera.centre[0]) / camera.focal[0], (y - camera.centre[1]) / camera.focal[1], np.ones(x.shape)]
+    return np.stack(local, axis=-1) @ camera.body_from_camera[:3, :3].T
+
+
+def bilinear(image: Array, pixels: Array) -> Array:
+    """Values of an image at points of it [..., 2]; 0 outside."""
+    from scipy.ndimage import map_coordinates
+
+    at = [pixels[..., 1] - 0.5, pixels[..., 0] - 0.5]
+    return np.ascontiguousarray(map_coordinates(image, at, order=1, mode="constant"), np.float32)
+
+
+def smaller_camera(camera: Camera, factor: int) -> Camera:
+    """A camera with pixels so many times as large."""
+    width, height = camera.width // factor, camera.height // factor
+    (fx, fy), (cx, cy) = camera.focal, camera.centre
+    return replace(
+        camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
+    )
+
+
+def shrunk(image: Array, factor: int) -> Array:
+    """The means of square blocks of an image."""
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    blocks = image[: height * factor, : width * factor].reshape(height, factor, width, factor)
+    return np.ascontiguousarray(blocks.mean(axis=(1, 3)), np.float32)
+
+
+REACH, STRIDE = 5, 2
+"""Half the width of a patch and the distance of its samples [pixels]."""
+SIDE = 2 * REACH // STRIDE + 1
+_NEARBY, _SHRINK = 0.1, 0.4
+"""Reach of random changes of the depth in the first round, as a share of its range, and its factor in each later."""
+_TILT, _TILT_SHRINK = 0.5, 0.6
+"""The same of the normal."""
+_STEEPEST = -1e-3
+"""Normal along the ray above which a plane is seen edge on."""
+_SURE = 1.01
+"""A correlation that no patch has."""
+
+
+@njit(**KERNEL)
+def search_planes(
+    image: Any, inside: Any, near: Any, far: Any, guess: Any, lens: Any, images: Any, poses: Any, lenses: Any,
+    contrast: Any, unsteady: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
+) -> None:  # fmt: skip
+    """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
+
+    `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
+    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is what a difference of brightness
+    costs: correlation per its square.
+    """
+    height, width = image.shape
+    patch, pixels = np.empty((3, SIDE * SIDE), np.float32), np.empty((2, SIDE * SIDE), np.float32)
+    scores, trial, tilt, count = np.empty(images.shape[0]), np.zeros(3), np.zeros(3), np.zeros(3)
+    for turn in range(rounds):
+        step = -1 if turn % 2 == 0 else 1
+        for i in range(height * width):
+            at = i if step < 0 else height * width - 1 - i
+            y, x = at // width, at % width
+            if not inside[y, x] or not _patch(image, inside, y, x, contrast, lens, patch, count):
+                continue
+            textured[y, x] = True
+            ax, ay = (x + 0.5 - lens[2]) / lens[0], (y + 0.5 - lens[3]) / lens[1]
+            span = far[y, x] - near[y, x]
+            for attempt in range(6):
+                d = 0.0
+                if attempt == 0:  # what it has, or the hull
+                    if turn > 0:
+                        continue
+                    d = depth[y, x]
+                    trial[:] = normal[y, x]
+                    if not d > 0.0:
+                        d = near[y, x]
+                        trial[:] = guess[y, x]
+                elif attempt <= 2:  # the planes of the pixels that were visited before
+                    r, c = (y, x + step) if attempt == 1 else (y + step, x)
+                    if r < 0 or c < 0 or r >= height or c >= width or score[r, c] <= -1.0:
+                        continue
+                    trial[:] = normal[r, c]
+                    slope = trial[0] * ax + trial[1] * ay + trial[2]
+                    if slope > _STEEPEST:
+                        continue
+                    bx, by = (c + 0.5 - lens[2]) / lens[0], (r + 0.5 - lens[3]) / lens[1]
+                    d = depth[r, c] * (trial[0] * bx + trial[1] * by + trial[2]) / slope
+                elif attempt == 3:  # anywhere
+                    d = near[y, x] + rng.random() * span
+                    trial[:] = guess[y, x]
+                    if rng.random() < 0.5:
+                        for a in range(3):
+                            trial[a] = rng.standard_normal()
+                else:  # nearby
+                    if score[y, x] <= -1.0:
+                        continue
+                    d = depth[y, x] + _NEARBY * _SHRINK**turn * span * (2.0 * rng.random() - 1.0)
+                    for a in range(3):
+                        change = _TILT * _TILT_SHRINK**turn * (2.0 * rng.random() - 1.0)
+                        trial[a] = normal[y, x, a] + change
+                length = np.sqrt(trial[0] ** 2 + trial[1] ** 2 + trial[2] ** 2)
+                if length < 1e-9 or d < 0.999 * near[y, x] or d > 1.001 * far[y, x]:
+                    continue
+                trial /= length if trial[0] * ax + trial[1] * ay + trial[2] < 0 else -length
+                value = _correlation(
+                    ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores, pixels, tilt, unsteady
+                )
+                if value > score[y, x]:
+                    score[y, x] = value
+                    depth[y, x] = d
+                    normal[y, x] = trial
+
+
+@njit(**KERNEL)
+def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, patch: Any, count: Any) -> bool:
+    """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and how far their
+    rays are from that of the pixel; number, mean and deviation. False if it shows nothing."""
+    height, width = image.shape
+    n, s, ss = 0, 0.0, 0.0
+    for dy in range(-REACH, REACH + 1, STRIDE):
+        for dx in range(-REACH, REACH + 1, STRIDE):
+            r, c = y + dy, x + dx
+            if r >= 0 and c >= 0 and r < height and c < width and inside[r, c]:
+                value = image[r, c]
+                patch[0, n], patch[1, n], patch[2, n] = value, dx / lens[0], dy / lens[1]
+                n += 1
+                s += value
+                ss += value * value
+    if 2 * n < SIDE * SIDE:
+        return False
+    variance = ss / n - (s / n) ** 2
+    count[0], count[1], count[2] = n, s / n, np.sqrt(max(variance, 0.0))
+    for k in range(n):
+        patch[0, k] -= np.float32(count[1])
+    return variance > contrast * contrast
+
+
+@njit(**KERNEL)
+def _correlation(
+    ax: Any, ay: Any, depth: Any, normal: Any, lens: Any, images: Any, poses: Any, lenses: Any, patch: Any,
+    count: Any, scores: Any, pixels: Any, tilt: Any, unsteady: Any,
+) -> float:  # fmt: skip
+    """Mean correlation of a patch with its image in the better half of the other views, at least two."""
+    n, slope = int(count[0]), normal[0] * ax + normal[1] * ay + normal[2]
+    if slope + REACH * (abs(normal[0]) / lens[0] + abs(normal[1]) / lens[1]) > _STEEPEST:
+        for k in range(n):
+            if slope + normal[0] * patch[1, k] + normal[1] * patch[2, k] > _STEEPEST:
+                return -1.0
+    level = depth * slope
+    for a in range(3):
+        tilt[a] = normal[a] / level
+    for v in range(images.shape[0]):
+        scores[v] = -1.0
+        if _projected(ax, ay, tilt, v, poses, lenses, patch, n, pixels):
+            scores[v] = _likeness(v, images, pixels, patch, n, count, unsteady)
+    kept, total = max(2, images.shape[0] // 3), 0.0
+    for _ in range(kept):
+        best = np.argmax(scores)
+        total += scores[best]
+        scores[best] = -_SURE
+    return total / kept
+
+
+@njit(**INLINE)
+def _projected(
+    ax: Any, ay: Any, tilt: Any, v: Any, w: Any, l: Any, patch: Any, n: Any, pixels: Any
+) -> bool:  # fmt: skip
+    """Where another view sees the samples of a patch on the plane tilt . p = 1; false if it does not see all of them.
+
+    The homography R + t tilt^T takes rays of one view to those of the other: here at the middle of the patch, and its
+    changes along the rays.
+    """
+    gx, gy = w[v, 6] + w[v, 11] * tilt[0], w[v, 7] + w[v, 11] * tilt[1]
+    g = gx * ax + gy * ay + w[v, 8] + w[v, 11] * tilt[2]
+    ex, ey = w[v, 0] + w[v, 9] * tilt[0], w[v, 1] + w[v, 9] * tilt[1]
+    e = ex * ax + ey * ay + w[v, 2] + w[v, 9] * tilt[2]
+    fx, fy = w[v, 3] + w[v, 10] * tilt[0], w[v, 4] + w[v, 10] * tilt[1]
+    f = fx * ax + fy * ay + w[v, 5] + w[v, 10] * tilt[2]
+    cx, cy, one = l[v, 2] - 0.5, l[v, 3] - 0.5, np.float32(1.0)
+    ux, uy, u0 = (
+        np.float32(l[v, 0] * ex + cx * gx),
+        np.float32(l[v, 0] * ey + cx * gy),
+        np.float32(l[v, 0] * e + cx * g),
+    )
+    tx, ty, t0 = (
+        np.float32(l[v, 1] * fx + cy * gx),
+        np.float32(l[v, 1] * fy + cy * gy),
+        np.float32(l[v, 1] * f + cy * g),
+    )
+    zx, zy, z0 = np.float32(gx), np.float32(gy), np.float32(g)
+    far = np.float32(1e9)
+    left, right, top, bottom, ahead = far, -far, far, -far, far
+    for k in range(n):
+        dx, dy = patch[1, k], patch[2, k]
+        z = zx * dx + zy * dy + z0
+        u, t = (ux * dx + uy * dy + u0) * (one / z), (tx * dx + ty * dy + t0) * (one / z)
+        pixels[0, k], pixels[1, k] = u, t
+        left, right, top, bottom = min(left, u), max(right, u), min(top, t), max(bottom, t)
+        ahead = min(ahead, z)
+    return bool(ahead > 1e-6 and left >= 0.0 and top >= 0.0 and right < l[v, 4] - 1 and bottom < l[v, 5] - 1)
+
+
+@njit(**INLINE)
+def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, unsteady: Any) -> float:
+    """Correlation of a patch with the brightness of an image at some pixels, less what another brightness costs; -1 if
+    those show nothing."""
+    one, mean = np.float32(1.0), np.float32(count[1])
+    s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for k in range(n):
+        u, t = pixels[0, k], pixels[1, k]
+        a, b = np.uint32(np.int32(u)), np.uint32(np.int32(t))  # unsigned: not counted from the end
+        p, q = u - np.float32(np.int32(u)), t - np.float32(np.int32(t))
+        above = (one - p) * images[v, b, a] + p * images[v, b, a + np.uint32(1)]
+        below = (one - p) * images[v, b + np.uint32(1), a] + p * images[v, b + np.uint32(1), a + np.uint32(1)]
+        there = (one - q) * above + q * below - mean
+        s += there
+        ss += there * there
+        sp += there * patch[0, k]
+    variance = ss / n - (s / n) ** 2
+    if variance <= 1e-6:
+        return -1.0
+    return max(sp / n / (count[2] * np.sqrt(variance)) - unsteady * (s / n) ** 2, -1.0)

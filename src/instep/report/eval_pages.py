@@ -1,0 +1,272 @@
+"""The report of an evaluation: success rates, comparisons, failures, and videos of failed episodes.
+
+The page of a policy's check: verdict, errors by action and by step of a chunk, actions over time, key frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import Unsupported
+from instep.core.statistics import Estimate
+from instep.core.world import Array
+from instep.data.frames import encode_png
+from instep.evaluate.action_check import JUDGED_AHEAD_S, ActionCheck
+from instep.evaluate.evaluation import Evaluation
+from instep.scene.folder import Scene
+
+from .figures import bars_figure, panels_figure, plain_text, series_color, titled
+from .page import (
+    Figure,
+    FigureTabs,
+    Headline,
+    HtmlReport,
+    Number,
+    ReportImage,
+    ReportVideo,
+    Section,
+    Table,
+    formatted,
+    score_table,
+)
+
+
+def eval_page(
+    evaluation: Evaluation,
+    facts: Mapping[str, str] | None = None,
+    videos: Mapping[str, str] | None = None,
+    video: ReportVideo | str = "",
+) -> HtmlReport:
+    """The report: success per policy and world, comparisons, ways of failing; `video` is shown on top."""
+    bars = _success_rates(evaluation)
+    best = max(bars, key=lambda name: bars[name].value)
+    numbers = [
+        Number(name, formatted(e, interval=False), f"success, 95 % interval {e.low:.3g} to {e.high:.3g} %")
+        for name, e in list(bars.items())[:4]
+    ]
+    sections = [
+        Section(
+            "Success",
+            "Share of the starts from which the task was done, with Wilson's 95 % interval.",
+            [success_figure(evaluation), _rates(evaluation)],
+        )
+    ]
+    pairs = evaluation.comparisons()
+    if pairs:
+        sections.append(
+            Section(
+                "Comparisons of policies",
+                "Start by start, by McNemar's test. A large p does not say that two policies are alike.",
+                [
+                    Table(
+                        ("first policy", "second policy", "world", "success, first less second"),
+                        [(*k, str(c)) for k, c in pairs.items()],
+                    )
+                ],
+            )
+        )
+    modes = "The outcome instead of success, and the last event before it."
+    sections.append(Section("Failures", modes, [_modes(evaluation)]))
+    if videos:
+        rows = [(name, file) for name, file in videos.items()]
+        sections.append(Section("Videos", "In the folder of this report.", [Table(("episode", "file"), rows)]))
+    return HtmlReport(
+        "instep eval",
+        evaluation.task.text,
+        Headline("plain", f"{best}: {formatted(bars[best])} success.", f"{bars[best].n} starts each."),
+        numbers,
+        sections,
+        facts or {},
+        video,
+    )
+
+
+def record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path) -> tuple[dict[str, str], str]:
+    """A video of each trajectory of positions q by the scene's first camera, and why where there is none."""
+    from instep.physics.mujoco_cameras import playback, render_trajectory
+
+    made: dict[str, str] = {}
+    try:
+        for name, trajectory in trajectories.items():
+            file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
+            shown = playback(scene.dt * np.arange(len(trajectory)))
+            render_trajectory(scene, trajectory[shown.rows], folder / file)
+            made[name] = file
+    except Unsupported as error:
+        return made, str(error)
+    return made, ""
+
+
+def success_figure(evaluation: Evaluation) -> Figure:
+    """Success rates with their intervals."""
+    return bars_figure(_success_rates(evaluation), title="", x="success")
+
+
+def _success_rates(evaluation: Evaluation) -> dict[str, Estimate]:
+    return {f"{policy}, {world}": _percent(evaluation.success(policy, world)) for policy, world in evaluation.results}
+
+
+def _rates(evaluation: Evaluation) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for policy, world in evaluation.results:
+        rate, seconds = evaluation.success(policy, world), evaluation.seconds(policy, world)
+        score, broken = evaluation.score(policy, world), evaluation.infrastructure_failures(policy, world)
+        rows.append(
+            (policy, world, formatted(_percent(rate)), str(rate.n), formatted(seconds) if seconds else "–",
+             formatted(score) if score else "–", str(broken))
+        )  # fmt: skip
+    return Table(
+        ("policy", "world", "success", "n", "median time", "score at the end", "infrastructure failures"), rows
+    )
+
+
+def _modes(evaluation: Evaluation) -> Table:
+    rows = [
+        (policy, world, mode, str(count))
+        for policy, world in evaluation.results
+        for mode, count in evaluation.failures(policy, world).items()
+    ]
+    return Table(("policy", "world", "what happened", "episodes"), rows or [("–", "–", "nothing failed", "0")])
+
+
+def _percent(rate: Estimate) -> Estimate:
+    return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
+
+
+SHOWN_EPISODES = 6
+"""Episodes whose actions are shown over time."""
+KEY_FRAMES = 4
+"""Moments of the largest error whose images are shown."""
+APART_S = 1.0
+"""Key frames of one episode lie so far apart [s]."""
+CAMERA = "observation.images."
+
+
+def check_page(check: ActionCheck, *, title: str, subtitle: str = "") -> HtmlReport:
+    """The report of a check."""
+    rows = sum(len(said.rows) for said in check.predicted)
+    said = subtitle or f"{len(check.episodes)} episodes, {rows} observations"
+    verdict = Headline("good" if check.passed else "bad", check.words, " ".join(check.mismatches))
+    numbers = [_number("overall error", check.overall, "in standard deviations of the recorded actions")]
+    numbers += [_number(f"over the error of the {name}", e, "below 1 is better") for name, e in check.ratios.items()]
+    return HtmlReport(title, said, verdict, numbers, check_sections(check))
+
+
+def _number(label: str, estimate: Estimate, words: str) -> Number:
+    interval = f"; 95 % interval {estimate.low:.3g} to {estimate.high:.3g}" if estimate.has_interval else ""
+    return Number(label, formatted(estimate, interval=False), words + interval)
+
+
+def check_sections(check: ActionCheck) -> list[Section]:
+    """The sections of a check, for its own page and for that of a run."""
+    found = [Section("Actions", _lead(check), [joints_figure(check), score_table(_named_scores(check))])]
+    if len(check.steps["policy"]) > 1:
+        lead = "Error by the step of a chunk, beside what needs no policy. The band is the 95 % interval over episodes."
+        found.append(Section("Steps of a chunk", lead, [steps_figure(check)]))
+    shown = _ranked(check)[:SHOWN_EPISODES]
+    tabs = {_name(check.episodes[i], i): _time_figure(check, i) for i in shown}
+    found.append(Section("Over time", "Recorded actions and the first action of each answer.", [FigureTabs(tabs)]))
+    images = key_frames(check)
+    if images:
+        lead = "The moments at which the policy is furthest from the recorded action, as the cameras saw them."
+        found.append(Section("Key frames", lead, [images]))
+    return found
+
+
+def _named_scores(check: ActionCheck) -> dict[str, Estimate]:
+    """The scores by names that say what they are; result.json has them by their keys."""
+    words = {"overall": "all actions [standard deviations]", "overall@first step": "all actions, first step of a chunk"}
+    words |= {"overall@last step": "all actions, last step of a chunk"}
+    words |= {f"of {name}": f"all actions, over the error of the {name}" for name in check.ratios}
+    return {words.get(name, name): estimate for name, estimate in check.scores.items()}
+
+
+def joints_figure(check: ActionCheck) -> Figure:
+    """The error of each action in standard deviations of it, which compares actions of different units."""
+    moving = np.isfinite(check.scales)
+    scaled = {
+        label: type(e)(e.value / s, e.low / s, e.high / s, e.n, "1")
+        for (label, e), s, moves in zip(check.joints.items(), check.scales, moving, strict=True)
+        if moves
+    }
+    return bars_figure(scaled, title="Error of each action", x="standard deviations of the recorded action")
+
+
+def steps_figure(check: ActionCheck) -> Figure:
+    """The overall error over the steps of a chunk, of the policy and of the baselines."""
+    data: list[dict[str, Any]] = []
+    ahead = (np.arange(len(check.steps["policy"])) * check.spec.dt).tolist()
+    for i, (name, estimates) in enumerate(check.steps.items()):
+        line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": plain_text(name), "x": ahead}
+        line["y"] = [e.value for e in estimates]
+        line["line"] = {
+            "color": series_color(i),
+            "width": 2.6 if i == 0 else 1.6,
+            "dash": "solid" if i == 0 else "dash",
+        }
+        if i == 0 and all(e.has_interval for e in estimates):
+            band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": ahead + ahead[::-1], "fill": "toself"}
+            band["y"] = [e.high for e in estimates] + [e.low for e in estimates][::-1]
+            band |= {"fillcolor": series_color(0, 0.15), "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+            data.append(band)
+        data.append(line)
+    layout = {"title": titled("Overall error by the step of a chunk"), "height": 360, "xaxis": {"title": "ahead [s]"}}
+    layout["yaxis"] = {"title": "error [standard deviations]", "rangemode": "tozero"}
+    return {"data": data, "layout": layout}
+
+
+def key_frames(check: ActionCheck) -> Sequence[ReportImage]:
+    """Images of the moments with the largest error, from all cameras of the episodes."""
+    found: list[tuple[float, int, int]] = []
+    for i in range(len(check.episodes)):
+        t, error = check.row_errors(i)
+        for k in np.argsort(-error)[: 8 * KEY_FRAMES].tolist():
+            if all(j != i or abs(t[k] - t[other]) > APART_S for _, j, other in found):
+                found.append((float(error[k]), i, k))
+    images: list[ReportImage] = []
+    for error, i, k in sorted(found, reverse=True)[:KEY_FRAMES]:
+        episode, row = check.episodes[i], int(check.predicted[i].rows[k])
+        for name in (n for n in episode.columns if n.startswith(CAMERA) and not n.endswith(".stamp")):
+            at = float(episode.t[row] - episode.t[0])
+            words = f"{_name(episode, i)}, {at:.2f} s, {name.removeprefix(CAMERA)}: error {error:.2g}"
+            images.append(ReportImage(encode_png(np.asarray(episode[name][row])), words))
+    return images
+
+
+def _lead(check: ActionCheck) -> str:
+    judged = (
+        f"Repeating the last action is judged from {JUDGED_AHEAD_S:g} s ahead."
+        if len(check.judged) > 1
+        else f"Repeating the last action is not judged: chunks end before {JUDGED_AHEAD_S:g} s."
+    )
+    still = [label for label, s in zip(check.spec.action.labels, check.scales, strict=True) if not np.isfinite(s)]
+    left_out = f" Never moved in the recording, and not scored: {', '.join(still)}." if still else ""
+    return f"Errors of the policy's actions against the recorded ones. {judged}{left_out}"
+
+
+def _ranked(check: ActionCheck) -> list[int]:
+    """Episodes, the one with the largest error first."""
+    size = [float(np.nanmean(check.row_errors(i)[1])) for i in range(len(check.episodes))]
+    return sorted(range(len(size)), key=lambda i: -size[i])
+
+
+def _time_figure(check: ActionCheck, i: int) -> Figure:
+    episode, said = check.episodes[i], check.predicted[i]
+    t = np.asarray(episode.t, float) - float(episode.t[0])
+    panels = {
+        f"{label} [{unit}]": {
+            "recorded": (t, np.asarray(episode.action, float)[:, j]),
+            "policy": (t[said.rows], said.chunks[:, 0, j]),
+        }
+        for j, (label, unit) in enumerate(zip(check.spec.action.labels, check.spec.action.units, strict=True))
+    }
+    return panels_figure(panels, title=_name(episode, i))
+
+
+def _name(episode: Episode, place: int) -> str:
+    return episode.meta.get("name", f"episode {place}")

@@ -1,0 +1,558 @@
+"""Figures of a gap: error over the horizon, runs beside their replays, events of both worlds.
+
+The report of a gap: conclusion, three numbers, curves, runs, growth, events, arms, commands, details.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from instep.core.statistics import Estimate
+from instep.core.world import Array
+from instep.gap.events import EventAgreement, first_divergence
+from instep.gap.gap_result import Curve, EventMatch, Gap, RunPair
+from instep.gap.horizon import HorizonOptions, error_over_time
+from instep.gap.joint_error import CommandFollowing
+from instep.gap.measure import ErrorGrowth
+
+from .figures import (
+    LOG_AXIS,
+    ensemble_figure,
+    histogram_figure,
+    lines_figure,
+    panels_figure,
+    plain_text,
+    series_color,
+    titled,
+)
+from .page import (
+    Figure,
+    FigureRow,
+    FigureTabs,
+    Headline,
+    HtmlReport,
+    Number,
+    ReportImage,
+    Section,
+    Table,
+    display_unit,
+    formatted,
+    score_table,
+)
+
+MAX_BANDS = 3
+"""Curves of one figure that all have their band; of more, only the first has."""
+
+
+def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
+    """E(k) of channels of one unit with their intervals, and the noise floor."""
+    some = [curves[name] for name in shown]
+    size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
+    factor, unit = display_unit(some[0].unit, size)
+    data: list[dict[str, Any]] = []
+    for i, curve in enumerate(some):
+        main = i == 0
+        name = plain_text(channel_words(curve.name, curve.unit))
+        lines = _banded(curve, factor, name, series_color(i), 3 if main else 1.6)
+        # A few bands can be read, seven cannot; the other intervals are in the hover and in the table.
+        data += lines if main or len(some) <= MAX_BANDS else lines[1:]
+        if curve.name in floor:
+            data.append(_floor_line(floor[curve.name], curve, factor, main))
+    layout = {
+        "title": titled(title),
+        "height": 420,
+        "xaxis": {"title": "prediction horizon", "type": "category"},
+        "yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS},
+    }
+    return {"data": data, "layout": layout}
+
+
+def channel_words(name: str, unit: str) -> str:
+    """A channel as a reader knows it: 'all rad', the key of all coordinates of a unit, is 'all coordinates'."""
+    return "all coordinates" if name == f"all {unit}" else name
+
+
+def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
+    """A measured run and its replay, one panel per channel; or the commands of both, with column "action"."""
+    channel = pair.real.spec.q if column == "q" else pair.real.spec.action
+    t = np.asarray(pair.real.t, float)
+    units = dict(zip(channel.labels, channel.units, strict=True))
+    panels = {
+        f"{label} [{units[label]}]": {
+            name: (t, np.asarray(episode[column], float)[:, channel.labels.index(label)])
+            for name, episode in (("real", pair.real), ("simulated", pair.sim))
+        }
+        for label in labels
+    }
+    return panels_figure(panels, title=title)
+
+
+def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
+    """The events of both worlds over time: a bar from begin to end, the measured one above, the other below."""
+    names = list(dict.fromkeys(m.name for m in run))
+    last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
+    data: list[dict[str, Any]] = []
+    for side, paint, lift in (("real", "@1", 0.16), ("simulated", "@2", -0.16)):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for m in run:
+            event = m.real if side == "real" else m.sim
+            if event is not None:
+                end = min(event.end, 1.02 * last)
+                x += [event.t, max(end, event.t + 0.004 * last), None]
+                y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
+        line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
+        data.append(line)
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
+    layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
+    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
+    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
+    first = first_divergence(run)
+    if first is not None:
+        at = min(e.t for e in (first.real, first.sim) if e is not None)
+        mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [{**mark, "line": {"color": "@bad", "dash": "dot"}}]
+        note = {"x": at, "yref": "paper", "y": 1, "text": "first divergence", "showarrow": False, "yanchor": "bottom"}
+        layout["annotations"] = [{**note, "font": {"color": "@bad", "size": 11}}]
+    return {"data": data, "layout": layout}
+
+
+def _banded(curve: Curve, factor: float, name: str, paint: str, width: float) -> list[dict[str, Any]]:
+    x = list(curve.names())
+    value = [e.value * factor for e in curve.estimates]
+    low = [e.low * factor if math.isfinite(e.low) else v for e, v in zip(curve.estimates, value, strict=True)]
+    high = [e.high * factor if math.isfinite(e.high) else v for e, v in zip(curve.estimates, value, strict=True)]
+    band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x + x[::-1], "y": high + low[::-1]}
+    band |= {"fill": "toself", "fillcolor": f"{paint}:0.13", "line": {"width": 0}, "hoverinfo": "skip"}
+    band |= {"legendgroup": name, "showlegend": False}
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "x": x, "y": value, "name": name}
+    line |= {"line": {"color": paint, "width": width}, "marker": {"size": 6 if width > 2 else 4}, "legendgroup": name}
+    line["customdata"] = [[a, b] for a, b in zip(low, high, strict=True)]
+    line["hovertemplate"] = "%{x}: %{y:.3g} [%{customdata[0]:.3g}, %{customdata[1]:.3g}]<extra>" + name + "</extra>"
+    return [band, line]
+
+
+def _floor_line(floor: Curve, curve: Curve, factor: float, main: bool) -> dict[str, Any]:
+    name = f"floor: {plain_text(curve.name)}"
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "x": list(floor.names())}
+    line |= {"y": [e.value * factor for e in floor.estimates]}
+    line["line"] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
+    line["visible"] = True if main else "legendonly"
+    return line
+
+
+MAX_PANELS = 7
+"""With more channels than this, only those with the largest errors are plotted."""
+_SUBJECTS = {"replay": "The simulator is", "paired": "The two worlds are"}
+
+
+def gap_page(
+    gap: Gap,
+    *,
+    title: str = "Gap",
+    subtitle: str = "",
+    causes: Sequence[Section] = (),
+    checks: Sequence[Section] = (),
+) -> HtmlReport:
+    """The whole page; sections about causes come after the runs, those about the data before the details."""
+    sections = [*_run_sections(gap, causes), *checks, _details_section(gap)]
+    return HtmlReport(title, subtitle, gap_headline(gap), _numbers(gap), sections)
+
+
+def gap_headline(gap: Gap) -> Headline:
+    """The conclusion of a gap."""
+    if gap.kind == "clocks":
+        words = "; ".join(f"{n}: {1e3 * p.offset.seconds.value:+.1f} ms" for n, p in gap.streams.items())
+        detail = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
+        return Headline("plain", f"The clocks are apart by {words}.", detail)
+    if gap.kind == "commands" and gap.following is not None:
+        return _following_headline(gap.following)
+    curve = gap.headline
+    point = curve.at(0.5) if 0.5 in curve.horizons else curve.estimates[0]
+    when = "after half a second" if 0.5 in curve.horizons else "one step ahead"
+    words = f"{_SUBJECTS[gap.kind]} {_short(curve, point)} off {when}, {_short(curve, curve.at(inf))} over whole runs."
+    if curve.name not in gap.floor:
+        detail = "No command was repeated, so how much of this is the robot's scatter is unknown."
+        return Headline("plain", words, detail)
+    floor = gap.floor[curve.name].at(inf)
+    ratio = curve.at(inf).value / floor.value if floor.value > 0 else math.inf
+    detail = f"Repeats of one command scatter by {_short(curve, floor)}: the gap is {ratio:.2g} times that."
+    return Headline("plain", words, detail)
+
+
+def gap_figures(gap: Gap) -> list[Figure]:
+    """The main figures of a gap: error over the horizon by unit, or over the lag, or the speeds of streams."""
+    if gap.kind == "clocks":
+        return list(_clock_figures(gap).values())
+    if gap.kind == "commands" and gap.following is not None:
+        return [_following_figure(gap.following)]
+    return list(_horizon_figures(gap).values())
+
+
+def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
+    """Everything but the details, as far as it was measured."""
+    if gap.kind == "clocks":
+        return [_clock_section(gap)]
+    if gap.kind == "commands" and gap.following is not None:
+        return [_following_section(gap.following)]
+    sections = [_horizon_section(gap)]
+    sections += [_floors_section(gap.floors)] if gap.floors else []
+    sections += [_runs_section(gap), *causes]
+    sections += [_growth_section(gap, gap.growth)] if gap.growth is not None else []
+    sections += [_events_section(gap, gap.event_agreement)] if gap.event_agreement is not None else []
+    sections += [_images_section(gap)] if gap.cameras else []
+    sections += [_arms_section(gap)] if gap.joint_errors else []
+    actions = _actions_section(gap)
+    sections += [actions] if actions is not None else []
+    return [*sections, *([_following_section(gap.following)] if gap.following is not None else [])]
+
+
+def _numbers(gap: Gap) -> list[Number]:
+    """The numbers on top: one step, half a second and whole run; or the lag; or the clock offsets."""
+    if gap.kind == "clocks":
+        return _clock_numbers(gap)
+    if gap.kind == "commands" and gap.following is not None:
+        return _following_numbers(gap.following)
+    curve = gap.headline
+    found: list[Number] = []
+    for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
+        if horizon == 0.5 and 0.5 not in curve.horizons:
+            continue
+        estimate = curve.at(horizon)
+        floor = gap.floor.get(curve.name)
+        beside = f" · floor {_share(curve, floor.at(horizon))}" if floor else ""
+        of = ", of the usual motion" if curve.name == "overall" else ""
+        found.append(Number(label + of, _share(curve, estimate), _interval(_percent(curve, estimate)) + beside))
+    return found
+
+
+def _horizon_figures(gap: Gap) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    single = [n for n in gap.curves if not n.startswith("all ") and n != "overall"]
+    for unit in dict.fromkeys(gap.curves[n].unit for n in single):
+        same = [n for n in single if gap.curves[n].unit == unit]
+        shown = [f"all {unit}", *same] if f"all {unit}" in gap.curves else same
+        title = f"Error over the prediction horizon [{unit}]"
+        figures[f"in {unit}" if unit != "1" else "without unit"] = horizon_figure(gap.curves, gap.floor, shown, title)
+    title = "All channels, each by the scale of its unit"
+    return figures | {"overall": horizon_figure(gap.curves, gap.floor, ["overall"], title)}
+
+
+def _horizon_section(gap: Gap) -> Section:
+    lead = (
+        "The simulator is placed at the recorded state and given the recorded commands. Errors add up with the "
+        "prediction horizon. Bands are 95 % intervals over runs; the dashed line is the noise floor: how far the robot "
+        "is from itself when a command is repeated."
+    )
+    blocks = [FigureTabs(_horizon_figures(gap)), _curve_table(gap)]
+    return Section("Error over the prediction horizon", lead, blocks)
+
+
+def _curve_table(gap: Gap) -> Table:
+    """Every channel at every horizon, the error of command following, and the noise floor."""
+    following = gap.following.rmse if gap.following is not None else dict[str, Estimate]()
+    head = ["channel", *next(iter(gap.curves.values())).names()]
+    head += ["command following"] if following else []
+    head += ["floor, full"] if gap.floor else []
+    rows: list[list[str]] = []
+    for name, curve in gap.curves.items():
+        row = [channel_words(name, curve.unit), *(formatted(e, interval=False) for e in curve.estimates)]
+        if following:
+            row.append(formatted(following[name], interval=False) if name in following else "")
+        if gap.floor:
+            row.append(formatted(gap.floor[name].at(inf), interval=False) if name in gap.floor else "")
+        rows.append(row)
+    caption = "Root mean square errors. "
+    caption += "'command following' is the error of the model that the robot is where it was commanded." * bool(
+        following
+    )
+    return Table(head, rows, caption)
+
+
+def _runs_section(gap: Gap) -> Section:
+    """The best, the median and the worst run beside their replays."""
+    ranked = sorted((p for p in gap.pairs if math.isfinite(p.error)), key=lambda pair: pair.error)
+    if not ranked:
+        return Section("Runs", "Every replay diverged, so there is nothing to draw.")
+    picks = {"median": ranked[len(ranked) // 2], "worst": ranked[-1], "best": ranked[0]}
+    figures: dict[str, Figure] = {}
+    for word, pair in picks.items():
+        if len(ranked) > 1 or word == "median":
+            title = f"{pair.name or 'run'}: overall error {pair.error:.3g}"
+            figures[f"{word} run{': ' + pair.name if pair.name else ''}"] = runs_figure(
+                pair, _worst_labels(pair), title=title
+            )
+    lead = "The measured run, and the simulator with the same commands from the same start."
+    return Section("Runs beside their replays", lead, [FigureTabs(figures)])
+
+
+def _worst_labels(pair: RunPair) -> list[str]:
+    labels = list(pair.real.spec.q.labels)
+    if len(labels) <= MAX_PANELS:
+        return labels
+    errors = np.sqrt(np.nanmean((pair.sim.q - pair.real.q) ** 2, axis=0))
+    keep = set(np.argsort(-errors)[:MAX_PANELS].tolist())
+    return [label for i, label in enumerate(labels) if i in keep]
+
+
+def _arms_section(gap: Gap) -> Section:
+    """The joint error of each arm and overall, the errors of the tips, and the distribution."""
+    finite = [p for p in gap.joint_errors if np.isfinite(p.overall).all()]
+    ranked = sorted(finite, key=lambda p: float(np.mean(p.overall**2)))
+    if not ranked:
+        return Section("Arms and tips", "Every replay diverged, so there is nothing to draw.")
+    shown = ranked[len(ranked) // 2]
+    first = {**shown.rmse, "overall": shown.overall} if len(shown.rmse) > 1 else {"overall": shown.overall}
+    name = shown.name or "median run"
+    figures: list[Figure] = [_over_time(first, shown.t, f"(a) RMSE over time, {name}", "RMSE_norm")]
+    if shown.position:
+        distance = {arm: 1e3 * e for arm, e in shown.position.items()}
+        angle = {arm: np.degrees(e) for arm, e in shown.orientation.items()}
+        figures.append(_over_time(distance, shown.t, f"(b) Distance of the tips, {name}", "distance [mm]"))
+        figures.append(_over_time(angle, shown.t, f"(c) Angle between the tips, {name}", "angle [deg]"))
+    spread = {arm: np.concatenate([p.rmse[arm] for p in ranked]) for arm in shown.rmse}
+    spread |= {"overall": np.concatenate([p.overall for p in ranked])} if len(spread) > 1 else {}
+    figures.append(histogram_figure(spread, title="(d) Distribution of the RMSE, all runs", x="RMSE_norm"))
+    shares = {label: float(np.mean([p.shares[label] for p in ranked])) for label in shown.shares}
+    rows = [[label, f"{100 * share:.0f} %"] for label, share in sorted(shares.items(), key=lambda item: -item[1])]
+    lead = (
+        "The error of each joint by its range, the squares averaged over arms, then the root. Tip errors come from the "
+        "kinematic chain: metres and radians are kept apart."
+    )
+    own = {n: e for n, e in gap.scores.items() if n.startswith(("RMSE_norm", "tip "))}
+    table = Table(("joint", "share of the squared error of its arm"), rows)
+    return Section("Arms and tips", lead, [FigureRow(figures), score_table(own), table])
+
+
+def _over_time(series: Mapping[str, Array], t: Array, title: str, y: str) -> Figure:
+    return lines_figure({name: (t, values) for name, values in series.items()}, title=title, x="time [s]", y=y)
+
+
+def _actions_section(gap: Gap) -> Section | None:
+    """The commands of both worlds, where they differ."""
+    pairs = [p for p in gap.pairs if "action" in p.real and "action" in p.sim and p.real.spec.action.labels]
+    parted = [p for p in pairs if not np.array_equal(p.real.action[:-1], p.sim.action[:-1])]
+    if not parted:
+        return None
+    size = [float(np.sqrt(np.nanmean((p.sim.action - p.real.action)[:-1] ** 2))) for p in parted]
+    median = parted[int(np.argsort(size)[len(size) // 2])]
+    labels = list(median.real.spec.action.labels)[: 2 * MAX_PANELS]
+    figure = runs_figure(median, labels, title=f"{median.name or 'median run'}: actions", column="action")
+    lead = "Actions of both worlds: with a policy in the loop, this shows where its decisions first differ."
+    return Section("Actions", lead, [figure])
+
+
+def _growth_section(gap: Gap, growth: ErrorGrowth) -> Section:
+    """The growth of errors over a run, and their doubling time."""
+    errors = error_over_time(gap.pairs, options=HorizonOptions(wrapping=gap.wrapping))
+    shape = {"exponential": "exponentially", "power": f"with the power {growth.rate.value:.2g} of time"}
+    words = shape.get(growth.shape, "and levels off")
+    doubling = ""
+    if math.isfinite(growth.doubling.value):
+        doubling = f" At first it doubles every {formatted(growth.doubling)}."
+    lead = f"Open loop, the error grows {words}.{doubling} Each line is a run; the bold one is their median."
+    lines = [errors[int(i)] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
+    floor = gap.floor["overall"].at(inf).value if "overall" in gap.floor else None
+    title = "Overall error over a run, open loop"
+    figure = ensemble_figure(lines, _median_line(errors), title=title, x="time [s]", floor=floor)
+    rows = [[shape, f"{100 * weight:.0f} %"] for shape, weight in growth.weights.items()]
+    return Section("Error growth", lead, [figure, Table(("shape", "support"), rows)])
+
+
+def _median_line(errors: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    longest = max((t for t, _ in errors), key=len)
+    table = np.full((len(errors), len(longest)), np.nan)
+    for i, (_, e) in enumerate(errors):
+        table[i, : len(e)] = e
+    enough = np.isfinite(table).sum(axis=0) >= max(1, len(errors) // 2)
+    return longest[enough], np.nanmedian(table[:, enough], axis=0)
+
+
+def _events_section(gap: Gap, found: EventAgreement) -> Section:
+    """Delays of events between the worlds, and events that one of them lacks."""
+    pairs = [pair for pair in gap.pairs if np.isfinite(pair.sim.q).all()]
+    runs = found.runs
+    order = np.argsort([sum(m.real is None or m.sim is None for m in run) for run in runs], kind="stable")
+    picks = {"median": int(order[len(order) // 2]), "largest difference": int(order[-1])}
+    figures: dict[str, Figure] = {}
+    for word, place in picks.items():
+        name = pairs[place].name or f"run {place}"
+        if runs[place]:
+            figures[f"{word}: {name}"] = timeline_figure(runs[place], title=f"Events of {name}")
+    rows = [
+        [name, str(matched), str(missing), str(extra), f"{1e3 * delay:+.0f} ms" if math.isfinite(delay) else ""]
+        for name, (matched, missing, extra, delay) in found.by_name.items()
+    ]
+    low, middle, high = (1e3 * x for x in found.middle)
+    lead = (
+        f"Matched events come {middle:+.0f} ms later in the simulator (half of them between {low:+.0f} and "
+        f"{high:+.0f} ms); {found.missing.value:.0%} of the robot's events are missing there, "
+        f"{found.extra.value:.0%} of its own are extra."
+    )
+    head = ("event", "in both", "missing", "extra", "later by")
+    frames = _key_frames(runs[picks["median"]], pairs[picks["median"]])
+    return Section("Events", lead, [FigureTabs(figures), Table(head, rows), *([frames] if frames else [])])
+
+
+def _key_frames(run: Sequence[EventMatch], pair: RunPair, most: int = 8) -> list[ReportImage]:
+    """Frames of the first camera at the begin of events, where images were recorded."""
+    camera = next((c for c in pair.real.columns if c.startswith("observation.images.")), None)
+    if camera is None:
+        return []
+    from instep.data.frames import encode_png
+
+    frames: list[ReportImage] = []
+    for number, event in enumerate([m.real for m in run if m.real is not None][:most], 1):
+        image = np.asarray(pair.real[camera][event.row])
+        frames.append(ReportImage(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
+    return frames
+
+
+def _images_section(gap: Gap) -> Section:
+    """The similarity of the images of both worlds, camera by camera."""
+    from instep.data.frames import encode_png
+
+    blocks: list[Table | list[ReportImage]] = []
+    for camera in gap.cameras:
+        captions = (f"{camera.camera}, real", f"{camera.camera}, simulated")
+        images = zip(camera.example, captions, strict=True)
+        blocks.append([ReportImage(encode_png(np.asarray(image)), caption) for image, caption in images])
+        blocks.append(score_table(camera.scores))
+    lead = (
+        "Paired frames: PSNR, SSIM, a distance of gradient features (multi-scale GMSD), the distance of edges, and "
+        "the share of pixels that differ by more than a tenth of the range. Image scores see neither collisions "
+        "nor dynamics."
+    )
+    return Section("Images", lead, blocks)
+
+
+def _floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
+    """The noise floor of each command that was repeated."""
+    shown = [n for n in next(iter(groups.values())) if n != "overall"]
+    rows: list[list[str]] = []
+    for name, curves in groups.items():
+        values = [formatted(curves[n].at(inf), interval=False) for n in shown]
+        rows.append([name, str(next(iter(curves.values())).at(inf).n), *values])
+    lead = (
+        "Scatter of repeats about their mean, root mean square over the whole run. A simulator that reaches it is as "
+        "good as the robot is repeatable; differences below it mean nothing."
+    )
+    return Section("Noise floor", lead, [Table(("command", "runs", *shown), rows)])
+
+
+def _following_figure(following: CommandFollowing) -> Figure:
+    shown = [n for n in following.by_lag if n.startswith("all ")] or list(following.by_lag)[:MAX_PANELS]
+    lines = {n: (1e3 * following.lags, following.by_lag[n]) for n in shown}
+    best = 1e3 * following.lag[shown[0]].value
+    marks = [(best, f"{best:.0f} ms")] if math.isfinite(best) else []
+    title = "Distance from the command, with the command delayed by a lag"
+    unit = following.rmse[shown[0]].unit
+    return lines_figure(lines, title=title, x="lag [ms]", y=f"error [{unit}]", marks=marks)
+
+
+def _following_section(f: CommandFollowing) -> Section:
+    """How positions follow commands."""
+    rows = [
+        [channel_words(n, e.unit), formatted(e), formatted(f.shifted[n], interval=False), _lag(f.lag[n])]
+        for n, e in f.rmse.items()
+    ]
+    lead = (
+        "The simplest model of a robot: it is where it was commanded to be. A lag is not a delay: a servo trails its "
+        "command even without any; nothing here is shifted by it."
+    )
+    table = Table(("joint", "distance from command", "at the best lag", "best lag"), rows)
+    return Section("Command following", lead, [_following_figure(f), table])
+
+
+def _following_main(f: CommandFollowing) -> tuple[Estimate, Estimate, Estimate]:
+    """Distance from the command, best lag, and distance at that lag, of all joints together."""
+    name = next((n for n in f.rmse if n.startswith("all ")), next(iter(f.rmse)))
+    return f.rmse[name], f.lag[name], f.shifted[name]
+
+
+def _following_headline(following: CommandFollowing) -> Headline:
+    rmse, lag, left = _following_main(following)
+    late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
+    words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
+    detail = f"At that lag {formatted(left, interval=False)} are left. A lag is not a delay; a scene separates the two."
+    return Headline("plain", words, detail)
+
+
+def _following_numbers(following: CommandFollowing) -> list[Number]:
+    rmse, lag, left = _following_main(following)
+    return [
+        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
+        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+        Number("left at that lag", formatted(left, interval=False), _interval(left)),
+    ]
+
+
+def _clock_numbers(gap: Gap) -> list[Number]:
+    found: list[Number] = []
+    for name, pair in gap.streams.items():
+        o = pair.offset
+        interval = f"[{1e3 * o.seconds.low:.1f}, {1e3 * o.seconds.high:.1f}] ms"
+        found.append(Number(name, f"{1e3 * o.seconds.value:+.1f} ms", f"{interval} · spread {1e3 * o.spread:.1f} ms"))
+    return found
+
+
+def _clock_figures(gap: Gap) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for name, pair in gap.streams.items():
+        start = pair.speeds[0][0][0]
+        lines = {
+            pair.first: (pair.speeds[0][0] - start, pair.speeds[0][1]),
+            f"{pair.second}, aligned": (pair.speeds[1][0] + pair.offset.seconds.value - start, pair.speeds[1][1]),
+        }
+        figures[name] = lines_figure(lines, title=f"Speeds of both, {name}", x="time [s]", y=f"speed [{pair.unit}]")
+    return figures
+
+
+def _clock_section(gap: Gap) -> Section:
+    """The offsets between the clocks of streams."""
+    rows: list[list[str]] = []
+    for (name, pair), number in zip(gap.streams.items(), _clock_numbers(gap), strict=True):
+        interval, spread = number.detail.split(" · spread ")
+        left = [f"{pair.before:.3g}", f"{pair.after:.3g} {pair.unit}"]
+        rows.append([name, number.value, interval, spread, str(len(pair.offset.windows)), *left])
+    head = ("streams", "offset", "95 % interval", "spread", "windows", "difference as stamped", "aligned")
+    lead = "The peak of the cross-correlation of the two speeds in several windows: the median and its spread."
+    return Section("Clocks", lead, [FigureTabs(_clock_figures(gap)), Table(head, rows)])
+
+
+def _details_section(gap: Gap) -> Section:
+    """Decisions, caveats and all scores."""
+    blocks = [Table(("decisions and caveats",), [[note] for note in gap.notes])] if gap.notes else []
+    scores = score_table(gap.scores, "Every score with its 95 % interval and the number of runs behind it.")
+    return Section("Details", "", [*blocks, scores], folded=True)
+
+
+def _short(curve: Curve, estimate: Estimate) -> str:
+    """A value without its interval; where units are mixed, as a share of how much everything usually moves."""
+    return _share(curve, estimate) + (" of the usual motion" if curve.name == "overall" else "")
+
+
+def _share(curve: Curve, estimate: Estimate) -> str:
+    return formatted(_percent(curve, estimate), interval=False)
+
+
+def _percent(curve: Curve, estimate: Estimate) -> Estimate:
+    if curve.name != "overall":
+        return estimate
+    return Estimate(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, estimate.n, "%")
+
+
+def _interval(estimate: Estimate) -> str:
+    text = formatted(estimate)
+    return text[text.index("[") :] + f" · {estimate.n} runs" if "[" in text else "one run, no interval"
+
+
+def _lag(lag: Estimate) -> str:
+    if not math.isfinite(lag.value):
+        return "unclear"
+    return f"{1e3 * lag.value:.0f} ms [{1e3 * lag.low:.0f}, {1e3 * lag.high:.0f}]"

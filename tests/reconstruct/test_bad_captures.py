@@ -1,0 +1,138 @@
+"""Captures that nothing can be built from: one sentence, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from build_scenes import box, click_at, ring, tee, write_capture
+from instep.app.cli import main
+from instep.data.frames import decode_image
+from instep.reconstruct.capture.posed_views import MAX_EDGE_PX, edge_width
+from instep.reconstruct.shape.visual_hull import coverage
+from instep.splat.rendering import save_png
+
+CAMERAS = ring(3)
+CLICKS = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
+Change = Callable[[dict], None]
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    return write_capture(tmp_path / "images", tee(), CAMERAS)
+
+
+def refused(images: Path, capsys, *words: str, change: Change | None = None) -> str:
+    """The sentence by which a build is refused, with nothing left of it."""
+    if change is not None:
+        table = json.loads((images / "transforms.json").read_text())
+        change(table)
+        (images / "transforms.json").write_text(json.dumps(table))
+    before = sorted(images.parent.iterdir())
+    out = images.parent / "out"
+    assert main(["build", str(images), str(out), *(words or ("--prompt", *CLICKS)), "--steps", "0"]) == 2
+    assert sorted(images.parent.iterdir()) == before
+    return " ".join(capsys.readouterr().err.split())
+
+
+def scaled_poses(factor: float) -> Change:
+    def change(table: dict) -> None:
+        for frame in table["frames"]:
+            place = np.array(frame["transform_matrix"])
+            place[:3, 3] *= factor
+            frame["transform_matrix"] = place.tolist()
+
+    return change
+
+
+def test_blurred_images_are_refused(images, capsys):
+    from scipy.ndimage import gaussian_filter
+
+    path = images / "v01.png"
+    sharp = decode_image(path.read_bytes())
+    save_png(path, gaussian_filter(sharp, (5, 5, 0)))
+    assert edge_width(sharp / 255) < 0.5 * MAX_EDGE_PX
+    message = refused(images, capsys)
+    assert "'v01'" in message and "blurred" in message
+
+
+def test_a_blank_image_is_refused(images, capsys):
+    save_png(images / "v02.png", np.full((120, 160, 3), 90, np.uint8))
+    assert "blank" in refused(images, capsys)
+
+
+def test_one_image_is_refused_with_both_ways_on(images, capsys):
+    message = refused(images, capsys, "--prompt", CLICKS[0], change=lambda t: t.update(frames=t["frames"][:1]))
+    assert "one view only" in message
+    assert all(way in message for way in ("add views", "--height METRES", "--generator"))
+    hull = refused(images, capsys, "--prompt", CLICKS[0], "--height", "0.04", "--shape", "hull")
+    assert "may have twice its volume" in hull
+
+
+def test_one_image_along_the_table_is_refused(tmp_path, capsys):
+    images = write_capture(tmp_path / "images", tee(), ring(1, height=0.03))
+    click = click_at(ring(1, height=0.03)[0], (0.0, 0.015, 0.02))
+    assert "looks along the table" in refused(images, capsys, "--prompt", click, "--height", "0.04")
+
+
+def test_two_images_give_no_hull_and_no_everything_on_the_table(images, capsys):
+    hull = refused(images, capsys, "--prompt", *CLICKS[:2], "--shape", "hull", change=lambda t: t["frames"].pop())
+    assert "2 views may have twice its volume" in hull
+    assert "at least 6 views" in refused(images, capsys, "--prompt", "tee=table")
+
+
+def test_two_images_from_one_direction_are_refused(tmp_path, capsys):
+    cameras = ring(40)[:2]
+    images = write_capture(tmp_path / "images", tee(), cameras)
+    clicks = [click_at(camera, (0.0, 0.015, 0.04)) for camera in cameras]
+    assert "from within" in refused(images, capsys, "--prompt", *clicks)
+
+
+def test_images_without_overlap_are_refused(images, capsys):
+    def change(table: dict) -> None:
+        table["frames"][2]["transform_matrix"][0][3] += 6.0
+
+    message = refused(images, capsys, change=change)
+    assert "'v02' shows no part of the table that another camera shows" in message
+
+
+def test_poses_in_millimetres_are_refused(images, capsys):
+    assert "poses in metres were expected" in refused(images, capsys, change=scaled_poses(1e3))
+
+
+def test_poses_in_kilometres_are_refused(images, capsys):
+    assert "on the table" in refused(images, capsys, change=scaled_poses(1e-3))
+
+
+def test_a_table_above_the_cameras_is_refused(images, capsys):
+    assert "below the table" in refused(images, capsys, "--prompt", *CLICKS, "--table-height", "0.9")
+
+
+def test_a_focal_length_in_millimetres_is_refused(images, capsys):
+    message = refused(images, capsys, change=lambda t: t.update(fl_x=4.2, fl_y=4.2))
+    assert "a focal length in pixels was expected" in message
+
+
+def test_masks_of_different_objects_are_refused(images, capsys):
+    folder = images / "masks"
+    folder.mkdir()
+    near = box((-0.05, -0.09, 0.0), (-0.02, -0.06, 0.04))
+    for camera, mesh in zip(CAMERAS, (tee(), tee(), near), strict=True):
+        level = (255 * coverage(mesh, camera)).astype(np.uint8)
+        save_png(folder / f"{camera.name}.png", np.repeat(level[..., None], 3, axis=2))
+    message = refused(images, capsys, "--prompt", f"tee=masks:{folder}")
+    assert any(words in message for words in ("do not show one object", "No upright outline", "no point of space"))
+
+
+def test_an_image_of_200_megapixels_is_refused_before_it_is_decoded(images, capsys):
+    header = struct.pack(">IIBBBBB", 20_000, 10_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    (images / "v00.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
+    message = refused(images, capsys)
+    assert "20000" in message or "200" in message
