@@ -36,9 +36,9 @@ from instep.twin import (
     refine_rig,
     silhouette_overlaps,
 )
-from instep.twin.body_outlines import FreeBody, free_body
 from instep.twin.camera_rig import align_stamps
 from instep.twin.scene_geometry import parked_joints
+from instep.twin.tracked_body import FreeBody, free_body
 from instep.twin.tracking import correction_of, jitter
 from instep.twin.twin import STAGES
 from rendered_recordings import render_recording

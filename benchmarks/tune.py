@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.statistics import bootstrap, wilson
-from instep.tune.posterior.posterior_checks import Calibration
+from instep.tune.posterior.posterior_checks import RankCalibration
 from rows import Row, row
 from tuning.jobs import Task, designed, machine, named, pool, quality, ranked, recovered
 from tuning.known_worlds import bed
@@ -82,7 +82,7 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
         count = min(n, 3) if quick else n
         ranks = np.concatenate(results[at : at + count])
         at += count
-        checked = Calibration(("damping", "armature", "kp"), ranks)
+        checked = RankCalibration(("damping", "armature", "kp"), ranks)
         for level in (0.5, 0.9):
             # Parameters of one truth are not independent, so the interval counts truths.
             inside = checked.coverage(level).value

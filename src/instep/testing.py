@@ -141,7 +141,10 @@ def placing_many_equals_placing_each(sim: Simulator, action: Array | None = None
 def a_nudge_is_felt_once(sim: Simulator, action: Array | None = None) -> None:
     """A wrench changes the next step and leaves nothing behind."""
     u, calm = _action(sim, action), sim.reset(0)
-    bodies = _bodies(sim)
+    inner: Any = sim
+    while not hasattr(inner, "model"):
+        inner = inner.world
+    bodies = int(inner.model.nbody) - 1
     zero = np.zeros((bodies, 6))
     push = zero.copy()
     push[:, :3], push[:, 3:] = 0.5, 0.05
@@ -186,13 +189,6 @@ def _action(world: World, action: Array | None) -> Array:
 
 def _nearby(action: Array, i: int) -> Array:
     return action + 0.01 * np.sin(i + np.arange(action.size))
-
-
-def _bodies(sim: Simulator) -> int:
-    inner: Any = sim
-    while not hasattr(inner, "model"):
-        inner = inner.world
-    return int(inner.model.nbody) - 1
 
 
 def _run(world: World, seed: int, action: Array | None) -> list[tuple[State, Observation]]:

@@ -14,9 +14,10 @@ from instep.app.cli import main
 from instep.app.simulation_training import TrainingSetup, grow_and_train
 from instep.app.world_specs import policy_from_spec
 from instep.evaluate import episode_returns, start_states
+from instep.lab.policy_search import SearchOptions, best_weights, search_weights
 from instep.policy import ResidualPolicy, load_residual
 from instep.scene.folder import Scene
-from instep.tune import SearchOptions, best_weights, nominal_values, parse_belief, parse_ranges, search_weights
+from instep.tune import nominal_values, parse_belief, parse_ranges
 
 TINY = SearchOptions(generations=2, population=4, samples=3, seconds=1.0)
 

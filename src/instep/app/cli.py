@@ -225,19 +225,15 @@ def _run(verb: str, function: Callable[..., Any], words: list[str]) -> int:
         )
     except SystemExit as stop:  # tyro has shown the help, or said what is wrong with the words
         if not stop.code:
-            _show_examples(verb)
+            # The examples below the help of a verb.
+            from rich.console import Console
+
+            console = Console(highlight=False, markup=False)
+            console.print("examples:")
+            for command in EXAMPLES[verb]:
+                console.print(f"  {command}", soft_wrap=True)
         return int(stop.code or 0) if isinstance(stop.code, int) else 2
     return int(result or 0)
-
-
-def _show_examples(verb: str) -> None:
-    """The examples below the help of a verb."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    console.print("examples:")
-    for command in EXAMPLES[verb]:
-        console.print(f"  {command}", soft_wrap=True)
 
 
 def verb_function(place: str) -> Callable[..., Any]:

@@ -77,7 +77,7 @@ def mapping_of(path: Path, args: DataArgs) -> tuple[Path, str | Path | None]:
 
 def _draft(path: Path, args: DataArgs, scene: str) -> tuple[Path, Path] | None:
     """The folder and the draft of recordings that nothing else describes; None where something does."""
-    layout = _layout(scene)
+    layout = robot_layout(Scene.load(scene)) if scene else RobotLayout()
     if is_readable(path):
         if not layout.joints or not is_foreign_dataset(path) or _fits(path, layout):
             return None
@@ -87,10 +87,6 @@ def _draft(path: Path, args: DataArgs, scene: str) -> tuple[Path, Path] | None:
     draft = write_draft(guess, _free(Path(f"{path.resolve().stem}_map.toml")), Path(scene).stem)
     _say(guess, draft, path)
     return guess.folder, draft
-
-
-def _layout(scene: str) -> RobotLayout:
-    return robot_layout(Scene.load(scene)) if scene else RobotLayout()
 
 
 def _fits(path: Path, layout: RobotLayout) -> bool:

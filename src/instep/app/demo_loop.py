@@ -283,7 +283,12 @@ def _runs_section(loop: DemoResult) -> Section:
 def _closed_section(loop: DemoResult) -> Section:
     data: list[dict[str, Any]] = []
     for i, (name, episodes) in enumerate((("simulated robot", loop.real), ("simulator", loop.virtual))):
-        distances = 1e3 * np.array([_to_goal(loop.scene, episode) for episode in episodes])
+        distances = 1e3 * np.array(
+            [
+                np.linalg.norm(_block(loop.scene, episode) - np.array(goal_of(loop.scene)), axis=1)
+                for episode in episodes
+            ]
+        )
         t = episodes[0].t
         data += band_traces(t, distances.min(axis=0), distances.max(axis=0), series=i, name=f"{name}, all runs")
         data.append(
@@ -309,10 +314,6 @@ def _seen_section(loop: DemoResult) -> Section:
 def _object_distance(loop: DemoResult) -> Array:
     pairs = zip(loop.real, loop.virtual, strict=True)
     return np.array([np.linalg.norm(_block(loop.scene, a)[-1] - _block(loop.scene, b)[-1]) for a, b in pairs])
-
-
-def _to_goal(scene: Scene, episode: Episode) -> Array:
-    return np.linalg.norm(_block(scene, episode) - np.array(goal_of(scene)), axis=1)
 
 
 def _block(scene: Scene, episode: Episode) -> Array:

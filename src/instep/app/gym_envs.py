@@ -18,7 +18,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.reading import is_table
-from instep.core.world import Array, Observation, Spec, State, World, frozen_dataclass, put, stack
+from instep.core.world import Array, Observation, State, World, frozen_dataclass, put, stack
 from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
@@ -70,7 +70,14 @@ class _Shown:
             self._rendered = load_rendered_cameras(virtual.file, self.scene, cameras, device=virtual.device)
         self._cameras = [self._camera(name) for name in cameras] if self._rendered is None else self._rendered.cameras
         self._open_renderer: Any = None
-        self.action_space = _actions(self.scene, self.world.spec)
+        model = self.scene.model
+        limited = (model.actuator_ctrllimited == 1)[:, None]
+        low, high = np.where(limited, model.actuator_ctrlrange, (-WIDE, WIDE)).astype(np.float32).T
+        # Motors on a supply also take the gain of their firmware.
+        gains = self.world.spec.action.shape[0] - model.nu
+        self.action_space = spaces.Box(
+            np.append(low, np.zeros(gains, np.float32)), np.append(high, np.full(gains, WIDE, np.float32))
+        )
         self.observation_space = self._observations()
 
     def observe(self, state: State) -> dict[str, Any]:
@@ -296,15 +303,6 @@ def register() -> None:
                 vector_entry_point="instep.app.gym_envs:InstepVectorEnv",
                 kwargs={"task": name},
             )
-
-
-def _actions(scene: Scene, spec: Spec) -> spaces.Box:
-    model = scene.model
-    limited = (model.actuator_ctrllimited == 1)[:, None]
-    low, high = np.where(limited, model.actuator_ctrlrange, (-WIDE, WIDE)).astype(np.float32).T
-    # Motors on a supply also take the gain of their firmware.
-    gains = spec.action.shape[0] - model.nu
-    return spaces.Box(np.append(low, np.zeros(gains, np.float32)), np.append(high, np.full(gains, WIDE, np.float32)))
 
 
 def _row(tree: Any, i: int) -> Any:

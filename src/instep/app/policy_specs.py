@@ -50,7 +50,15 @@ def open_external_policy(words: str, world: World) -> Policy:
 
         return load_policy(Path(words), world.spec)
     if (Path(words) / RESIDUAL_FILE).is_file():
-        return _residual(Path(words), world)
+        folder = Path(words)
+        from .world_specs import policy_from_spec
+
+        residual = load_residual(folder)
+        if (Path(residual.base) / RESIDUAL_FILE).is_file():
+            raise BadInput(
+                f"The residual in {str(folder)!r} stands on another one, {residual.base!r}; fine-tune that one."
+            )
+        return ResidualPolicy(policy_from_spec(residual.base, world), residual, world.spec)
     raise _no_policy(words)
 
 
@@ -96,15 +104,6 @@ def _expert(world: World) -> Policy:
 
     scene = scene_of(world)
     return expert_of(getattr(world, "task", None) or task_of(scene), scene)
-
-
-def _residual(folder: Path, world: World) -> Policy:
-    from .world_specs import policy_from_spec
-
-    residual = load_residual(folder)
-    if (Path(residual.base) / RESIDUAL_FILE).is_file():
-        raise BadInput(f"The residual in {str(folder)!r} stands on another one, {residual.base!r}; fine-tune that one.")
-    return ResidualPolicy(policy_from_spec(residual.base, world), residual, world.spec)
 
 
 def _python(rest: str, world: World) -> Policy:

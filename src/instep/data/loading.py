@@ -358,18 +358,15 @@ def check_recordings(folder: Path, maps: Sequence[DataMapping]) -> None:
 def read_job(job: Job) -> None:
     """What the process does with a job: read all of a dataset or of one file."""
     if "dataset" in job:
-        _read_dataset_2(Path(job["dataset"]))
+        folder = Path(job["dataset"])
+        from .lerobot.reader import read_lerobot
+
+        for episode in read_lerobot(folder):
+            _touch(episode.columns)
         return
 
     for raw in raw_runs(Path(job["path"]), job["format"], job["options"]):
         _touch(raw.columns)
-
-
-def _read_dataset_2(folder: Path) -> None:
-    from .lerobot.reader import read_lerobot
-
-    for episode in read_lerobot(folder):
-        _touch(episode.columns)
 
 
 def _touch(columns: Any) -> None:

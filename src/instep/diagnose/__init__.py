@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from instep.gap.preparation import DataChecks, DataProblem, check_data
-
     from .candidates import Candidate, candidate_causes
     from .cause_selection import CandidateOptions, CandidateResult, CauseSelection, identify_causes
     from .diagnosis import (
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES", "Attribution", "AttributionOptions", "Candidate", "CandidateOptions", "CandidateResult", "CauseSelection",
-    "DataChecks", "DataProblem", "DiagnoseOptions", "Diagnosis", "FailureMode", "attribute", "candidate_causes",
-    "check_data", "components_of", "diagnose_gap", "identify_causes",
+    "DiagnoseOptions", "Diagnosis", "FailureMode", "attribute", "candidate_causes",
+    "components_of", "diagnose_gap", "identify_causes",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(

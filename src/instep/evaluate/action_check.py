@@ -228,7 +228,12 @@ def found_mismatches(spec: Spec, actions: Sequence[Array], predicted: Sequence[P
     done = np.concatenate([action[one.rows] for action, one in zip(actions, predicted, strict=True)])
     labels = spec.action.labels
     found: list[str] = []
-    like = _correlations(said, done)
+    # Correlations of the columns of two tables [columns of a, columns of b]; 0 where one does not change.
+    a = said
+    b = done
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    size = np.outer(np.sqrt((a**2).sum(axis=0)), np.sqrt((b**2).sum(axis=0)))
+    like = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
     for i, label in enumerate(labels):
         moves, moved = float(said[:, i].std()), float(done[:, i].std())
         if moved <= STILL:
@@ -301,10 +306,3 @@ def _ratio(own: Array, other: Array) -> Estimate:
     if len(a) < 2 or not ((b.sum() - b) > 0).all() or not isfinite(value):
         return Estimate(value, nan, nan, len(a), "1")
     return log_jackknife(np.array([value**2]), ((a.sum() - a) / (b.sum() - b))[:, None], unit="1")[0]
-
-
-def _correlations(a: Array, b: Array) -> Array:
-    """Correlations of the columns of two tables [columns of a, columns of b]; 0 where one does not change."""
-    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
-    size = np.outer(np.sqrt((a**2).sum(axis=0)), np.sqrt((b**2).sum(axis=0)))
-    return np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)

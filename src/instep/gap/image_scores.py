@@ -91,7 +91,15 @@ class _Maps:
         self.worst = np.abs(real - sim).max(axis=-1)
         self.ssim = ssim_map(real, sim).mean(axis=-1)
         self.gradients = _gradient_maps(real.mean(axis=-1), sim.mean(axis=-1))
-        self.edges = _edge_distances(real.mean(axis=-1), sim.mean(axis=-1))
+        # Edges of each image, and how far every pixel is from an edge of the other [px].
+        a = real.mean(axis=-1)
+        b = sim.mean(axis=-1)
+        edges = [_gradient(x) > 0.1 for x in (a, b)]
+        far = float(np.hypot(*a.shape))
+        distance = [
+            np.asarray(scipy("ndimage").distance_transform_edt(~e)) if e.any() else np.full(a.shape, far) for e in edges
+        ]
+        self.edges = [(edges[0], distance[1]), (edges[1], distance[0])]
 
     def score(self, region: Array) -> ImageScore:
         """The scores within a region."""
@@ -130,16 +138,6 @@ def _gradient(x: Array) -> Array:
 def _halved(x: Array) -> Array:
     x = x[: x.shape[0] // 2 * 2, : x.shape[1] // 2 * 2]
     return 0.25 * (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2])
-
-
-def _edge_distances(a: Array, b: Array) -> list[tuple[Array, Array]]:
-    """Edges of each image, and how far every pixel is from an edge of the other [px]."""
-    edges = [_gradient(x) > 0.1 for x in (a, b)]
-    far = float(np.hypot(*a.shape))
-    distance = [
-        np.asarray(scipy("ndimage").distance_transform_edt(~e)) if e.any() else np.full(a.shape, far) for e in edges
-    ]
-    return [(edges[0], distance[1]), (edges[1], distance[0])]
 
 
 FRAMES_PER_RUN = 12

@@ -299,15 +299,11 @@ def time_to_threshold(times: Sequence[float]) -> Estimate:
     middle = float(ordered[(n - 1) // 2]) if n % 2 or not isfinite(ordered[n // 2]) else float(np.median(ordered))
     # The k-th smallest and k-th largest hold the median unless fewer than k of n fall on one side.
     k = 0
-    while k + 1 <= n // 2 and _below(k + 1, n) <= 0.025:
+    while k + 1 <= n // 2 and binomial_tail((k + 1) - 1, n) <= 0.025:
         k += 1
     if k == 0:
         return Estimate(middle, np.nan, np.nan, n, "s")
     return Estimate(middle, float(ordered[k - 1]), float(ordered[n - k]), n, "s")
-
-
-def _below(k: int, n: int) -> float:
-    return binomial_tail(k - 1, n)
 
 
 def _doubling(shape: Shape, rate: Estimate) -> Estimate:

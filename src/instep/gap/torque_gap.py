@@ -330,7 +330,14 @@ def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) ->
     if "a" not in smooth:
         smooth["v"] = np.gradient(smooth["q"], t, axis=0)
         smooth["a"] = np.gradient(smooth["v"], t, axis=0)
-    kept = _kept(smooth["v"], cutoff, rate)
+    # Rows from where the robot begins to move to where it stops, less the edges of the filter, thinned.
+    v = smooth["v"]
+    usual = np.sqrt((v**2).mean(axis=0))
+    moving = np.flatnonzero((np.abs(v) > AT_REST * np.maximum(usual, 1e-12)).any(axis=1))
+    edge = int(rate / cutoff)
+    first = max(edge, int(moving[0])) if len(moving) else 0
+    last = min(len(v) - edge, int(moving[-1]) + 1) if len(moving) else 0
+    kept = np.arange(first, last, max(1, int(rate / (ROWS_PER_PERIOD * cutoff))))
     if len(kept) < MIN_ROWS:
         raise BadInput(
             f"{name!r} has {len(kept)} rows in which the robot moves, at {cutoff:.3g} Hz; at least {MIN_ROWS} are "
@@ -423,16 +430,6 @@ def _low_passed(column: Array, cutoff: float, rate: float) -> Array:
     sections = butter(4, cutoff, fs=rate, output="sos")
     padding = min(len(column) - 1, int(2 * rate / cutoff))
     return np.asarray(sosfiltfilt(sections, column, axis=0, padlen=padding))
-
-
-def _kept(v: Array, cutoff: float, rate: float) -> Array:
-    """Rows from where the robot begins to move to where it stops, less the edges of the filter, thinned."""
-    usual = np.sqrt((v**2).mean(axis=0))
-    moving = np.flatnonzero((np.abs(v) > AT_REST * np.maximum(usual, 1e-12)).any(axis=1))
-    edge = int(rate / cutoff)
-    first = max(edge, int(moving[0])) if len(moving) else 0
-    last = min(len(v) - edge, int(moving[-1]) + 1) if len(moving) else 0
-    return np.arange(first, last, max(1, int(rate / (ROWS_PER_PERIOD * cutoff))))
 
 
 def payload_of(episode: Episode) -> str:

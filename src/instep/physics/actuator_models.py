@@ -138,7 +138,12 @@ def cogging_of(model: mujoco.MjModel, settings: Settings) -> Cogging | None:
         for field, term in COGGING.items()
     }  # fmt: skip
     terms = {field: np.stack(np.broadcast_arrays(*values), axis=-1) for field, values in columns.items()}
-    return Cogging(np.stack([_jacobian(model, kind, name) for kind, name in motors]), _q_index(model), terms)
+    # Index in q of each degree of freedom; of free and ball joints the first of the joint.
+    return Cogging(
+        np.stack([_jacobian(model, kind, name) for kind, name in motors]),
+        model.jnt_qposadr[model.dof_jntid].astype(int),
+        terms,
+    )
 
 
 def is_cogging_param(model: mujoco.MjModel, name: str) -> bool:
@@ -165,8 +170,3 @@ def _jacobian(model: mujoco.MjModel, kind: str, name: str) -> Array:
 
 def _wraps(model: mujoco.MjModel, tendon: int) -> slice:
     return slice(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
-
-
-def _q_index(model: mujoco.MjModel) -> Array:
-    """Index in q of each degree of freedom; of free and ball joints the first of the joint."""
-    return model.jnt_qposadr[model.dof_jntid].astype(int)

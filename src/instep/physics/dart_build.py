@@ -167,7 +167,11 @@ class DartModel(EngineModel[DartJoint]):
 
 def build(model: mujoco.MjModel, armature: Array) -> DartModel:
     """The DART world of a model, all joints at their reference and at rest."""
-    _check_equalities(model)
+    geared = (int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON))
+    for e in active_equalities(model):
+        if int(model.eq_type[e]) not in geared:
+            name = model.equality(e).name
+            raise Unsupported(f"The engine 'dart' couples joints but not bodies, as equality {name!r} does.")
     dart = dartpy()
     world = dart.simulation.World()
     world.setTimeStep(float(model.opt.timestep))
@@ -190,14 +194,6 @@ def build(model: mujoco.MjModel, armature: Array) -> DartModel:
     return built
 
 
-def _check_equalities(model: mujoco.MjModel) -> None:
-    geared = (int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON))
-    for e in active_equalities(model):
-        if int(model.eq_type[e]) not in geared:
-            name = model.equality(e).name
-            raise Unsupported(f"The engine 'dart' couples joints but not bodies, as equality {name!r} does.")
-
-
 def _add(model: mujoco.MjModel, built: DartModel, index: int, armature: Array) -> None:
     link, dart = built.tree.links[index], built.dart
     if index == 0:
@@ -217,9 +213,17 @@ def _add(model: mujoco.MjModel, built: DartModel, index: int, armature: Array) -
         last = joint == (link.joints or (-1,))[-1]
         body.setInertia(_inertia(model, dart, link if last else None, joint, armature))
         if joint >= 0:
-            _register(
-                model, built, DartJoint(*_q_dofs(model, joint), number, _coordinate(joint_node), body, joint_node)
+            at = DartJoint(
+                *joint,
+                int(model.jnt_qposadr[joint]),
+                int(model.jnt_dofadr[joint]),
+                number,
+                int(joint_node.getIndexInSkeleton(0)),
+                body,
+                joint_node,
             )
+            kind = int(model.jnt_type[at.joint])
+            (built.free if kind == FREE else built.balls if kind == BALL else built.axes).append(at)
         parent, rest = body, Pose.identity()
     built.bodies.append(parent)
     _apply_weight(model, built, index, armature)
@@ -276,16 +280,3 @@ def _apply_weight(model: mujoco.MjModel, built: DartModel, index: int, armature:
         built.bodies[index].setGravityMode(False)
         if link.gravcomp != 1:
             built.weighted.append(index)
-
-
-def _register(model: mujoco.MjModel, built: DartModel, at: DartJoint) -> None:
-    kind = int(model.jnt_type[at.joint])
-    (built.free if kind == FREE else built.balls if kind == BALL else built.axes).append(at)
-
-
-def _q_dofs(model: mujoco.MjModel, joint: int) -> tuple[int, int, int]:
-    return joint, int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
-
-
-def _coordinate(joint_node: Any) -> int:
-    return int(joint_node.getIndexInSkeleton(0))

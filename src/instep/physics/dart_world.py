@@ -19,7 +19,7 @@ from instep.core.world import Array, Settings
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .dart_build import DartJoint, DartModel, build, dartpy, isometry
+from .dart_build import DartModel, build, dartpy, isometry
 from .engine_model import Pose, check_support, rotate
 from .rapier_joints import friction_damping, joint_actuation, joint_couplings, scalar_positions
 from .rapier_world import SequentialWorld, Stepped
@@ -101,10 +101,17 @@ class DartEngine:
             q[at.q_index] = at.joint_node.getPosition(0) + self.model.qpos0[at.q_index]
             v[at.dof] = at.joint_node.getVelocity(0)
         for at in self.built.balls:
-            q[at.q_index : at.q_index + 4] = _wxyz(at.joint_node.convertToRotation(at.joint_node.getPositions()))
+            matrix = at.joint_node.convertToRotation(at.joint_node.getPositions())
+            mujoco.mju_mat2Quat(out := np.empty(4), np.asarray(matrix, float).ravel())
+            q[at.q_index : at.q_index + 4] = out
             v[at.dof : at.dof + 3] = at.joint_node.getVelocities()
         for at in self.built.free:
-            self._read_free(at, q, v)
+            pose = at.body.getTransform()
+            turn = np.asarray(pose.quaternion().wxyz())
+            q[at.q_index : at.q_index + 3] = pose.translation()
+            q[at.q_index + 3 : at.q_index + 7] = turn
+            v[at.dof : at.dof + 3] = at.body.getLinearVelocity()
+            v[at.dof + 3 : at.dof + 6] = rotate(turn * [1.0, -1.0, -1.0, -1.0], at.body.getAngularVelocity())
         return (q * np.nan, v * np.nan) if self._diverged() else (q, v)
 
     def same_sign(self, q: Array, before: Array) -> Array:
@@ -119,7 +126,11 @@ class DartEngine:
         """Take one physics step per row of commands [steps, nu], under a wrench [bodies, 6] where given."""
         for command in commands:
             self._actuate(command)
-            self._apply_weight()
+            gravity = np.asarray(self.built.world.getGravity())
+            for index in self.built.weighted:
+                link = self.built.tree.links[index]
+                weight = (1 - link.gravcomp) * link.mass * gravity
+                self.built.bodies[index].addExtForce(weight, link.com, False, True)
             if wrench is not None:
                 self._apply_wrench(wrench)
             if self._diverged():
@@ -134,14 +145,6 @@ class DartEngine:
             for skeleton in self.built.skeletons
             for part in (skeleton.getPositions(), skeleton.getVelocities())
         )
-
-    def _read_free(self, at: DartJoint, q: Array, v: Array) -> None:
-        pose = at.body.getTransform()
-        turn = np.asarray(pose.quaternion().wxyz())
-        q[at.q_index : at.q_index + 3] = pose.translation()
-        q[at.q_index + 3 : at.q_index + 7] = turn
-        v[at.dof : at.dof + 3] = at.body.getLinearVelocity()
-        v[at.dof + 3 : at.dof + 6] = rotate(turn * [1.0, -1.0, -1.0, -1.0], at.body.getAngularVelocity())
 
     def _actuate(self, command: Array) -> None:
         """Torques and damping of all hinges and slides, by MuJoCo's actuator model, for one physics step."""
@@ -162,13 +165,6 @@ class DartEngine:
             at.joint_node.setDampingCoefficient(0, float(damping[at.dof]))
             at.joint_node.setForce(0, float(torque[at.dof]))
 
-    def _apply_weight(self) -> None:
-        gravity = np.asarray(self.built.world.getGravity())
-        for index in self.built.weighted:
-            link = self.built.tree.links[index]
-            weight = (1 - link.gravcomp) * link.mass * gravity
-            self.built.bodies[index].addExtForce(weight, link.com, False, True)
-
     def _apply_wrench(self, wrench: Array) -> None:
         tree = self.built.tree
         for row in np.flatnonzero(wrench.any(axis=1)):
@@ -181,11 +177,6 @@ class DartEngine:
 
 def _unit(quat: Array) -> Array:
     return quat / np.linalg.norm(quat)
-
-
-def _wxyz(matrix: Array) -> Array:
-    mujoco.mju_mat2Quat(out := np.empty(4), np.asarray(matrix, float).ravel())
-    return out
 
 
 KEY = "dart"

@@ -124,7 +124,11 @@ def finite_worlds(q: Array, v: Array) -> Array:
 
 def check_support(model: mujoco.MjModel, engine: str) -> None:
     """Raise `Unsupported`, naming what and where, if a model holds something only MuJoCo can do."""
-    _options(model, engine)
+    if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
+        raise _unsupported(engine, "has no air or water (density, viscosity or wind of <option>)")
+    for flag, words in _OVERRIDES.items():
+        if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
+            raise _unsupported(engine, f"has no {words} (flag of <option>)")
     _parts(model, engine)
     _joints(model, engine)
     _actuators(model, engine)
@@ -149,14 +153,6 @@ def active_equalities(model: mujoco.MjModel) -> list[int]:
     """The equality constraints of a model that hold."""
     off = disabled(model, "EQUALITY") or disabled(model, "CONSTRAINT")
     return [] if off else [e for e in range(model.neq) if model.eq_active0[e]]
-
-
-def _options(model: mujoco.MjModel, engine: str) -> None:
-    if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
-        raise _unsupported(engine, "has no air or water (density, viscosity or wind of <option>)")
-    for flag, words in _OVERRIDES.items():
-        if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
-            raise _unsupported(engine, f"has no {words} (flag of <option>)")
 
 
 def _parts(model: mujoco.MjModel, engine: str) -> None:

@@ -111,7 +111,10 @@ def _actuated(model: mujoco.MjModel, actuation: JointActuation, at: RapierJoint,
     gear = float(actuation.moment[a, dof])
     g0, g1, g2 = (float(g) for g in actuation.gain[a])
     b0, b1, b2 = (float(b) for b in actuation.bias[a])
-    limit, symmetric = _limit(actuation, a, dof, gear)
+    # The largest torque, and whether it is the same both ways.
+    low, high = sorted(actuation.force[a] * gear)
+    low, high = max(low, actuation.joint_force[dof, 0]), min(high, actuation.joint_force[dof, 1])
+    limit, symmetric = float(high), bool(np.isclose(-low, high, rtol=1e-9) or (np.isinf(low) and np.isinf(high)))
     spring = float(actuation.stiffness[dof])
     plain = len(actuators) == 1 and np.count_nonzero(actuation.moment[a]) == 1 and g1 == 0 and g2 == 0
     # A spring may share the motor of a servo that has no limit of its own, since the spring has none.
@@ -125,13 +128,6 @@ def _actuated(model: mujoco.MjModel, actuation: JointActuation, at: RapierJoint,
     if damping > 0:
         return JointMotor(at, axis, "speed", a, gear * g0 / damping, gear * b0 / damping, 0.0, damping, limit)
     return JointMotor(at, axis, "torque", a, gear * g0, gear * b0, limit=limit)
-
-
-def _limit(actuation: JointActuation, actuator: int, dof: int, gear: float) -> tuple[float, bool]:
-    """The largest torque, and whether it is the same both ways."""
-    low, high = sorted(actuation.force[actuator] * gear)
-    low, high = max(low, actuation.joint_force[dof, 0]), min(high, actuation.joint_force[dof, 1])
-    return float(high), bool(np.isclose(-low, high, rtol=1e-9) or (np.isinf(low) and np.isinf(high)))
 
 
 _CONNECT, _WELD = int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)

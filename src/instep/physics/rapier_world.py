@@ -321,7 +321,9 @@ class RapierEngine:
         for at in built.balls:
             turn = _wxyz(self._multibodies[at.multibody].get_link(at.link).joint_rot)
             q[at.q_index : at.q_index + 4] = turn
-            v[at.dof : at.dof + 3] = rotate(_conjugate(turn), np.array(speeds[at.multibody][at.offset : at.offset + 3]))
+            v[at.dof : at.dof + 3] = rotate(
+                (turn * np.array([1.0, -1.0, -1.0, -1.0])), np.array(speeds[at.multibody][at.offset : at.offset + 3])
+            )
         for at in built.free:
             self._read_free(at, speeds[at.multibody][at.offset : at.offset + 6], q, v)
         return (q * np.nan, v * np.nan) if self._diverged else (q, v)
@@ -332,7 +334,11 @@ class RapierEngine:
         (x, y, z, w), spin = body.rotation.to_tuple(), (speeds[3], speeds[4], speeds[5])
         # Rapier's frame is at the centre of mass and moves with it.
         arm = _rotated(w, x, y, z, at.com)
-        sideways = _cross(spin, arm)
+        sideways = (
+            spin[1] * arm[2] - spin[2] * arm[1],
+            spin[2] * arm[0] - spin[0] * arm[2],
+            spin[0] * arm[1] - spin[1] * arm[0],
+        )
         position = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
         speed = [a - b for a, b in zip(speeds[:3], sideways, strict=True)]
         q[at.q_index : at.q_index + 7] = (*position, w, x, y, z)
@@ -377,7 +383,7 @@ class RapierEngine:
             if link == 0:
                 continue
             body = self._bodies[self.setup.built.bodies[link]]
-            at = Pose(_xyz(body.translation), _wxyz(body.rotation)).apply(
+            at = Pose(np.array(body.translation.to_tuple()), _wxyz(body.rotation)).apply(
                 tree.link_from_body[row + 1].apply(model.body_ipos[row + 1])
             )
             body.add_force_at_point(triple(wrench[row, :3]), triple(at))
@@ -390,17 +396,9 @@ class RapierEngine:
             body.reset_torques()
 
 
-def _xyz(vector: Any) -> Array:
-    return np.array(vector.to_tuple())
-
-
 def _wxyz(turn: Any) -> Array:
     x, y, z, w = turn.to_tuple()
     return np.array([w, x, y, z])
-
-
-def _conjugate(quat: Array) -> Array:
-    return quat * np.array([1.0, -1.0, -1.0, -1.0])
 
 
 def _rotated(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
@@ -408,10 +406,6 @@ def _rotated(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
     a, b, c = vector
     tx, ty, tz = 2 * (y * c - z * b), 2 * (z * a - x * c), 2 * (x * b - y * a)
     return a + w * tx + y * tz - z * ty, b + w * ty + z * tx - x * tz, c + w * tz + x * ty - y * tx
-
-
-def _cross(a: Triple, b: Triple) -> Triple:
-    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
 
 
 KEY = "rapier"

@@ -50,7 +50,10 @@ class ThreadChoice:
         with self._lock:
             if all(taken is None for taken in self._times.values()):
                 return max(self._times)
-            others = self._neighbours()
+            # The next larger and the next smaller number: far from the best a trial may cost ten times its time.
+            counts = list(self._times)
+            at = counts.index(self.best)
+            others = counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]
             untried = [count for count in others if self._times[count] is None]
             if untried:
                 return untried[0]
@@ -58,12 +61,6 @@ class ThreadChoice:
                 return self.best
             self._turn += 1
             return others[self._turn % len(others)]
-
-    def _neighbours(self) -> list[int]:
-        """The next larger and the next smaller number: far from the best a trial may cost ten times its time."""
-        counts = list(self._times)
-        at = counts.index(self.best)
-        return counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]
 
     def note(self, threads: int, seconds: float, work: float = 1.0) -> None:
         """A call took so long; `work` is its size, where calls differ."""

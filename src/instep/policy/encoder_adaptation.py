@@ -117,7 +117,10 @@ def _train(net: nn.Module, kind: Alignment, images: Sequence[torch.Tensor], opti
         loss = ((features - (kept[rows] - centre) / size) ** 2).clamp_max(9.0).mean()
         theirs = (net(varied(_normalized(real[others]), generator)) - centre) / size
         if kind == "coral":
-            apart = _coral(theirs, features.detach())
+            # Distance of means and covariances of features [n, k].
+            wanted = features.detach()
+            means = (theirs.mean(0) - wanted.mean(0)) ** 2
+            apart = means.mean() + ((torch.cov(theirs.T) - torch.cov(wanted.T)) ** 2).mean()
         else:
             apart = _confusion(judge, features, theirs, step / options.steps)
         optimizer.zero_grad(set_to_none=True)
@@ -137,12 +140,6 @@ def varied(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     amount = 2 * LIGHT * torch.rand((n, 1, 1, 1), generator=generator)
     noise = GREY / 127.5 * torch.rand((n, 1, 1, 1), generator=generator) * torch.randn(x.shape, generator=generator)
     return ((x + 1) * light * (1 + amount * texture) - 1 + noise).clamp(-1, 1)
-
-
-def _coral(theirs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Distance of means and covariances of features [n, k]."""
-    means = (theirs.mean(0) - wanted.mean(0)) ** 2
-    return means.mean() + ((torch.cov(theirs.T) - torch.cov(wanted.T)) ** 2).mean()
 
 
 def _confusion(judge: nn.Module, ours: torch.Tensor, theirs: torch.Tensor, progress: float) -> torch.Tensor:

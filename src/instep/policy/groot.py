@@ -77,7 +77,14 @@ class GrootClient:
         if self._release == "n1.5":
             return [_unflattened(self._call("get_action", _flattened(request))) for request in requests]
         reply = self._call("get_action", {"observation": _stacked(requests), "options": None})
-        return _unstacked(reply, len(requests))
+        n = len(requests)
+        actions: object = reply[0] if is_sequence(reply) and reply else reply
+        if not is_mapping(actions):
+            raise BadInput(f"The policy server sent a {type(actions).__name__} where groups of actions were expected.")
+        for name, value in actions.items():
+            if not is_array(value) or value.ndim != 3 or len(value) != n:
+                raise BadInput(f"The policy's {name!r} is not an array [{n}, horizon, joints].")
+        return [{name: value[i] for name, value in actions.items()} for i in range(n)]
 
     def close(self) -> None:
         """Close the connection."""
@@ -212,16 +219,6 @@ def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _unstacked(reply: Any, n: int) -> list[Mapping[str, Any]]:
-    actions: object = reply[0] if is_sequence(reply) and reply else reply
-    if not is_mapping(actions):
-        raise BadInput(f"The policy server sent a {type(actions).__name__} where groups of actions were expected.")
-    for name, value in actions.items():
-        if not is_array(value) or value.ndim != 3 or len(value) != n:
-            raise BadInput(f"The policy's {name!r} is not an array [{n}, horizon, joints].")
-    return [{name: value[i] for name, value in actions.items()} for i in range(n)]
-
-
 def _read(raw: bytes, address: str) -> Any:
     if raw == b"ERROR":
         raise BadInput(f"The policy server at {address} refused without a reason, as N1 does.")
@@ -332,11 +329,8 @@ class GrootServer:
                 "ping and reset are."
             )
         if "observation" in data:
-            return [self._nested(data["observation"]), {}]
+            return [self._acted(_from_nested(data["observation"])), {}]
         return {f"action.{name}": chunk[0] for name, chunk in self._acted([_from_flat(data)]).items()}
-
-    def _nested(self, observation: object) -> dict[str, Array]:
-        return self._acted(_from_nested(observation))
 
     def _acted(self, requests: list[dict[str, Any]]) -> dict[str, Array]:
         """Chunks of actions [batch, horizon, joints] by group, for one request of each world."""

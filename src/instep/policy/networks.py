@@ -311,7 +311,10 @@ class Learner:
             for group in self._optimizer.param_groups:
                 group["lr"] = options.learning_rate * _schedule(step, options.steps)
             self._optimizer.step()
-            self._average(step)
+            keep = min(self._options.ema_decay, (1 + step) / (10 + step))
+            with torch.no_grad():
+                for name, value in self._all.state_dict().items():
+                    self._mean[name].mul_(keep).add_(value, alpha=1 - keep)
             losses.append(loss.detach())
         return float(torch.stack(losses[-200:]).mean())
 
@@ -367,12 +370,6 @@ class Learner:
         rows = torch.randint(len(self._features), count, generator=generator).to(self._device)
         found = net([images[rows] for images in self._images], self._joints[rows])
         return nn.functional.smooth_l1_loss(found, self._targets[rows], beta=0.1)
-
-    def _average(self, step: int) -> None:
-        keep = min(self._options.ema_decay, (1 + step) / (10 + step))
-        with torch.no_grad():
-            for name, value in self._all.state_dict().items():
-                self._mean[name].mul_(keep).add_(value, alpha=1 - keep)
 
     def _placed(self, values: Array) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)

@@ -97,7 +97,10 @@ def adapt_policy(
     optional_library("torch", "learn")
     options = options or AdaptOptions()
     description, tensors = read_policy(folder)
-    _check(description, folder)
+    if not description.inputs.cameras:
+        raise BadInput(f"The policy in {str(folder)!r} uses no camera, so there are no images to adapt it to.")
+    if description.adapters:
+        raise BadInput(f"The policy in {str(folder)!r} is adapted already; give the one that it was adapted from.")
     images = {camera: _images(description, camera, rendered, real) for camera in description.inputs.cameras}
     adapters = _adapters(images, options, seed)
     adapted = {camera: adapters[camera](own.real) if adapters else own.real for camera, own in images.items()}
@@ -119,13 +122,6 @@ def adapt_policy(
     methods = {camera: str(adapter.method) for camera, adapter in adapters.items()}
     save_policy(out, replace(description, metadata=metadata, adapters=methods), tensors)
     return PolicyAdaptation(out, images, adapted)
-
-
-def _check(description: PolicyDescription, folder: Path) -> None:
-    if not description.inputs.cameras:
-        raise BadInput(f"The policy in {str(folder)!r} uses no camera, so there are no images to adapt it to.")
-    if description.adapters:
-        raise BadInput(f"The policy in {str(folder)!r} is adapted already; give the one that it was adapted from.")
 
 
 def _images(

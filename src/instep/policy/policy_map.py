@@ -321,15 +321,11 @@ def padded(image: Array, size: tuple[int, int]) -> Array:
     inner_h, inner_w = max(1, int(h / factor)), max(1, int(w / factor))
     out = np.zeros((height, width, image.shape[2]), np.uint8)
     top, left = (height - inner_h) // 2, (width - inner_w) // 2
-    out[top : top + inner_h, left : left + inner_w] = _resized(image, inner_h, inner_w)
-    return out
-
-
-def _resized(image: Array, height: int, width: int) -> Array:
-    """Bilinear, with a filter as wide as the step where the image shrinks, as PIL's."""
-    rows, columns = _weights(image.shape[0], height), _weights(image.shape[1], width)
+    # Bilinear, with a filter as wide as the step where the image shrinks, as PIL's.
+    rows, columns = _weights(image.shape[0], inner_h), _weights(image.shape[1], inner_w)
     soft = np.einsum("yh,hwc,xw->yxc", rows, image.astype(float), columns, optimize=True)
-    return np.clip(np.rint(soft), 0, 255).astype(np.uint8)
+    out[top : top + inner_h, left : left + inner_w] = np.clip(np.rint(soft), 0, 255).astype(np.uint8)
+    return out
 
 
 def _weights(old: int, new: int) -> Array:

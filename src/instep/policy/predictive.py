@@ -130,16 +130,13 @@ class PredictiveGait(LeggedEstimate):
             action = np.nan_to_num(copies.act(seen)).reshape(len(state.q), -1)
             state, lost = stepped_batch(self.sim, state, action)
             alive &= ~(lost | self._over(state)).reshape(shape)
-            now = self._cost(motion)
+            # What a motion of the base costs per control period: another speed, tilt, and turning rates.
+            tilt = 1 + motion[..., 2]
+            walking = self.gait.speed * min(1.0, max(0.0, self._row * self.gait.body.dt - 1.0))
+            miss = np.abs(motion[..., 6] - walking) + np.abs(motion[..., 7])
+            now = 0.15 * miss + 2.0 * tilt + 0.02 * np.abs(motion[..., 3:6]).sum(axis=-1)
             cost += np.where(alive, now, self.plan.fall)
         return cost + self.plan.last * np.where(alive, now, self.plan.fall)
-
-    def _cost(self, motion: Array) -> Array:
-        """What a motion of the base costs per control period: another speed, tilt, and turning rates."""
-        tilt = 1 + motion[..., 2]
-        walking = self.gait.speed * min(1.0, max(0.0, self._row * self.gait.body.dt - 1.0))
-        miss = np.abs(motion[..., 6] - walking) + np.abs(motion[..., 7])
-        return 0.15 * miss + 2.0 * tilt + 0.02 * np.abs(motion[..., 3:6]).sum(axis=-1)
 
 
 def base_height(points: Array, turn: Array) -> Array:

@@ -246,7 +246,11 @@ class ReferenceArm:
         )
         delays = np.asarray(getattr(model, "actuator_delay", np.zeros(model.nu)))[actuators]
         tip = reference.scene.tips[0] if reference.scene.tips else ""
-        body = int(model.site(tip).bodyid[0]) if tip in _sites(model) else int(model.jnt_bodyid[joints[-1]])
+        body = (
+            int(model.site(tip).bodyid[0])
+            if tip in {model.site(i).name for i in range(model.nsite)}
+            else int(model.jnt_bodyid[joints[-1]])
+        )
         inertia = np.diag(_inertia(model, reference.scene.start(0)[0]))[dofs]
         return cls(
             model, reference.spec.dt, tuple(model.joint(int(j)).name for j in joints), np.array(actuators),
@@ -363,7 +367,3 @@ def _is_servo(model: mujoco.MjModel, actuator: int) -> bool:
     affine = model.actuator_gaintype[actuator] == _FIXED and model.actuator_biastype[actuator] == _AFFINE
     on_axis = model.jnt_type[joint] in (_HINGE, _SLIDE)
     return bool(affine and on_axis and kp > 0 and np.isclose(model.actuator_biasprm[actuator, 1], -kp))
-
-
-def _sites(model: mujoco.MjModel) -> set[str]:
-    return {model.site(i).name for i in range(model.nsite)}

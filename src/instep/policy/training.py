@@ -146,7 +146,10 @@ def train(
             raise BadInput(f"The training diverged after {until} steps; try a smaller --learning-rate than {tried:g}.")
         metadata = {**description.metadata, "steps": str(until)}
         save_policy(folder, replace(description, metadata=metadata), tensors)
-        _write_checkpoint(learner, folder, until, options)
+        write_weights(folder / "training.safetensors", learner.state())
+        temporary = folder / "training.json.part"
+        temporary.write_text(json.dumps({"step": until, "options": _options_table(options)}), encoding="utf-8")
+        temporary.replace(folder / "training.json")
         success = None if evaluate is None else evaluate(folder)
         if progress is not None:
             progress(TrainProgress(until, loss, time.perf_counter() - start, success))
@@ -266,13 +269,6 @@ def _resume(learner: Learner, folder: Path, options: TrainOptions) -> int:
         )
     learner.restore(read_weights(weights))
     return table["step"]
-
-
-def _write_checkpoint(learner: Learner, folder: Path, step: int, options: TrainOptions) -> None:
-    write_weights(folder / "training.safetensors", learner.state())
-    temporary = folder / "training.json.part"
-    temporary.write_text(json.dumps({"step": step, "options": _options_table(options)}), encoding="utf-8")
-    temporary.replace(folder / "training.json")
 
 
 def _options_table(options: TrainOptions) -> dict[str, Any]:

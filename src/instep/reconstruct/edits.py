@@ -342,7 +342,11 @@ def simplify_surfaces(files: SceneFiles, name: str, faces: int) -> tuple[int, in
     Convex parts, mass and inertia stay.
     """
     body, model = files.body(name), files.scene.model
-    meshes = [(g, e) for g, e in zip(files.geoms(name), body.findall("geom"), strict=True) if _is_mesh(model, g)]
+    meshes = [
+        (g, e)
+        for g, e in zip(files.geoms(name), body.findall("geom"), strict=True)
+        if (int(model.geom_type[g]) == int(mujoco.mjtGeom.mjGEOM_MESH))
+    ]
     seen = [(g, e) for g, e in meshes if not (model.geom_contype[g] or model.geom_conaffinity[g])] or meshes
     if not seen:
         raise BadInput(f"{name!r} has no mesh, so there are no faces to take away.")
@@ -424,10 +428,6 @@ def _on_surface(
     near = np.asarray(cKDTree(points).query(places)[1], int)
     flat = np.array([0.6, 0.6, 0.12]) * pitch
     return gaussians_from_colours(places, flat, colours[near], quats=orientations(mesh.normals[face]), opacities=0.9)
-
-
-def _is_mesh(model: Any, geom: int) -> bool:
-    return int(model.geom_type[geom]) == int(mujoco.mjtGeom.mjGEOM_MESH)
 
 
 def _mesh_folder(files: SceneFiles) -> Path:

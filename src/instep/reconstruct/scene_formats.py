@@ -490,7 +490,10 @@ def _write(pxr: Any, path: Path, scene: Scene, gaussians: Gaussians | None) -> N
         place = f"/scene/{pxr.Tf.MakeValidIdentifier(name)}"
         prim = pxr.UsdGeom.Xform.Define(stage, place)
         prim.GetPrim().SetDisplayName(name)
-        _set_pose(pxr, prim, poses[body])
+        pose = poses[body]
+        w, x, y, z = (float(q) for q in normalized(np.asarray(pose[3:], float)))
+        prim.AddTranslateOp().Set(pxr.Gf.Vec3d(*pose[:3].tolist()))
+        prim.AddOrientOp().Set(pxr.Gf.Quatf(w, x, y, z))
         if name in scene.objects:
             _add_mass(pxr, prim.GetPrim(), scene.model, body)
         for shape in (shape for shape in shapes if shape.body == body):
@@ -499,12 +502,6 @@ def _write(pxr: Any, path: Path, scene: Scene, gaussians: Gaussians | None) -> N
             fill_splat(pxr, pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"{place}/gaussians"), part)
             stage.GetPrimAtPath(f"{place}/gaussians").SetDisplayName(name)
     stage.GetRootLayer().Save()
-
-
-def _set_pose(pxr: Any, prim: Any, pose: Array) -> None:
-    w, x, y, z = (float(q) for q in normalized(np.asarray(pose[3:], float)))
-    prim.AddTranslateOp().Set(pxr.Gf.Vec3d(*pose[:3].tolist()))
-    prim.AddOrientOp().Set(pxr.Gf.Quatf(w, x, y, z))
 
 
 def _add_mass(pxr: Any, prim: Any, model: Any, body: int) -> None:

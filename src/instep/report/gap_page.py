@@ -217,7 +217,12 @@ def _numbers(gap: Gap) -> list[Number]:
     if gap.kind == "clocks":
         return _clock_numbers(gap)
     if gap.kind == "commands" and gap.following is not None:
-        return _following_numbers(gap.following)
+        rmse, lag, left = _following_main(gap.following)
+        return [
+            Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
+            Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+            Number("left at that lag", formatted(left, interval=False), _interval(left)),
+        ]
     curve = gap.headline
     found: list[Number] = []
     for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
@@ -481,15 +486,6 @@ def _following_headline(following: CommandFollowing) -> Headline:
     words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
     detail = f"At that lag {formatted(left, interval=False)} are left. A lag is not a delay; a scene separates the two."
     return Headline("plain", words, detail)
-
-
-def _following_numbers(following: CommandFollowing) -> list[Number]:
-    rmse, lag, left = _following_main(following)
-    return [
-        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
-        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
-        Number("left at that lag", formatted(left, interval=False), _interval(left)),
-    ]
 
 
 def _clock_numbers(gap: Gap) -> list[Number]:

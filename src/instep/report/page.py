@@ -188,12 +188,18 @@ def render(report: HtmlReport) -> str:
     """The page as one text."""
     figures: list[Figure] = []
     sections = [_section(section, figures) for section in report.sections]
+    # A figure without its title, which the page shows above it, where it wraps.
     return _template().render(
         report=report,
         video=_video(report.video),
         viewer=_viewer(report.viewer),
         sections=sections,
-        figures=script_json([_untitled(figure) for figure in figures]),
+        figures=script_json(
+            [
+                {**figure, "layout": {k: v for k, v in figure.get("layout", {}).items() if k != "title"}}
+                for figure in figures
+            ]
+        ),
         plotly=_plotly() if figures else "",
         states=STATES,
         version=__version__,
@@ -272,11 +278,6 @@ def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
         "height": int(layout.get("height", 380)),
         "title": str(layout.get("title", {}).get("text", "")),
     }
-
-
-def _untitled(figure: Figure) -> Figure:
-    """A figure without its title, which the page shows above it, where it wraps."""
-    return {**figure, "layout": {k: v for k, v in figure.get("layout", {}).items() if k != "title"}}
 
 
 def _video(video: ReportVideo | str) -> dict[str, Any]:

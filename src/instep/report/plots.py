@@ -48,7 +48,10 @@ def _draw(figure: Figure, axes: Sequence[Any]) -> None:
         if trace.get("visible", True) is not True:
             continue
         if trace["type"] == "bar":
-            _bars(axis, trace)
+            colors = trace.get("marker", {}).get("color", "@1")
+            paint = [_color(c) for c in cast(list[str], colors)] if is_list(colors) else _color(colors)
+            error = _error(trace["error_x"]) if "error_x" in trace else None
+            axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["ink"])
         else:
             _lines(axis, trace)
         if trace.get("fill") == "tonexty":
@@ -88,13 +91,6 @@ def _lines(axis: Any, trace: Mapping[str, Any]) -> None:
     axis.plot(x, y, **options)
     if trace.get("fill") == "tozeroy":
         axis.fill_between(x, 0, y, color=_color(trace.get("fillcolor", "@1:0.15")), linewidth=0)
-
-
-def _bars(axis: Any, trace: Mapping[str, Any]) -> None:
-    colors = trace.get("marker", {}).get("color", "@1")
-    paint = [_color(c) for c in cast(list[str], colors)] if is_list(colors) else _color(colors)
-    error = _error(trace["error_x"]) if "error_x" in trace else None
-    axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["ink"])
 
 
 def _axis(axis: Any, side: str, layout: Mapping[str, Any]) -> None:

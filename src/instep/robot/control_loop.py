@@ -461,7 +461,12 @@ class RobotLoop:
         doubt = self._checks.doubt(reading, self._sent if self._mode == "run" else None)
         self._doubt = doubt
         if not doubt:
-            self._check_response(reading)
+            # Stop where commands and readings cannot belong together; whether the robot lags is noted.
+            new = self._reading is None or reading.t > self._reading.t
+            if new and self._limited is not None and self._mode in ("run", "hold"):
+                wrong = self._responses.wrong(reading.q, self._sent)
+                if wrong:
+                    self._stop(f"Commands and readings do not belong together: {wrong}")
             return reading
         finite = np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()
         self.counts["doubtful" if finite else "invalid_readings"] += 1
@@ -471,14 +476,6 @@ class RobotLoop:
             _log.warning("The robot's readings cannot be right: %s", doubt)
             self.watch()
         return None
-
-    def _check_response(self, reading: Reading) -> None:
-        """Stop where commands and readings cannot belong together; whether the robot lags is noted."""
-        new = self._reading is None or reading.t > self._reading.t
-        if new and self._limited is not None and self._mode in ("run", "hold"):
-            wrong = self._responses.wrong(reading.q, self._sent)
-            if wrong:
-                self._stop(f"Commands and readings do not belong together: {wrong}")
 
     def _publish_state(self, mono: int) -> None:
         """Publish the last reading, which was taken at `mono` [ns]."""

@@ -164,7 +164,8 @@ class WorldDriver:
     def hold(self) -> Array:
         """The last position target; torques, forces and speeds become zero."""
         last = np.zeros(self.spec.action.shape) if self._action is None else self._action
-        return np.where([_is_effort(unit) for unit in self.spec.action.units], 0.0, last)
+        # Whether an action of this unit makes things move for as long as it lasts: Nm, N, m/s, rad/s.
+        return np.where([("N" in unit or "/s" in unit) for unit in self.spec.action.units], 0.0, last)
 
     def passed(self, periods: int) -> None:
         """Let the world move on under its last action."""
@@ -185,11 +186,6 @@ class WorldDriver:
         if self._state is None:
             self._state = self._world.reset(0)
         return self._state
-
-
-def _is_effort(unit: str) -> bool:
-    """Whether an action of this unit makes things move for as long as it lasts: Nm, N, m/s, rad/s."""
-    return "N" in unit or "/s" in unit
 
 
 KEY = "recording"

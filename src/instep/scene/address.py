@@ -243,19 +243,17 @@ def _targets(model: mujoco.MjModel, kind: _Mapping, rows: Sequence[int]) -> tupl
         for field, inner, factor in kind.targets:
             index = inner if field.startswith("opt.") else (row, *inner)
             if field == "actuator_gainprm" and len(kind.targets) > 1:
-                factor = _command_scale(model, row, kind.targets[1][1][0])
+                # Joint units per unit of a servo's command: 1, or another number where the command is scaled, as 0 to
+                # 255 is.
+                term = kind.targets[1][1][0]
+                gain, feedback = float(model.actuator_gainprm[row, 0]), -float(model.actuator_biasprm[row, term])
+                factor = gain / feedback if gain != 0 and feedback != 0 else 1.0
             out.append(Target(field, index, factor))
             if field == "body_mass" and model.body_mass[row] > 0:
                 # The same shape with another density: the inertia follows the mass.
                 ratio = model.body_inertia[row] / model.body_mass[row]
                 out += [Target("body_inertia", (row, axis), float(ratio[axis])) for axis in range(3)]
     return tuple(out)
-
-
-def _command_scale(model: mujoco.MjModel, actuator: int, term: int) -> float:
-    """Joint units per unit of a servo's command: 1, or another number where the command is scaled, as 0 to 255 is."""
-    gain, feedback = float(model.actuator_gainprm[actuator, 0]), -float(model.actuator_biasprm[actuator, term])
-    return gain / feedback if gain != 0 and feedback != 0 else 1.0
 
 
 def _table(model: mujoco.MjModel) -> Mapping[str, tuple[_Mapping, list[int]]]:

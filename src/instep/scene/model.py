@@ -372,7 +372,10 @@ _VERSION = "1"
 def checked_source(path: Path, root: Path | None = None) -> ModelSource:
     """A description from outside, after another process has compiled it; see `read_source`."""
     source = read_source(path, root, attach=False)
-    key = _digest(source)
+    digest = hashlib.sha256(f"{_VERSION} {version('mujoco')} {source.path.name} {source.xml}".encode())
+    for name, content in sorted({**source.files, **source.attached}.items()):
+        digest.update(name.encode() + b"\0" + content)
+    key = digest.hexdigest()
     if key not in _CHECKED and not (_cache() / key).exists():
         _COMPILER.check({"path": str(path.absolute()), "root": str(root.absolute()) if root else ""}, str(path))
         with suppress(OSError):  # without a folder to keep verdicts in, a model is checked again next time
@@ -385,13 +388,6 @@ def checked_source(path: Path, root: Path | None = None) -> ModelSource:
 def read_job(job: Job) -> None:
     """What the process does with a job: compile a model."""
     compile_model(read_source(Path(job["path"]), Path(job["root"]) if job["root"] else None))
-
-
-def _digest(source: ModelSource) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {version('mujoco')} {source.path.name} {source.xml}".encode())
-    for name, content in sorted({**source.files, **source.attached}.items()):
-        digest.update(name.encode() + b"\0" + content)
-    return digest.hexdigest()
 
 
 def _cache() -> Path:

@@ -103,7 +103,13 @@ class DeviceOptimizer:
         held = np.zeros(len(start), bool) if surface is None else surface.contains(means)
         self._held = torch.tensor(held, device=device)
         self._losses = torch.zeros(max(1, options.steps), dtype=torch.float32, device=device)
-        self._arguments = _constants(options, surface)
+        # The arguments that stay the same throughout a fit.
+        out = FitArguments(max_log_elongation=float(np.log(options.max_elongation)))
+        if surface is not None:
+            plane: Array = surface.plane.normal / np.linalg.norm(surface.plane.normal[:3])
+            out.normal_x, out.normal_y, out.normal_z, out.offset = plane
+            out.tolerance, out.max_log_thickness = surface.tolerance, float(MAX_LOG_THICKNESS)
+        self._arguments = out
         self._targets: dict[int, _DeviceTarget] = {}
         self._target_bytes = self._steps = 0
         self._gradient_sums, self._seen = torch.zeros_like(self._shape[:, 0]), torch.zeros_like(self._shape[:, 0])
@@ -276,16 +282,6 @@ class DeviceOptimizer:
 
     def _tensor(self, values: Array) -> Any:
         return float_tensor(values, self.device)
-
-
-def _constants(options: GaussianFitOptions, surface: SurfaceConstraint | None) -> FitArguments:
-    """The arguments that stay the same throughout a fit."""
-    out = FitArguments(max_log_elongation=float(np.log(options.max_elongation)))
-    if surface is not None:
-        plane: Array = surface.plane.normal / np.linalg.norm(surface.plane.normal[:3])
-        out.normal_x, out.normal_y, out.normal_z, out.offset = plane
-        out.tolerance, out.max_log_thickness = surface.tolerance, float(MAX_LOG_THICKNESS)
-    return out
 
 
 def _point(arguments: FitArguments, **tensors: Any) -> None:

@@ -108,7 +108,12 @@ def rotation(matrix: Array, degree: int) -> Array:
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
     out = np.zeros(((degree + 1) ** 2,) * 2)
-    directions = _sphere_directions(32)
+    # n directions spread over the sphere, on a golden spiral.
+    k = np.arange(32) + 0.5
+    height = 1 - 2 * k / 32
+    turn = math.pi * (1 + 5**0.5) * k
+    ring = np.sqrt(1 - height**2)
+    directions = np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
     after, before = basis(directions, degree), basis(directions @ np.asarray(matrix, float), degree)
     for band in range(degree + 1):
         rows = slice(band * band, (band + 1) ** 2)
@@ -122,15 +127,6 @@ def rotated(sh: Array, matrix: Array) -> Array:
     if degree == 0:
         return sh
     return np.einsum("ij,njc->nic", rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
-
-
-def _sphere_directions(n: int) -> Array:
-    """n directions spread over the sphere, on a golden spiral."""
-    k = np.arange(n) + 0.5
-    height = 1 - 2 * k / n
-    turn = math.pi * (1 + 5**0.5) * k
-    ring = np.sqrt(1 - height**2)
-    return np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
 
 
 Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])

@@ -81,7 +81,9 @@ def align_on_plane(
     poses = [np.zeros(6)]
     scores: list[tuple[float, float]] = []
     for texture in others:
-        start = _search(_subsample(base), texture, points[::2, ::2], 2 * pitch, reach)
+        start = _search(
+            _Rectified(base.bands[::2, ::2], base.weight[::2, ::2]), texture, points[::2, ::2], 2 * pitch, reach
+        )
         pose = _refine(base, texture, points, start)
         poses.append(pose)
         scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
@@ -143,10 +145,6 @@ def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
     return pixels, ahead & inside & (seen[..., 2] < _MAX_PIXEL_FOOTPRINT_M * min(camera.focal))
 
 
-def _subsample(flat: _Rectified) -> _Rectified:
-    return _Rectified(flat.bands[::2, ::2], flat.weight[::2, ::2])
-
-
 def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
     """The translation in the plane and rotation about its normal under which two rectified images correlate best.
 
@@ -156,7 +154,10 @@ def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, re
     found: list[tuple[float, Array]] = []
     centre = points.reshape(-1, 3).mean(axis=0)
     for angle in np.radians(np.arange(-3.0, 3.01, 0.75)):
-        turned = _rotation_about(centre, np.array([0.0, 0.0, angle]), texture.camera)
+        # The motion of a camera, at its own position, that rotates it about another point.
+        turn = np.array([0.0, 0.0, angle])
+        arm = texture.camera.body_from_camera[:3, 3] - centre
+        turned = np.concatenate([matrix_from_quat(quat_exp(turn)) @ arm - arm, turn])
         flat = _rectify(texture, moved_camera(texture.camera, turned), points)
         for score, shift in _correlate(base, flat, int(reach / pitch)):
             found.append((score, turned + np.concatenate([shift * pitch, np.zeros(4)])))
@@ -164,18 +165,13 @@ def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, re
     tried: list[tuple[float, Array]] = []
     for _, start in found[:_REFINED_CANDIDATES]:
         pose = _refine(base, texture, points, start, rounds=8)
-        tried.append((_score(base, texture, points, pose) * _shift_prior(start, reach), pose))
+        tried.append(
+            (
+                _score(base, texture, points, pose) * (1.0 - 0.5 * min(1.0, float(start[:2] @ start[:2]) / reach**2)),
+                pose,
+            )
+        )
     return max(tried, key=lambda pair: pair[0])[1]
-
-
-def _shift_prior(motion: Array, reach: float) -> float:
-    return 1.0 - 0.5 * min(1.0, float(motion[:2] @ motion[:2]) / reach**2)
-
-
-def _rotation_about(centre: Array, turn: Array, camera: Camera) -> Array:
-    """The motion of a camera, at its own position, that rotates it about another point."""
-    arm = camera.body_from_camera[:3, 3] - centre
-    return np.concatenate([matrix_from_quat(quat_exp(turn)) @ arm - arm, turn])
 
 
 def _correlate(a: _Rectified, b: _Rectified, reach: int) -> list[tuple[float, Array]]:

@@ -41,7 +41,7 @@ from instep.scene.camera import Camera, aimed_place, pinhole
 from instep.scene.camera_files import load_calibration
 from instep.scene.folder import Scene
 
-from .gaussians import C0, Gaussians, concatenate
+from .gaussians import C0, concatenate
 from .image import Region, full_region
 from .raster.rasterizer import Device, LayeredRasterizer
 from .rendering import is_static, scene_gaussians, scene_poses
@@ -405,7 +405,13 @@ def randomized_views(
     moved = tuple(_moved(camera, amounts, rng) for camera in cameras.cameras)
     texture, layers = _amount(amounts, "texture", 0.0), cameras.layers
     if texture > 0:
-        painted = _painted(layers.gaussians, texture, rng)
+        # The colours of each patch of a body times factors of its own.
+        cells = np.floor(layers.gaussians.means / PATCH_M).astype(int)
+        _, patch = np.unique(np.column_stack([layers.gaussians.body, cells]), axis=0, return_inverse=True)
+        factors = np.exp(texture * rng.standard_normal((int(patch.max()) + 1, 3)))[np.ravel(patch)]
+        sh = layers.gaussians.sh.copy()
+        sh[:, 0] = (layers.gaussians.colours * factors - 0.5) / C0
+        painted = replace(layers.gaussians, sh=sh.astype(layers.gaussians.sh.dtype))
         static = [name for name in painted.names if is_static(cameras.scene, name)]
         layers = LayeredRasterizer(painted, static, device=device)
     return replace(cameras, layers=layers, cameras=moved)
@@ -434,13 +440,3 @@ def _moved(camera: Camera, amounts: Settings, rng: np.random.Generator) -> Camer
 def _direction(rng: np.random.Generator) -> Array:
     way = rng.standard_normal(3)
     return way / np.linalg.norm(way)
-
-
-def _painted(gaussians: Gaussians, share: float, rng: np.random.Generator) -> Gaussians:
-    """The colours of each patch of a body times factors of its own."""
-    cells = np.floor(gaussians.means / PATCH_M).astype(int)
-    _, patch = np.unique(np.column_stack([gaussians.body, cells]), axis=0, return_inverse=True)
-    factors = np.exp(share * rng.standard_normal((int(patch.max()) + 1, 3)))[np.ravel(patch)]
-    sh = gaussians.sh.copy()
-    sh[:, 0] = (gaussians.colours * factors - 0.5) / C0
-    return replace(gaussians, sh=sh.astype(gaussians.sh.dtype))

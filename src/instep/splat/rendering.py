@@ -137,7 +137,10 @@ def side_by_side(rows: Sequence[tuple[Array, Array]]) -> Array:
     width = max(real.shape[1] for real, _ in rows)
     for real, rendered in rows:
         apart = np.clip(4 * np.abs(real.astype(int) - rendered.astype(int)), 0, 255).astype(np.uint8)
-        cells = [_padded(image, width) for image in (real, rendered, apart)]
+        cells = [
+            np.pad(image, ((0, 0), (0, width - image.shape[1]), (0, 0)), constant_values=255)
+            for image in (real, rendered, apart)
+        ]
         gap = np.full((real.shape[0], _GAP_PX, 3), 255, np.uint8)
         out += [np.hstack([cells[0], gap, cells[1], gap, cells[2]])]
         out += [np.full((_GAP_PX, out[-1].shape[1], 3), 255, np.uint8)]
@@ -179,10 +182,6 @@ def _placed(
         return source, poses
     gaussians = scene_gaussians(source)
     return gaussians, scene_poses(source, gaussians.names, source.start(0)[0] if q is None else q)
-
-
-def _padded(image: Array, width: int) -> Array:
-    return np.pad(image, ((0, 0), (0, width - image.shape[1]), (0, 0)), constant_values=255)
 
 
 SPACING_M = 0.008

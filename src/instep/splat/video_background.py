@@ -265,7 +265,10 @@ class BodyTracker:
         from scipy.ndimage import gaussian_filter
 
         found = start
-        soft = [[_grey_image(gaussian_filter(label, blur)) for label in labels] for blur in (3.0, 1.0)]
+        soft = [
+            [np.repeat(gaussian_filter(label, blur)[..., None].astype(np.float32), 3, axis=-1) for label in labels]
+            for blur in (3.0, 1.0)
+        ]
         for step in range(_STEPS):
             blurred = soft[0 if step < _STEPS // 2 else 1]
             views = [
@@ -318,10 +321,6 @@ class BodyTracker:
             both += float((rendered & (label > 0.5)).sum())
             either += float((rendered | (label > 0.5)).sum())
         return both / max(either, 1.0)
-
-
-def _grey_image(mask: Array) -> Array:
-    return np.repeat(mask[..., None].astype(np.float32), 3, axis=-1)
 
 
 def _hue(colour: Array) -> Array:

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from instep.lab.leg_identification import EnsembleOptions, ensemble_posterior
-    from instep.lab.policy_search import SearchOptions, SearchResult, best_weights, search_weights
-
     from .delta_action import DeltaEvaluation, DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
     from .excitation import ExcitationDesign, ExciteOptions, chirp, evaluate_motion, excite
     from .excitation_limits import ExcitationLimits, MotionLimits, driven_joint_limits, limit_usage
@@ -75,20 +72,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
-    "EnsembleOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile",
+    "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile",
     "Fit", "FitStatus", "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison",
     "Identifiability", "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits",
     "ParamSelection", "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery",
-    "Reidentification", "Reidentifier", "ReidentifyEvent", "ReidentifyOptions", "SampleBelief", "SearchOptions",
-    "SearchResult", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit",
-    "auto_params", "belief_addresses", "best_weights", "calibration", "check_posterior", "chirp", "cma_search",
+    "Reidentification", "Reidentifier", "ReidentifyEvent", "ReidentifyOptions", "SampleBelief",
+    "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit",
+    "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search",
     "command_limits",
     "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki",
-    "ensemble_posterior", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all",
+    "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all",
     "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood",
     "limit_usage", "load_belief", "misspecification", "named_params", "nominal_values", "npe", "online_params",
     "online_world", "parse_belief", "parse_ranges", "predictable_windows", "predictive_band", "promote",
-    "recover_parameters", "reidentify", "save_belief", "scene_hash", "search_weights", "select_params", "split",
+    "recover_parameters", "reidentify", "save_belief", "scene_hash", "select_params", "split",
     "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
     "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip

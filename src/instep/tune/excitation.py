@@ -110,7 +110,9 @@ def excite(
     """Find the motion that maximises the smallest eigenvalue of the information; Ctrl-C keeps the best so far."""
     if not params:
         raise BadInput("An excitation is designed for parameters, and none were given.")
-    coarse = _coarse(sim)
+    # The simulator with about 5 ms per step, which is enough to compare motions.
+    step = sim.spec.dt / max(1, round(sim.spec.dt / 5e-3))
+    coarse = sim.tuned({TIMESTEP: step})
     series = _Series(scene_limits, sim.spec.dt, options)
     rng = np.random.default_rng((options.seed, 0xE2C))
     guesses = np.clip(series.first + series.spread * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
@@ -480,12 +482,6 @@ def _values(limits: ExcitationLimits, params: Sequence[Param]) -> list[float]:
     """The scene's values of the parameters, moved inside their bounds."""
     found = address.read(limits.scene.model, [param.address for param in params])
     return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in params]
-
-
-def _coarse(sim: Simulator) -> Simulator:
-    """The simulator with about 5 ms per step, which is enough to compare motions."""
-    step = sim.spec.dt / max(1, round(sim.spec.dt / 5e-3))
-    return sim.tuned({TIMESTEP: step})
 
 
 def _fade(t: Array) -> Array:

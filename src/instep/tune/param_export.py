@@ -448,7 +448,12 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
     `newton:armature`, `newton:damping` and `newton:friction` are what Newton's joint schema names them, drive and mass
     are those of UsdPhysics. USD counts angles in degrees, so damping and stiffness of hinges are per degree.
     """
-    pxr = _pxr()
+    try:
+        pxr = import_module("pxr")
+        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom"):
+            import_module(f"pxr.{part}")
+    except ImportError:
+        raise MissingExtra("usd-core", "usd") from None
     settings = all_settings(scene, settings)
     model = tuned_model(scene, settings)
     stage = pxr.Usd.Stage.CreateNew(str(path))
@@ -514,13 +519,3 @@ def _usd_body(pxr: Any, prim: Any, model: mujoco.MjModel, name: str) -> set[str]
 
 def _set(prim: Any, name: str, kind: Any, value: float) -> None:
     prim.CreateAttribute(name, kind).Set(float(value))
-
-
-def _pxr() -> Any:
-    try:
-        pxr = import_module("pxr")
-        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom"):
-            import_module(f"pxr.{part}")
-    except ImportError:
-        raise MissingExtra("usd-core", "usd") from None
-    return pxr

@@ -38,7 +38,12 @@ def check_written_scene(
         found = compare(before, after, held_out, window=window, seed=seed)
     except InstepError as error:
         return GateResult(NAME, "failed", f"The written scene cannot be opened from disk: {error}", remedy=REMEDY)
-    worst = _difference(found, expected)
+    # The largest amount by which an error from disk exceeds the one in memory, relative to the error before.
+    pairs = [(found.channels[name], expected.channels[name]) for name in expected.channels]
+    worst = max(
+        ((now[1] - then[1]) / max(then[0], then[1], 1e-300) for now, then in pairs),
+        default=0.0,
+    )
     scores = {"improvement": found.improvement, "after": found.after}
     if worst > MAX_DIFFERENCE:
         message = f"Opened from disk, the error differs by {worst:.1%} from what was computed before it was written."
@@ -52,12 +57,3 @@ def check_written_scene(
 def written_scene_not_run() -> GateResult:
     """The gate where others were not passed, so that nothing is promoted anyway."""
     return GateResult(NAME, "not run", "Not checked, since other gates are not passed.")
-
-
-def _difference(found: HeldOutComparison, expected: HeldOutComparison) -> float:
-    """The largest amount by which an error from disk exceeds the one in memory, relative to the error before."""
-    pairs = [(found.channels[name], expected.channels[name]) for name in expected.channels]
-    return max(
-        ((now[1] - then[1]) / max(then[0], then[1], 1e-300) for now, then in pairs),
-        default=0.0,
-    )

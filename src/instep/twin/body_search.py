@@ -191,7 +191,15 @@ def find_by_contrast(
     known = [best]
     for _, other, at in found:
         here = np.linalg.norm(best[:3, 3] - at[:3, 3]) < outline.reach
-        if other >= contrast - SAME_CONTRAST and here and all(_turn(at, one) > ANOTHER_RAD for one in known):
+        # The angle between the orientations of two transforms [rad].
+        if (
+            other >= contrast - SAME_CONTRAST
+            and here
+            and all(
+                float(np.arccos(np.clip((np.trace(at[:3, :3].T @ one[:3, :3]) - 1) / 2, -1.0, 1.0))) > ANOTHER_RAD
+                for one in known
+            )
+        ):
             known.append(at)
     return LocatedBody(best, len(known) - 1)
 
@@ -213,11 +221,6 @@ def find_by_regions(
     fits = [compare_silhouette(outline, crop) for crop in crops if crop is not None]
     fits = [fit for fit in fits if fit.visible > FOUND_VISIBLE]  # what looks like nothing known does not count
     return LocatedBody(at, found.ambiguous) if not above or mean_overlap(fits) > above else None
-
-
-def _turn(T: Array, other: Array) -> float:
-    """The angle between the orientations of two transforms [rad]."""
-    return float(np.arccos(np.clip((np.trace(T[:3, :3].T @ other[:3, :3]) - 1) / 2, -1.0, 1.0)))
 
 
 def fit_by_regions(

@@ -120,7 +120,13 @@ class PhotometricResidual:
         raster, found = self._coloured(colours.used), list[PoseNormalEquations]()
         for crop, frame, gain in zip(crops, frames, gains, strict=True):
             at = pose(moved(crop.world_from_body, xi))[None]
-            view = self._view(crop, frame, gain)
+            left, top, right, bottom = crop.region
+            target, weight, background = self._buffers(crop.camera)
+            part = frame.pixels[top:bottom, left:right]
+            target[top:bottom, left:right] = part * np.float32(1 / (255 * gain))
+            weight[top:bottom, left:right] = crop.weight
+            background.colour[top:bottom, left:right] = self._background(crop, target[top:bottom, left:right])
+            view = TargetImage(crop.camera, target, weight, background, crop.region)
             found += pose_normals(raster, [view], at, self.surface.gaussians.names, huber=COLOUR_NOISE.robust)
         return found
 
@@ -153,15 +159,6 @@ class PhotometricResidual:
         if not np.array_equal(self._colours, colours):
             self._raster, self._colours = self._raster.updated(self.surface.with_colours(colours)), colours.copy()
         return self._raster
-
-    def _view(self, crop: MaskCrop, frame: CameraFrame, gain: float) -> TargetImage:
-        left, top, right, bottom = crop.region
-        target, weight, background = self._buffers(crop.camera)
-        part = frame.pixels[top:bottom, left:right]
-        target[top:bottom, left:right] = part * np.float32(1 / (255 * gain))
-        weight[top:bottom, left:right] = crop.weight
-        background.colour[top:bottom, left:right] = self._background(crop, target[top:bottom, left:right])
-        return TargetImage(crop.camera, target, weight, background, crop.region)
 
     def _background(self, crop: MaskCrop, target: Array) -> Array:
         """The background where it is known, else the median colour of the pixels beside the body."""

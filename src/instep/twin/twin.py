@@ -244,7 +244,9 @@ class Twin:
         """Predict, let the real world follow, measure, correct."""
         action = checked_action(action, self.sim.spec, state.batch)
         memory, timer = state.hidden[KEY], _StageTimer(self._clock)
-        self._take_parameters()
+        # Go on with new parameters where there are any: states do not depend on them.
+        new = None if self.updates is None else self.updates.retuned(self.sim)
+        self.sim = self.sim if new is None else new
         action, watched = self._allowed(memory, action)
         past = np.concatenate([memory["past"][1:], [action]])
         sim, diverged = self._predict(memory["sim"], action, past)
@@ -257,7 +259,12 @@ class Twin:
         timer("follow")
         deadline = self._deadline(rest)
         observation = self.real.observe(real)
-        self._give_sample(memory["real"].t, real, sent, observation)
+        # Give the command of time t and the reading after it to what identifies parameters.
+        t = memory["real"].t
+        if self.updates is not None:
+            stamps = observation.get("observation.state.stamp")
+            stamp = real.t if stamps is None else float(np.max(stamps))
+            self.updates.sample(t, real.q, np.asarray(observation.get("action.sent", sent)), stamp)
         timer("observe")
         sim, extra = self._catch_up(sim, real.t, action)
         timer("predict")
@@ -307,18 +314,6 @@ class Twin:
     def sent(self, state: State) -> Array:
         """The set point that the real robot was last given."""
         return state.hidden[KEY]["sent"]
-
-    def _take_parameters(self) -> None:
-        """Go on with new parameters where there are any: states do not depend on them."""
-        new = None if self.updates is None else self.updates.retuned(self.sim)
-        self.sim = self.sim if new is None else new
-
-    def _give_sample(self, t: float, real: State, sent: Array, observation: Observation) -> None:
-        """Give the command of time t and the reading after it to what identifies parameters."""
-        if self.updates is not None:
-            stamps = observation.get("observation.state.stamp")
-            stamp = real.t if stamps is None else float(np.max(stamps))
-            self.updates.sample(t, real.q, np.asarray(observation.get("action.sent", sent)), stamp)
 
     def _allowed(self, memory: Mapping[str, Any], action: Array) -> tuple[Array, dict[str, Any]]:
         """The action that trust allows, and the memory of its monitor."""

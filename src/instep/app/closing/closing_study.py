@@ -176,7 +176,13 @@ def run_closing(
 ) -> ClosingStudy:
     """Run what is not yet kept in a folder: first the trainings that serve every robot, then every robot."""
     _check(plan)
-    _same_plan(plan, folder)
+    # Refuse a folder with results of another plan, scene or policy; more robots may be added.
+    about = {**asdict(replace(plan, robots=())), "scene": content_hash(Scene.load(plan.scene).root)}
+    mark = hashlib.sha256(json.dumps([about, policy_fingerprint(plan.base)], sort_keys=True).encode()).hexdigest()
+    note = folder / "plan.json"
+    if note.is_file() and read_entries(note, {"plan": TEXT})["plan"] != mark:
+        raise BadInput(f"{str(folder)!r} holds an experiment with another scene, policy or budget; give another --out.")
+    write_json(note, {"plan": mark})
     shared = _shared_trainings(plan, folder, map, watch)
     weights = {name: found.weights for name, found in shared.items()}
     robots: dict[int, Mapping[str, TechniqueResult]] = {}
@@ -281,16 +287,6 @@ def _check(plan: ClosingPlan) -> None:
         raise BadInput(f"The experiment needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
     if min(plan.budget.starts, plan.budget.recordings) < 1 or plan.budget.seconds <= 0:
         raise BadInput("The experiment needs at least one of --starts and of --recordings, and --seconds above 0.")
-
-
-def _same_plan(plan: ClosingPlan, folder: Path) -> None:
-    """Refuse a folder with results of another plan, scene or policy; more robots may be added."""
-    about = {**asdict(replace(plan, robots=())), "scene": content_hash(Scene.load(plan.scene).root)}
-    mark = hashlib.sha256(json.dumps([about, policy_fingerprint(plan.base)], sort_keys=True).encode()).hexdigest()
-    note = folder / "plan.json"
-    if note.is_file() and read_entries(note, {"plan": TEXT})["plan"] != mark:
-        raise BadInput(f"{str(folder)!r} holds an experiment with another scene, policy or budget; give another --out.")
-    write_json(note, {"plan": mark})
 
 
 def closing_scores(study: ClosingStudy) -> dict[str, Estimate]:

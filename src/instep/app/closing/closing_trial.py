@@ -22,7 +22,7 @@ from instep.core.param import Param
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, Simulator, array_dataclass, frozen_dataclass, options_dataclass
 from instep.data.resample import velocity
-from instep.evaluate.episode_batch import Returns, episode_returns, start_states, step_batch
+from instep.evaluate.episode_batch import episode_returns, start_states, step_batch
 from instep.lab.factor_world import FACTOR, walk_ranges
 from instep.lab.leg_identification import (
     SMOOTHED_ROWS,
@@ -388,7 +388,7 @@ class _Robot:
             weights, robot_s = makers[name]()
             spent = time.process_time() - began
             fresh = sum(seconds for part, (_, seconds) in self._kept.items() if part not in ready)
-            found = self._judged(weights)
+            found = episode_returns(self._real, self._setup.trained.policy(weights), self._starts, steps=self._steps)
             out[name] = TechniqueResult(
                 tuple(map(float, found.score)), tuple(map(bool, found.success)),
                 tuple(map(float, found.error)) if self._real.error_unit else (), robot_s,
@@ -470,6 +470,3 @@ class _Robot:
         # The mean of the later winners: one lucky episode decides nothing.
         mean = np.mean(winners[len(winners) // 2 :], axis=0)
         return np.tile(mean, (len(start), 1)), before_s + used * self._steps * self._real.spec.dt
-
-    def _judged(self, weights: Array) -> Returns:
-        return episode_returns(self._real, self._setup.trained.policy(weights), self._starts, steps=self._steps)

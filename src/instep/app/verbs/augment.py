@@ -162,7 +162,7 @@ def trained_with(policy: Path, steps: int | None, device: str) -> TrainOptions:
     if not (policy / "policy.json").is_file():
         raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
     table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
-    given, usual = {name: _frozen(value) for name, value in table.items()}, TrainOptions()
+    given, usual = {name: (tuple(value) if is_list(value) else value) for name, value in table.items()}, TrainOptions()
     try:
         options = TrainOptions(**given)
         wrong = [name for name, value in given.items() if not _alike(value, getattr(usual, name))]
@@ -171,10 +171,6 @@ def trained_with(policy: Path, steps: int | None, device: str) -> TrainOptions:
     except (ValueError, TypeError) as error:
         raise BadInput(f"{str(note)!r} does not hold the options of the training: {error}.") from None
     return replace(options, steps=steps or options.steps, device=device)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if is_list(value) else value
 
 
 def _alike(value: object, usual: object) -> bool:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from instep.core.episode import Episode
     from instep.report.page import ReportViewer
     from instep.tune.identification import Identification
-    from instep.tune.param_export import ExportResult
 
 Positional = tyro.conf.Positional
 BEST_FILE = "best.json"
@@ -274,7 +273,13 @@ def _write(found: Identification, output: Output) -> tuple[Identification, Path]
             shutil.rmtree(old)
     found, folder = found.promoted(output.folder, provenance={"data": output.inputs})
     exports = found.export(output.folder / "export")
-    _print_exports(exports)
+    # Name what formats of the export have no field for.
+    for file in exports.files:
+        if file.notes:
+            some = ", ".join(file.notes[:3]) + (f" and {len(file.notes) - 3} more" if len(file.notes) > 3 else "")
+            print(f"{file.path.name} holds {some} as notes that other tools do not apply (export/README.md).")
+    for what in exports.left_out:
+        print(f"Not exported: {what}.")
     write_json(output.folder / BEST_FILE, {"status": str(found.status), "settings": found.result.settings})
     if found.posterior is not None:
         found.posterior.save(output.folder, seed=found.seed)
@@ -284,16 +289,6 @@ def _write(found: Identification, output: Output) -> tuple[Identification, Path]
     written = time.strftime("%Y-%m-%dT%H:%M:%S")
     output.write(scores, **found.as_dict(), scene=str(folder), exports=exports.as_dict(), written=written)
     return found, folder
-
-
-def _print_exports(exports: ExportResult) -> None:
-    """Name what formats of the export have no field for."""
-    for file in exports.files:
-        if file.notes:
-            some = ", ".join(file.notes[:3]) + (f" and {len(file.notes) - 3} more" if len(file.notes) > 3 else "")
-            print(f"{file.path.name} holds {some} as notes that other tools do not apply (export/README.md).")
-    for what in exports.left_out:
-        print(f"Not exported: {what}.")
 
 
 def _print_summary(found: Identification) -> None:

@@ -123,7 +123,13 @@ def write_tracking(tracked: TrackedRecording, output: Output) -> dict[str, Estim
     found = tracked.overlaps()
     _write_parquet(output.folder / "poses.parquet", tracked.columns(found))
     tracked.calibration.save(output.folder / "cameras.json")
-    _write_overlay(output.folder / "overlay.mp4", tracked)
+    # A video of all cameras side by side with the twin's silhouette.
+    path = output.folder / "overlay.mp4"
+    from instep.data import VideoWriter
+
+    with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
+        for row in range(len(tracked.run)):
+            video.add(tracked.overlay(row))
     return tracked.scores(found)
 
 
@@ -171,15 +177,6 @@ def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:
     levels = trust.of(frames)
     low, last, n = float(np.min(levels)), float(levels[-1]), len(trust.scores)
     return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}
-
-
-def _write_overlay(path: Path, tracked: TrackedRecording) -> None:
-    """A video of all cameras side by side with the twin's silhouette."""
-    from instep.data import VideoWriter
-
-    with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
-        for row in range(len(tracked.run)):
-            video.add(tracked.overlay(row))
 
 
 def _write_parquet(path: Path, columns: dict[str, Array]) -> None:

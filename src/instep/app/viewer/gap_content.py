@@ -107,19 +107,16 @@ class GapContent:
                 self._shown = int(np.clip(episode, 0, len(self._given.episodes) - 1))
             return self._tracks()
         if is_mapping(given):
-            self._set(given)
+            known = {param.address: param for param in self._given.params}
+            for address, value in given.items():
+                if address in known and isinstance(value, int | float):
+                    self._settings[address] = float(np.clip(value, known[address].low, known[address].high))
             return self._tracks()
         wanted = ImageRequest.of(request)
         if wanted is None:
             return ()
         episode = self._given.episodes[self._shown]
         return self._images.messages(episode, self._replayed_at(wanted.row(episode)), wanted)
-
-    def _set(self, given: Mapping[Any, Any]) -> None:
-        known = {param.address: param for param in self._given.params}
-        for address, value in given.items():
-            if address in known and isinstance(value, int | float):
-                self._settings[address] = float(np.clip(value, known[address].low, known[address].high))
 
     def _sliders(self) -> list[dict[str, Any]]:
         from instep.scene.address import read

@@ -339,7 +339,7 @@ class LiveContent:
 
     def __init__(self, setup: LiveSetup):
         count = setup.worlds or 1
-        side, spacing = math.ceil(math.sqrt(count)), 2.6 * _radius(setup)
+        side, spacing = math.ceil(math.sqrt(count)), 2.6 * max(0.1, float(setup.model.stat.extent) / 2)
         self._messages = [setup.scene]
         info = {"title": setup.title, "subtitle": "live", "images": list(setup.layout.images)}
         self._messages.append(encode("info", info))
@@ -363,7 +363,8 @@ class LiveContent:
 def main() -> int:
     """Serve until the input ends."""
     os.nice(NICENESS)
-    setup = _setup()
+    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
+    setup = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 - from the process that started this one
     server = ViewServer(LiveContent(setup), port=setup.port)
     row = SharedRow(setup.layout, setup.block)
     over = threading.Event()
@@ -384,11 +385,6 @@ def main() -> int:
     server.close()
     row.close()
     return 0
-
-
-def _setup() -> LiveSetup:
-    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    return pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 - from the process that started this one
 
 
 def _wait_for_end(over: threading.Event) -> None:
@@ -422,10 +418,6 @@ def _new_images(row: SharedRow, seen: dict[str, int], t: float) -> dict[str, byt
             seen[camera], image = new
             found[camera] = image_message(camera, camera, t, image)
     return found
-
-
-def _radius(setup: LiveSetup) -> float:
-    return max(0.1, float(setup.model.stat.extent) / 2)
 
 
 if __name__ == "__main__":

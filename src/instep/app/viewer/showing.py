@@ -112,14 +112,10 @@ def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -
     from .gap_content import Replayed
 
     names = request.against or (str(scene.root),)
-    sims = {_label(name): open_scene(name, episodes) for name in names}
+    sims = {Path(name).name: open_scene(name, episodes) for name in names}
     last = list(sims.values())[-1]
     fitting, _ = recorded_at_rate(with_inputs(last.scene, episodes), last.spec.dt)
     return Replayed(fitting, sims, last.scene.params(*request.params)[:MAX_SLIDERS] if request.params else ())
-
-
-def _label(name: str) -> str:
-    return Path(name).name
 
 
 def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:

@@ -297,7 +297,13 @@ def write_rerun(path: Path, episode: Episode, name: str) -> None:
         recording.log(f"notes/{key.replace(' ', '_')}", rerun.TextDocument(text), static=True)
     for column, values in episode.columns.items():
         if is_image(values):
-            _write_images(rerun, recording, episode, column)
+            entity = f"cameras/{column.removeprefix(CAMERA_PREFIX)}"
+            for row, stamp in fresh_images(episode, column):
+                recording.set_time(TIMELINE, duration=stamp)
+                if "clock.wall" in episode:
+                    recording.set_time(WALL_CLOCK, timestamp=start_time(episode) + stamp)
+                image = encode_png(np.asarray(episode[column][row]))
+                recording.log(entity, rerun.EncodedImage(contents=image, media_type="image/png"))
         elif column != "timestamp" and not column.endswith(".stamp") and values.dtype.kind in "fiub":
             _write_curves(rerun, recording, episode, column)
     recording.flush()
@@ -318,16 +324,6 @@ def _write_curves(rerun: Any, recording: Any, episode: Episode, column: str) -> 
             columns=rerun.Scalars.columns(scalars=values[:, k]),
             recording=recording,
         )
-
-
-def _write_images(rerun: Any, recording: Any, episode: Episode, column: str) -> None:
-    entity = f"cameras/{column.removeprefix(CAMERA_PREFIX)}"
-    for row, stamp in fresh_images(episode, column):
-        recording.set_time(TIMELINE, duration=stamp)
-        if "clock.wall" in episode:
-            recording.set_time(WALL_CLOCK, timestamp=start_time(episode) + stamp)
-        image = encode_png(np.asarray(episode[column][row]))
-        recording.log(entity, rerun.EncodedImage(contents=image, media_type="image/png"))
 
 
 def _indexes(rerun: Any, episode: Episode, times: Any) -> list[Any]:

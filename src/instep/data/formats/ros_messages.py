@@ -390,7 +390,9 @@ def infer_command_order(t: Array, commands: Array, states: Mapping[str, Array], 
     by_distance = len(found)
     for values in states.values():
         rows, columns = _left(numbers, found), _left(len(joints), found.values())
-        clear = _clearly_correlated(_correlations(commands[:, rows], values[:, columns], lags))
+        correlations = _correlations(commands[:, rows], values[:, columns], lags)
+        other = np.maximum(-_best_other(-correlations, 0), -_best_other(-correlations, 1))
+        clear = (correlations >= MIN_CORRELATION) & (correlations - other >= CLEAR_CORRELATION)
         found |= _matched(clear, rows, columns)
     rows, columns = _left(numbers, found), _left(len(joints), found.values())
     if len(rows) == len(columns) == 1:
@@ -448,11 +450,6 @@ def _correlations(commands: Array, values: Array, lags: Sequence[int]) -> Array:
 
 def _clearly_nearest(distances: Array) -> Array:
     return distances < CLEAR_RATIO * np.minimum(_best_other(distances, 0), _best_other(distances, 1))
-
-
-def _clearly_correlated(correlations: Array) -> Array:
-    other = np.maximum(-_best_other(-correlations, 0), -_best_other(-correlations, 1))
-    return (correlations >= MIN_CORRELATION) & (correlations - other >= CLEAR_CORRELATION)
 
 
 def _best_other(cost: Array, axis: int) -> Array:

@@ -68,7 +68,15 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        writer.writerows(zip(*(_cells(column) for column in columns.values()), strict=True))
+        writer.writerows(
+            zip(
+                *(
+                    [repr(float(x)) if column.dtype.kind == "f" else str(x) for x in column]
+                    for column in columns.values()
+                ),
+                strict=True,
+            )
+        )
 
 
 def _text(path: Path) -> str:
@@ -99,10 +107,6 @@ def _values(cells: list[str]) -> Array:
         return np.array([float(cell) for cell in cells])
     except ValueError:
         return np.array([cell.strip() for cell in cells], dtype=np.str_)
-
-
-def _cells(column: Array) -> list[str]:
-    return [repr(float(x)) if column.dtype.kind == "f" else str(x) for x in column]
 
 
 def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:

@@ -216,7 +216,14 @@ class _WriterV21:
         library("pyarrow.parquet").write_table(table, path)
         for name, entry in self._meta.info["features"].items():
             if entry["dtype"] == "video" and name in columns:
-                self._add_video(name, columns[name], index)
+                images = columns[name]
+                template = VIDEO_V21.replace("{episode_chunk:03d}", f"{index // CHUNK:03d}")
+                template = template.replace("{episode_index:06d}", f"{index:06d}")
+                camera = VideoFiles(self._root, template, name, Shard(0, 0), (self._meta.info["fps"], self._options))
+                camera.add(images)
+                camera.close()
+                self._videos += 1
+                self._meta.describe_video(name, camera)
         self._rows.append(row)
 
     def close(self) -> None:
@@ -231,15 +238,6 @@ class _WriterV21:
         _write_lines(folder / "episodes_stats.jsonl", stats)
         atomic.write_json(folder / "modality.json", modality(meta.info["features"], self._options.modality))
         meta.write(self._root)
-
-    def _add_video(self, name: str, images: Any, index: int) -> None:
-        template = VIDEO_V21.replace("{episode_chunk:03d}", f"{index // CHUNK:03d}")
-        template = template.replace("{episode_index:06d}", f"{index:06d}")
-        camera = VideoFiles(self._root, template, name, Shard(0, 0), (self._meta.info["fps"], self._options))
-        camera.add(images)
-        camera.close()
-        self._videos += 1
-        self._meta.describe_video(name, camera)
 
 
 class _Meta:
@@ -456,7 +454,13 @@ class VideoFiles:
             start, count = int(images.numbers[0]), len(images.numbers)
             if video.can_copy(source, start, count):
                 return self._copy(source, start, count)
-        return self._encode(images)
+        if self._writer is None or self._full(self._writer.size):
+            self._next_file()
+            self._writer = video.VideoWriter(self._path(), self._fps, self._options.video)
+        begin = self._writer.frames
+        for image in images:
+            self._writer.add(image)
+        return Shard(self._place.chunk, self._place.file, begin, self._writer.frames)
 
     def close(self) -> None:
         """Finish the open file."""
@@ -472,15 +476,6 @@ class VideoFiles:
         begin = self._copier.frames
         self._copier.add(source, start, count)
         return Shard(self._place.chunk, self._place.file, begin, begin + count)
-
-    def _encode(self, images: Any) -> Shard:
-        if self._writer is None or self._full(self._writer.size):
-            self._next_file()
-            self._writer = video.VideoWriter(self._path(), self._fps, self._options.video)
-        begin = self._writer.frames
-        for image in images:
-            self._writer.add(image)
-        return Shard(self._place.chunk, self._place.file, begin, self._writer.frames)
 
     def _next_file(self) -> None:
         self.close()

@@ -86,7 +86,9 @@ def _recovered(here: Path, number: int) -> RecoveredEpisode:
     if header is None:
         losses.append(Loss(number, "no description of its columns is left, so its rows cannot be read", -1))
         return RecoveredEpisode(number, False, None, tuple(losses))
-    layout = _layout(header)
+    fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(header["images"]),))]
+    fields += [(f"c{k}", _number_type(kind), tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
+    layout = np.dtype(fields)
     found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
     table = _table(rows, found, layout)
     columns, streams = _columns(found, table, header), _streams(rows)
@@ -130,7 +132,13 @@ def finish_recording(folder: Path, options: WriteOptions | None = None, *, keep:
         append_episodes(usable, folder, options)
         _check(folder, usable)
     if not keep:
-        _remove_journals(folder)
+        here = folder / JOURNAL
+        for path in here.glob("*.*"):
+            if path.stem.isdigit():
+                path.unlink()
+        (here / "reserve").unlink(missing_ok=True)
+        if here.exists() and not any(here.iterdir()):
+            here.rmdir()
     losses = tuple(f"Episode {loss.episode}: {loss.what}." for found in pending for loss in found.losses)
     return RecordingResult(folder, len(usable), sum(len(episode) for episode in usable), losses)
 
@@ -195,16 +203,6 @@ def _check(folder: Path, given: Sequence[Episode]) -> None:
                 f"Episode {episode.meta['recorded']} of {str(folder)!r} reads back with {len(stored)} rows instead of "
                 f"{len(episode)}; its journal is kept, so export it again."
             )
-
-
-def _remove_journals(folder: Path) -> None:
-    here = folder / JOURNAL
-    for path in here.glob("*.*"):
-        if path.stem.isdigit():
-            path.unlink()
-    (here / "reserve").unlink(missing_ok=True)
-    if here.exists() and not any(here.iterdir()):
-        here.rmdir()
 
 
 def _write_streams(folder: Path, number: int, streams: Mapping[str, tuple[Array, Array]]) -> None:
@@ -272,12 +270,6 @@ def _number_type(kind: str) -> np.dtype[Any]:
     return found
 
 
-def _layout(header: Mapping[str, Any]) -> np.dtype[Any]:
-    fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(header["images"]),))]
-    fields += [(f"c{k}", _number_type(kind), tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
-    return np.dtype(fields)
-
-
 def _of_kind(scan: Scan, kind: int) -> list[Record]:
     return [record for record in scan.records if record.kind == kind]
 
@@ -317,7 +309,7 @@ def _images(
             losses.append(Loss(number, f"{len(gone)} images of {name!r} are lost, and {rows} rows with them", rows))
         kept &= there
         read = partial(_image, scan, by_number, np.dtype(kind), tuple(shape))
-        if _is_colour(kind, shape):
+        if np.dtype(kind) == np.uint8 and len(shape) == 3 and shape[2] == 3:
             columns[str(name)] = Frames(IndexedImages(read, (shape[0], shape[1])), refs)
             continue
         # Rows whose image is lost stay zero here and are left out with the others.
@@ -326,10 +318,6 @@ def _images(
             stacked[row] = read(int(refs[row]))
         columns[str(name)] = stacked
     return np.flatnonzero(kept)
-
-
-def _is_colour(kind: str, shape: Any) -> bool:
-    return np.dtype(kind) == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
 def _image(

@@ -37,18 +37,14 @@ def main(arguments: list[str]) -> None:
     """Run until the other side closes the pipe: folder, memory, size, pipe, and periods of sync [s]."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _drop_realtime_priority()
-    folder, memory, size, pipe, period, blob_period = arguments
-    writer = WriterProcess(Path(folder), Ring(int(memory), int(size)), (float(period), float(blob_period)))
-    writer.run(int(pipe))
-
-
-def _drop_realtime_priority() -> None:
-    """Drop the scheduling policy and CPU affinity inherited from a real-time loop."""
+    # Drop the scheduling policy and CPU affinity inherited from a real-time loop.
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    folder, memory, size, pipe, period, blob_period = arguments
+    writer = WriterProcess(Path(folder), Ring(int(memory), int(size)), (float(period), float(blob_period)))
+    writer.run(int(pipe))
 
 
 class WriterProcess:
@@ -121,7 +117,11 @@ class WriterProcess:
         self._name = f"{self._meta['episode']:06d}"
         self._counts = dict.fromkeys(self._counts, 0)
         self._lost = 0
-        self._reserve()
+        handle = os.open(self._folder / "reserve", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(handle, bytes(RESERVE))
+        finally:
+            os.close(handle)
         self._rows = Journal(self._new("rows"))
         self._blobs = Journal(self._new("images"))
         # The description comes twice, and with the images as well, so that no single fault takes the meaning away.
@@ -199,13 +199,6 @@ class WriterProcess:
     def _new(self, ending: str) -> int:
         path = self._folder / f"{self._name}.{ending}"
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def _reserve(self) -> None:
-        handle = os.open(self._folder / "reserve", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(handle, bytes(RESERVE))
-        finally:
-            os.close(handle)
 
 
 MESSAGE = struct.Struct("<BBHIQQqq")

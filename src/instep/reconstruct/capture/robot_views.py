@@ -303,7 +303,9 @@ def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) ->
     found = contour_points(mesh, camera)
     if not len(found.pixels):
         return np.zeros(0), np.zeros((0, 6))
-    ends = _projected(camera, mesh.vertices[found.ends])
+    points = mesh.vertices[found.ends]
+    local = in_camera(camera, points)
+    ends = camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0]))
     along = ends[:, 1] - ends[:, 0]
     along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-9)
     # Faces that look at the camera are anticlockwise in the image, so they are on the left of their rim.
@@ -312,11 +314,6 @@ def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) ->
     kept = strength > _MIN_STEP
     J = np.einsum("ni,nij->nj", normal, pixel_jacobian(camera, found.points))
     return -offset[kept], J[kept]
-
-
-def _projected(camera: Camera, points: Array) -> Array:
-    local = in_camera(camera, points)
-    return camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0]))
 
 
 def _steps(difference: Array, pixels: Array, normal: Array, reach: int) -> tuple[Array, Array]:

@@ -127,7 +127,11 @@ def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, rep
     by_name = {photo.name: k for k, photo in enumerate(photos)}
     order = {int(n): by_name[Path(name).stem] for n, name in zip(arrays["ids"], facts["names"], strict=True)}
     factors = np.array([photo.factor for photo in photos], float)
-    pairs = _photo_pairs(arrays, order, factors)
+    rows = arrays["pairs"]
+    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
+    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
+    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
+    pairs = PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
     models = [tuple(Path(name).stem for name in model) for model in facts["models"]]
     used = [photos[order[int(n)]] for n in arrays["registered"]]
     cameras = tuple(_camera(photo, arrays["poses"][k], arrays["lenses"][k]) for k, photo in enumerate(used))
@@ -221,14 +225,6 @@ def _progress(work: Path, count: int) -> tuple[float, str]:
         return _FEATURE_SHARE * features / count, f"finding features: {features} of {count} photographs"
     share = _FEATURE_SHARE + (_MATCH_SHARE - _FEATURE_SHARE) * min(matched / max(pairs, 1), 1.0)
     return share, f"matching: {matched} of {pairs} pairs"
-
-
-def _photo_pairs(arrays: dict[str, Array], order: dict[int, int], factors: Array) -> PhotoPairs:
-    rows = arrays["pairs"]
-    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
-    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
-    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
-    return PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
 
 
 def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:

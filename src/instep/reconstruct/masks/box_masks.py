@@ -199,20 +199,16 @@ def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> 
     plain = sure & (((image - predicted) ** 2).sum(axis=-1) < _LIKE_TABLE * sigma**2)
     likely = np.where(sure, -0.5 * error / sigma**2 - 1.5 * np.log(2 * np.pi * sigma**2), -np.inf)
     near = np.asarray(binary_dilation(blocked, iterations=_RING_PX), bool) & ~blocked
-    other = _anywhere(image, table, near)
+    # Log density of the colour of each pixel as one that the table has anywhere, in any light, or that is near.
+    out = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
+    if near.sum() > _MIN_PIXELS:
+        out = np.maximum(out, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
+    other = out
     if not table.patterned:
         return _Behind(np.maximum(likely, other), plain)
     share = explained_share(likely, other, near & sure)
     mixed = np.logaddexp(likely + np.log(share), other + np.log(1 - share))
     return _Behind(np.where(sure, mixed, other), plain)
-
-
-def _anywhere(image: Array, table: TableMap, near: Array) -> Array:
-    """Log density of the colour of each pixel as one that the table has anywhere, in any light, or that is near."""
-    out = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
-    if near.sum() > _MIN_PIXELS:
-        out = np.maximum(out, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
-    return out
 
 
 def _cut(

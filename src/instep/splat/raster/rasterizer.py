@@ -315,7 +315,10 @@ class LayeredRasterizer:
 
     def background(self, camera: Camera, poses: Array | None = None) -> RenderedImage:
         """The static layer as a camera sees it, kept until the camera or a static body has moved."""
-        key = self._key(camera, poses)
+        names = self.gaussians.names
+        static = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._static_rows]).tobytes()
+        place = np.ascontiguousarray(world_from_camera(names, camera, poses)).tobytes()
+        key = (camera.width, camera.height, camera.focal, camera.centre, camera.distortion, place, static)
         kept = self._backgrounds.get(key)
         if kept is None:
             kept = self.static.render(camera, poses)
@@ -360,12 +363,6 @@ class LayeredRasterizer:
         """Whether a camera never moves."""
         names = self.gaussians.names
         return camera.body not in names or names.index(camera.body) in self._static_rows
-
-    def _key(self, camera: Camera, poses: Array | None) -> tuple[object, ...]:
-        names = self.gaussians.names
-        static = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._static_rows]).tobytes()
-        place = np.ascontiguousarray(world_from_camera(names, camera, poses)).tobytes()
-        return (camera.width, camera.height, camera.focal, camera.centre, camera.distortion, place, static)
 
 
 def backdrop_from_image(image: RenderedImage) -> Backdrop:

@@ -171,9 +171,7 @@ class _ArrowSearch:
                 self.parts[k], self.shifts[k] = parts[k], shifts[k]
             self.damping = np.where(after < before, np.maximum(self.damping / 5, 1e-8), 8 * self.damping)
             after = np.minimum(after, before)
-        return self._goes_on(float(before.sum() - after.sum()) > SMALL_GAIN * before.sum())
-
-    def _goes_on(self, gained: bool) -> bool:
+        gained = float(before.sum() - after.sum()) > SMALL_GAIN * before.sum()
         self.idle = 0 if gained else self.idle + 1
         if self.idle < 2:
             return True

@@ -228,7 +228,11 @@ class JointModel:
         (residual,) = self.residuals([z])
         cost = float(residual @ residual)
         for _ in range(iterations):
-            normal, gradient = self._normal(z, index, shorter, residual)
+            steps = shorter * np.diag(STEPS)[index]
+            found = self.residuals([*(z + steps), *(z - steps)])
+            change: Array = found[: len(index)] - found[len(index) :]
+            jacobian = np.ascontiguousarray((change / (2 * shorter * STEPS[index])[:, None]).T)
+            normal, gradient = jacobian.T @ jacobian + np.diag(1e-3 / STEPS[index] ** 2), jacobian.T @ residual
             trial = self._step(z, index, (normal, gradient, damping), cost)
             if trial is None:
                 if shorter < 0.05:
@@ -242,13 +246,6 @@ class JointModel:
                     break
                 shorter /= 5
         return z, cost
-
-    def _normal(self, z: Array, index: Array, shorter: float, residual: Array) -> tuple[Array, Array]:
-        steps = shorter * np.diag(STEPS)[index]
-        found = self.residuals([*(z + steps), *(z - steps)])
-        change: Array = found[: len(index)] - found[len(index) :]
-        jacobian = np.ascontiguousarray((change / (2 * shorter * STEPS[index])[:, None]).T)
-        return jacobian.T @ jacobian + np.diag(1e-3 / STEPS[index] ** 2), jacobian.T @ residual
 
     def _step(
         self, z: Array, index: Array, model: tuple[Array, Array, float], cost: float

@@ -110,7 +110,13 @@ def cma_search(
             if progress.ended:
                 status = FitStatus.STOPPED if progress.interrupted else status
                 break
-            status = FitStatus.CONVERGED if spread < NARROW_SPREAD or _flat(history) else FitStatus.BUDGET_SPENT
+            # Whether the best cost fell by less than a hundredth over the last quarter of many generations.
+            status = (
+                FitStatus.CONVERGED
+                if spread < NARROW_SPREAD
+                or (len(history) >= MIN_GENERATIONS and history[-1] >= 0.99 * history[-1 - len(history) // 4])
+                else FitStatus.BUDGET_SPENT
+            )
             if spread < SETTLED_SPREAD:
                 break
     except KeyboardInterrupt:
@@ -160,11 +166,6 @@ def affordable_windows(windows: int, seconds: float, params: int, left: float) -
     candidates = CONTACT_GENERATIONS * (4 + int(3 * np.log(params)))
     most = left * windows / max(candidates * seconds, 1e-9)
     return windows if most > windows else max(min(MIN_CONTACT_WINDOWS, windows), int(most))
-
-
-def _flat(history: Sequence[float]) -> bool:
-    """Whether the best cost fell by less than a hundredth over the last quarter of many generations."""
-    return len(history) >= MIN_GENERATIONS and history[-1] >= 0.99 * history[-1 - len(history) // 4]
 
 
 def mean_errors(shooter: Shooter, points: Array, scale: Array) -> Array:

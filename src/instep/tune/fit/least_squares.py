@@ -192,7 +192,8 @@ def _descend(
         before, predicted = point.cost, _predicted_reduction(problem, point, normal, damping)
         # Where no step can reduce the cost noticeably, only one is tried.
         little = max(tolerance * before, NEGLIGIBLE)
-        done = _largest_reduction(problem, point, normal) <= little
+        # The largest reduction of the cost that the quadratic model allows.
+        done = float(-normal.gradient @ _free_step(problem, point, normal, 0.0)) <= little
         trial, damping = _tried(problem, point, normal, damping, once=done)
         if trial is not None:
             moved += float(np.abs(trial.x - point.x).max(initial=0.0))
@@ -429,11 +430,6 @@ def _free_step(problem: Problem, point: Point, normal: QuadraticModel, damping: 
         small = small + damping * np.diag(np.diag(small))
         step[moving] = -np.linalg.lstsq(small, gradient[moving], rcond=1e-14)[0]
     return step
-
-
-def _largest_reduction(problem: Problem, point: Point, normal: QuadraticModel) -> float:
-    """The largest reduction of the cost that the quadratic model allows."""
-    return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
 
 
 def newton_decrement(problem: Problem, point: Point, normal: QuadraticModel) -> float:

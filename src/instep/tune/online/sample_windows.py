@@ -62,7 +62,7 @@ class SampleBuffer:
         """Take a sample: the command given at time t [s] and the newest reading, taken at `stamp`; a window or None."""
         at = t if stamp is None else float(stamp)
         self._commands.append((float(t), np.asarray(action, float)[self._u_from]))
-        reading = self._full(np.asarray(q, float))
+        reading = np.where(self._q_from >= 0, np.asarray(q, float)[np.maximum(self._q_from, 0)], self._rest_q)
         if np.isfinite(at) and np.isfinite(reading).all() and (not self._readings or at > self._readings[-1][0] + 1e-9):
             self._readings.append((at, reading))
         if self._begin is None and self._readings:
@@ -74,9 +74,6 @@ class SampleBuffer:
         begin, self._begin = self._begin, self._begin + self._span * self._dt
         return self._window(begin)
 
-    def _full(self, q: Array) -> Array:
-        return np.where(self._q_from >= 0, q[np.maximum(self._q_from, 0)], self._rest_q)
-
     def _window(self, begin: float) -> Windows | None:
         """The window that begins at a time; None where readings are missing."""
         times = np.array([at for at, _ in self._readings])
@@ -87,7 +84,11 @@ class SampleBuffer:
             self.lost += 1
             return None
         rows = np.stack([q for _, q in self._readings])
-        path = _interpolated(self.tangent, times, rows, grid)
+        # Positions at the times of a grid [rows, nq], straight between readings.
+        after = np.clip(np.searchsorted(times, grid), 1, len(times) - 1)
+        before = after - 1
+        share = np.clip((grid - times[before]) / (times[after] - times[before]), 0.0, 1.0)
+        path = self.tangent.plus(rows[before], share[:, None] * self.tangent.minus(rows[after], rows[before]))
         start_q, start_v = self._start(path[: 2 * self.half + 1])
         given = self._given(begin + self._dt * np.arange(-MEMORY, self._span))
         nv = len(self.tangent.labels)
@@ -127,14 +128,6 @@ def _cubic_weights(half: int) -> tuple[Array, Array]:
     at = np.arange(-half, half + 1, dtype=float)
     inverse = np.linalg.pinv(np.vander(at, 4, increasing=True))
     return inverse[0], inverse[1]
-
-
-def _interpolated(form: Tangent, times: Array, rows: Array, grid: Array) -> Array:
-    """Positions at the times of a grid [rows, nq], straight between readings."""
-    after = np.clip(np.searchsorted(times, grid), 1, len(times) - 1)
-    before = after - 1
-    share = np.clip((grid - times[before]) / (times[after] - times[before]), 0.0, 1.0)
-    return form.plus(rows[before], share[:, None] * form.minus(rows[after], rows[before]))
 
 
 def joined(windows: Sequence[Windows]) -> Windows:

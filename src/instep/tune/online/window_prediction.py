@@ -65,7 +65,11 @@ def online_params(scene: Scene, patterns: Sequence[str] = AUTO, bounds: Bounds |
 def automatic_addresses(scene: Scene) -> list[str]:
     """What `auto` stands for in a scene."""
     model = scene.model
-    driven = [joint for joint in scene.robot if _is_joint(model, joint) and driving_actuators(model, joint)]
+    driven = [
+        joint
+        for joint in scene.robot
+        if (mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, joint) >= 0) and driving_actuators(model, joint)
+    ]
     if not driven:
         raise BadInput(f"Scene {scene.name!r} has no driven joints; name the parameters to re-identify.")
     last = int(model.site(scene.tips[0]).bodyid[0]) if scene.tips else int(model.joint(driven[-1]).bodyid[0])
@@ -117,10 +121,6 @@ def _delay(model: mujoco.MjModel) -> Nuisance:
 def _drives(model: mujoco.MjModel, actuator: int, joint: int) -> bool:
     kind, to = model.actuator_trntype[actuator], model.actuator_trnid[actuator, 0]
     return kind == mujoco.mjtTrn.mjTRN_JOINT and to == joint and int(model.jnt_type[joint]) in _HINGE_OR_SLIDE
-
-
-def _is_joint(model: mujoco.MjModel, name: str) -> bool:
-    return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, name) >= 0
 
 
 def online_world(scene: Scene, selection: ParamSelection, *, threads: int = 1) -> SceneSimulator:

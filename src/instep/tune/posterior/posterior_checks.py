@@ -297,21 +297,17 @@ def recover_parameters(
             break
         began = progress.clock()
         progress.advance("recovery of planted parameters", len(inside) / max(draws, len(inside) + 1))
-        error, half = _recovered(found, rng, level, iterations)
+        # Plant one parameter set and fit it: found minus planted, and half the width of the intervals [parameters].
+        truth = _truth(found, rng)
+        longer = rough(found.point) or found.problem.linearised
+        again = refit(found, truth, rng, 2 * iterations if longer else iterations, 1e-4)
+        error, half = again.x - truth, again.deviations(level) * np.sqrt(np.diag(again.covariance))
         inside.append(np.abs(error) <= half)
         errors.append(error)
         progress.stepped(progress.clock() - began)
     if len(inside) < draws:
         return None
     return Recovery(tuple(k.address for k in found.params), np.array(inside), np.array(errors), level)
-
-
-def _recovered(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
-    """Plant one parameter set and fit it: found minus planted, and half the width of the intervals [parameters]."""
-    truth = _truth(found, rng)
-    longer = rough(found.point) or found.problem.linearised
-    again = refit(found, truth, rng, 2 * iterations if longer else iterations, 1e-4)
-    return again.x - truth, again.deviations(level) * np.sqrt(np.diag(again.covariance))
 
 
 def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10, tolerance: float = 1e-5) -> Fit:

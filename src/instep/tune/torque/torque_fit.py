@@ -216,7 +216,9 @@ def fit_torques(
     """The most probable parameters, with the weights of the joints found along with them."""
     options = options or TorqueFitOptions()
     prior, low = _prior(problem, options)
-    grams, sides = _grams(problem.matrix, problem.left)
+    # A^T A and A^T y of each joint.
+    by_joint = np.moveaxis(problem.matrix, 1, 0)
+    grams, sides = np.swapaxes(by_joint, 1, 2) @ by_joint, np.einsum("jrp,rj->jp", by_joint, problem.left)
     weight = 1 / np.maximum(problem.left.std(axis=0), 1e-6 * (1 + np.abs(problem.left).max()))
     x = np.zeros(len(prior)) if start is None else start
     status, steps, residual = FitStatus.STALLED, 0, problem.left
@@ -305,12 +307,6 @@ def _prior(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[Array, Ar
     wide = [np.full(bodies, options.prior), np.full(payloads, PAYLOAD_WIDTH), *(c.scale for c in problem.columns)]
     low = [np.full(bodies + payloads, -np.inf), *(c.low for c in problem.columns)]
     return np.concatenate(wide), np.concatenate(low)
-
-
-def _grams(matrix: Array, left: Array) -> tuple[Array, Array]:
-    """A^T A and A^T y of each joint."""
-    by_joint = np.moveaxis(matrix, 1, 0)
-    return np.swapaxes(by_joint, 1, 2) @ by_joint, np.einsum("jrp,rj->jp", by_joint, left)
 
 
 def _weighted(matrix: Array, left: Array, weight: Array) -> tuple[Array, Array, float]:
