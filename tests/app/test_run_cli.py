@@ -108,12 +108,12 @@ def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:
 
 
 def test_an_adapted_run_records_what_was_added_and_refuses_other_worlds(tmp_path, capsys) -> None:
-    words = ["run", "random", "sim:so101", "--steps", "10", "--adapt", "mrac"]
+    words = ["run", "random", "sim:so101", "--steps", "10", "--adapt"]
     assert main([*words, "--out", str(tmp_path / "x")]) == 0
     episode = load_episodes(tmp_path / "x" / "data")[0]
     share = episode["adaptive.share"]  # commands at random may make it take its compensation back
     assert episode["adaptive.delta"].shape == (10, 6) and share[0] == 1.0 and np.all((share >= 0) & (share <= 1))
-    words = ["run", "hold", f"recording:{tmp_path / 'x' / 'data'}", "--adapt", "mrac", "--out", str(tmp_path / "y")]
+    words = ["run", "hold", f"recording:{tmp_path / 'x' / 'data'}", "--adapt", "--out", str(tmp_path / "y")]
     assert main(words) == 2
     assert "--adapt is for sim:SCENE and robot:ADDRESS" in " ".join(capsys.readouterr().err.split())
 

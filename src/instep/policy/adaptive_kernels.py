@@ -1,17 +1,24 @@
-"""Compiled steps of adaptive control: motion of the model, regressors, their filter, and the estimate of weights.
+"""Compiled steps of adaptive control: motion of the model, recursive estimate of weights, supervision, limits.
 
-A control period has a millisecond or two, and arrays of a few numbers: making them takes longer than what is done with
-them. Kernels therefore write into arrays that they are given, and each does all that lies between two calls of others.
+A control period lasts one or two milliseconds and its arrays hold a few numbers, so allocating them costs more than
+computing them. Each kernel therefore writes into arrays that it is given.
 
-The values of a motion of n joints are one row: q, v and effort [n each], inertia and inertia by each kg at the tip
-[n * n each], and the regressors [n * (4 + 6 n)]. `servos` [4, n] are kp, kv, torque limits, and damping by servo and
-bearing.
+The values of a motion of n joints are one row: q, v and effort [n each], the inertia and the inertia by each kg at the
+tip [n * n each], and the regressors [n * (4 + 6 n)].
+
+Supervision. The compensation torque u moves the joints by x, with M x'' + (kv + b) x' + kp x = u, so without it the
+error e to the model would be about e - x. The compensation of a joint is at most the largest |e - x| of the last
+second, less `OVERSHOOT` times the part of the error that is beyond the model in the direction of the compensation. If
+e is larger than e - x for `PATIENCE_S`, and than half the largest |e - x|, the robot is outside the set for which the
+law is stable. The compensation then fades out and pauses, each time twice as long. The model continues meanwhile.
 """
 
 # pyright: basic, reportUnknownParameterType=false
 # Numba compiles these functions; its decorators have no types.
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,17 +27,155 @@ from instep.core.world import Array
 
 OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
 ANY_ORDER = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
-"""Sums may be formed in any order, so that they are done several terms at a time; NaN stays NaN."""
+"""Sums may be formed in any order, so that they are vectorized; NaN stays NaN."""
+STOP_SPEED, FLIP_S = 0.02, 0.03
+"""Speed below which dry friction fades [rad/s or m/s], and the time in which it changes its sign: a command that jumps
+with it would break the limits on acceleration and jerk."""
+WINDOW_S = 0.08
+"""Time constant of the mean squares that are compared [s]."""
+PEAK_S = 1.0
+"""Time constant of the largest error without compensation [s]."""
+WORSE = 1.6
+"""A compensation is harmful where the error is this many times the error without it."""
+PEAK_SHARE = 0.5
+"""Share of the largest error without compensation that a harmful error exceeds. A joint that dry friction holds a few
+milliradians off does not move by its compensation and is not harmed."""
+PATIENCE_S = 0.03
+"""Time for which a compensation must be harmful [s]."""
+MIN_ERROR = 3e-3
+"""Error up to which a compensation is never given up [rad or m]."""
+OVERSHOOT = 3.0
+"""The bound of a compensation falls by this many times the error beyond the model in its direction."""
+QUICK_GROWTH = 0.01
+"""Size up to which a compensation grows quickly, as for dry friction at a reversal [rad or m]."""
+MAX_GROWTH = 0.5
+"""Growth of a larger compensation [rad/s or m/s]."""
+ACCELERATION = 10.0
+"""Acceleration of a compensation [rad/s^2 or m/s^2], a third of what robots without stated limits are allowed. The
+limits of a robot would overshoot with more, and a joint that is released suddenly throws the joints that it carries."""
+FIRST_PAUSE_S = 1.0
+"""Length of the first pause [s]."""
+QUICK_FADE_S = 0.05
+"""Time in which a harmful compensation fades out [s]."""
+SATURATED = 0.98
+"""Share of its torque limit above which a servo of the model no longer follows, so nothing is learned from it."""
+
+POSITION, SPEED, WITH, WITHOUT, WORSE_FOR, PEAK, HARMED, HELPED = range(8)
+"""Rows of `Supervision.joints`: displacement by the compensation and its speed, mean squares of the error with and
+without it, time for which it has been harmful, largest error without it, whether it was harmful (1 or 0), and the share
+of the compensation that is applied."""
+
+
+class Servos(NamedTuple):
+    """Position servos of the driven joints [n each]."""
+
+    kp: Array
+    kv: Array
+    limit: Array
+    """Largest torque [Nm or N]."""
+    damping: Array
+    """Damping of each joint by its servo and its bearing."""
+
+
+class JointIndex(NamedTuple):
+    """Indices of the driven joints in positions, velocities and commands [n each]."""
+
+    q: Array
+    dof: Array
+    action: Array
+
+
+class LawMemory(NamedTuple):
+    """Memory of the recursive estimate."""
+
+    weights: Array
+    """Estimate and the two stages of the filter C [3, p]."""
+    covariance: Array
+    columns: Array
+    """Filtered regressors and torque, and their rates [2, n, p + 1]."""
+    surprise: Array
+    """Mean squared innovation over its variance [1]."""
+
+
+class LawLimits(NamedTuple):
+    """Bounds of the recursive estimate [p each, `reading` n x 2]."""
+
+    drift: Array
+    """Variance by which each weight wanders in a period."""
+    variance: Array
+    """Largest variance of each weight."""
+    low: Array
+    high: Array
+    first_share: Array
+    """Share of the way that the first stage of C goes in a period."""
+    second_share: Array
+    reading: Array
+    """Variance and dead zone of a reading."""
+
+
+class LawInput(NamedTuple):
+    """Input of the law in one period."""
+
+    error: Array
+    """Position less that of the model at the time of the reading [n]."""
+    active: Array
+    """Joints to adapt to: read, and not at their torque limit [n]."""
+    past: Array
+    """Values of the motion at the time of the reading."""
+    past_regressors: Array
+    applied: Array
+    """Torque of compensation at that time [n]."""
+    regressors: Array
+    """Regressors of the motion after the command that is being sent."""
+
+
+class Supervision(NamedTuple):
+    """State of the supervision."""
+
+    error: Array
+    """Error to the model [n]."""
+    share: Array
+    """Share of the compensation that is applied [1]."""
+    joints: Array
+    """[8, n]."""
+    pause: Array
+    """Remaining pause and the length of the next one [2] [s]."""
+
+
+class SupervisionRules(NamedTuple):
+    """Constants of the supervision."""
+
+    dt: float
+    fade: float
+    """Time in which a compensation fades in again [s]."""
+    max_error: float
+    """Error at which compensation is given up [rad or m]."""
+
+
+class Reading(NamedTuple):
+    """A reading with the two motions of the model around its time."""
+
+    q: Array
+    newer: Array
+    older: Array
+    part: float
+    """Position of the reading between the newer (0) and the older motion (1)."""
+    usable: bool
+    """Whether it is recent enough."""
+    trusted: bool
+    applied: Array
+    """Torques of compensation at the time of the reading [n]."""
 
 
 @njit(**OPTIONS)
 def filter_columns(
-    inertia: Array, damping: Array, stiffness: Array, force: Array, x: Array, w: Array, dt: float
+    inertia: Array, servos: Servos, force: Array, x: Array, w: Array, dt: float
 ) -> None:  # pragma: no cover - compiled
     """Advance `x` and its rate `w` [n, columns] in place by a period of M x'' + B x' + K x = force [n, columns].
 
     Implicit Euler, (M + dt B + dt^2 K) w' = M w + dt (force - K x) and x' = x + dt w', is stable for every period.
     """
+    damping, stiffness = servos.damping, servos.kp
     n, columns = x.shape
     lower = np.zeros((n, n))
     for i in range(n):
@@ -111,283 +256,228 @@ def update_estimate(
 
 @njit(**OPTIONS)
 def learn_weights(
-    weights: Array,
-    covariance: Array,
-    columns: Array,
-    surprise: Array,
-    past: Array,
-    regressors: Array,
-    applied: Array,
-    error: Array,
-    active: Array,
-    now: Array,
-    servos: Array,
-    limits: Array,
-    noise: Array,
-    mass_counts: float,
-    dt: float,
-    weights_after: Array,
-    covariance_after: Array,
-    columns_after: Array,
-    surprise_after: Array,
-    torque: Array,
-) -> None:  # pragma: no cover - compiled
-    """One period of the estimate: weights and their two stages of the filter C [3, p], covariance, filtered regressors
-    and rates [2, n, p + 1], the surprise, and the torque of compensation.
-
-    `past` are the values of the motion that was read, `regressors` those of the law then and `now` those of the command
-    that is being sent, `applied` the torques that acted, `limits` [6, p] the drift and the largest variance of weights,
-    their box, and the shares of both stages. `mass_counts` is 1 where the first weight is a mass at the tip, else 0.
-    """
-    weights_after[:], covariance_after[:], columns_after[:] = weights, covariance, columns
-    theta, x, w = weights_after[0], columns_after[0], columns_after[1]
-    n, p = regressors.shape
-    # A payload does not only pull: with it the error moves more slowly.
-    mass = mass_counts * max(theta[0], 0.0)
+    before: LawMemory, after: LawMemory, seen: LawInput, servos: Servos, limits: LawLimits, dt: float
+) -> Array:  # pragma: no cover - compiled
+    """One period of the estimate, written into `after`; returns the torque of compensation [n]."""
+    after.weights[:], after.covariance[:], after.columns[:] = before.weights, before.covariance, before.columns
+    theta, x, w = after.weights[0], after.columns[0], after.columns[1]
+    n, p = seen.regressors.shape
+    # A payload does not only pull: it also slows the error down.
+    mass = max(theta[0], 0.0)
     heavier, force = np.empty((n, n)), np.empty((n, p + 1))
     for i in range(n):
         for j in range(n):
-            heavier[i, j] = past[3 * n + i * n + j] + mass * past[3 * n + n * n + i * n + j]
+            heavier[i, j] = seen.past[3 * n + i * n + j] + mass * seen.past[3 * n + n * n + i * n + j]
         for k in range(p):
-            force[i, k] = -regressors[i, k]
-        force[i, p] = applied[i]
-    filter_columns(heavier, servos[3], servos[0], force, x, w, dt)
+            force[i, k] = -seen.past_regressors[i, k]
+        force[i, p] = seen.applied[i]
+    filter_columns(heavier, servos, force, x, w, dt)
     for k in range(p):
-        covariance_after[k, k] = min(covariance_after[k, k] + limits[0, k], limits[1, k])
+        after.covariance[k, k] = min(after.covariance[k, k] + limits.drift[k], limits.variance[k])
     phi, z = np.empty((n, p)), np.empty(n)
     for i in range(n):
         for k in range(p):
             phi[i, k] = x[i, k]
-        z[i] = error[i] - x[i, p]
-    found = update_estimate(theta, covariance_after, phi, z, noise, active)
-    surprise_after[0] = surprise[0] + dt * (found - surprise[0])
+        z[i] = seen.error[i] - x[i, p]
+    surprise = update_estimate(theta, after.covariance, phi, z, limits.reading, seen.active)
+    after.surprise[0] = before.surprise[0] + dt * (surprise - before.surprise[0])
     for k in range(p):
-        theta[k] = min(max(theta[k], limits[2, k]), limits[3, k])
-        weights_after[1, k] += limits[4, k] * (theta[k] - weights_after[1, k])
-        weights_after[2, k] += limits[5, k] * (weights_after[1, k] - weights_after[2, k])
+        theta[k] = min(max(theta[k], limits.low[k]), limits.high[k])
+        after.weights[1, k] += limits.first_share[k] * (theta[k] - after.weights[1, k])
+        after.weights[2, k] += limits.second_share[k] * (after.weights[1, k] - after.weights[2, k])
+    torque = np.zeros(n)
     for i in range(n):
-        torque[i] = 0.0
         for k in range(p):
-            torque[i] += now[i, k] * weights_after[2, k]
+            torque[i] += seen.regressors[i, k] * after.weights[2, k]
+    return torque
 
 
 @njit(**OPTIONS)
 def watch_joints(
-    joints: Array,
-    pause: Array,
-    error: Array,
-    applied: Array,
-    past: Array,
-    servos: Array,
-    rules: Array,
-    dt: float,
-    joints_after: Array,
-    pause_after: Array,
+    before: Supervision, after: Supervision, applied: Array, past: Array, servos: Servos, rules: SupervisionRules
 ) -> None:  # pragma: no cover - compiled
-    """What is known of each joint [8, n] and of the pause [2] one period later (see `adaptive_supervision`).
-
-    `rules` are the shares of mean squares and of peaks that go by in a period, the factor that counts as worse, the
-    least error, for how long it must be worse, by how much a share fades in a period (quickly, and slowly), and the
-    share of the peak that the error must reach.
-    """
-    n = len(error)
-    moved, speed, force = joints_after[0].reshape((n, 1)), joints_after[1].reshape((n, 1)), np.empty((n, 1))
+    """Joints and pause one period later; the error of `after` is given, and `past` are the values of a motion."""
+    n, dt, error = len(after.error), rules.dt, after.error
+    joints, rows = before.joints, after.joints
+    moved, speed, force = rows[POSITION].reshape((n, 1)), rows[SPEED].reshape((n, 1)), np.empty((n, 1))
     for i in range(n):
-        moved[i, 0], speed[i, 0], force[i, 0] = joints[0, i], joints[1, i], applied[i]
-    filter_columns(past[3 * n : 3 * n + n * n].reshape((n, n)), servos[3], servos[0], force, moved, speed, dt)
-    longest = 0.0
+        moved[i, 0], speed[i, 0], force[i, 0] = joints[POSITION, i], joints[SPEED, i], applied[i]
+    filter_columns(past[3 * n : 3 * n + n * n].reshape((n, n)), servos, force, moved, speed, dt)
+    longest, mean = 0.0, min(1.0, dt / WINDOW_S)
     for i in range(n):
         bare = error[i] - moved[i, 0]
-        joints_after[2, i] = joints[2, i] + rules[0] * (error[i] * error[i] - joints[2, i])
-        joints_after[3, i] = joints[3, i] + rules[0] * (bare * bare - joints[3, i])
-        joints_after[5, i] = max(abs(bare), joints[5, i] * (1 - rules[1]))
-        worse = max(rules[2] * rules[2] * joints_after[3, i], rules[3] * rules[3])
-        harmful = joints_after[2, i] > max(worse, rules[7] * rules[7] * joints_after[5, i] * joints_after[5, i])
-        joints_after[4, i] = joints[4, i] + dt if harmful else 0.0
-        joints_after[6, i] = joints[6, i]
-        longest = max(longest, joints_after[4, i])
-    pause_after[0], pause_after[1] = max(pause[0] - dt, 0.0), pause[1]
-    if pause_after[0] == 0.0 and longest >= rules[4]:
+        rows[WITH, i] = joints[WITH, i] + mean * (error[i] * error[i] - joints[WITH, i])
+        rows[WITHOUT, i] = joints[WITHOUT, i] + mean * (bare * bare - joints[WITHOUT, i])
+        rows[PEAK, i] = max(abs(bare), joints[PEAK, i] * (1 - dt / PEAK_S))
+        worse = max(WORSE * WORSE * rows[WITHOUT, i], MIN_ERROR * MIN_ERROR)
+        harmful = rows[WITH, i] > max(worse, PEAK_SHARE * PEAK_SHARE * rows[PEAK, i] * rows[PEAK, i])
+        rows[WORSE_FOR, i] = joints[WORSE_FOR, i] + dt if harmful else 0.0
+        rows[HARMED, i] = joints[HARMED, i]
+        longest = max(longest, rows[WORSE_FOR, i])
+    after.pause[0], after.pause[1] = max(before.pause[0] - dt, 0.0), before.pause[1]
+    if after.pause[0] == 0.0 and longest >= PATIENCE_S:
         # One law helps all joints: where it harms one of them, none is helped. Those that it did help go slowly.
-        pause_after[0], pause_after[1] = pause[1], 2 * pause[1]
+        after.pause[0], after.pause[1] = before.pause[1], 2 * before.pause[1]
         for i in range(n):
-            joints_after[6, i] = 1.0 if joints_after[4, i] >= rules[4] else 0.0
-            joints_after[4, i] = 0.0
+            rows[HARMED, i] = 1.0 if rows[WORSE_FOR, i] >= PATIENCE_S else 0.0
+            rows[WORSE_FOR, i] = 0.0
     for i in range(n):
-        rate = rules[6]
-        if pause_after[0] > 0:
-            rate = -rules[5] if joints_after[6, i] > 0 else -rules[6]
-        joints_after[7, i] = min(max(joints[7, i] + rate, 0.0), 1.0)
+        rate = dt / rules.fade
+        if after.pause[0] > 0:
+            rate = -dt / QUICK_FADE_S if rows[HARMED, i] > 0 else -dt / rules.fade
+        rows[HELPED, i] = min(max(joints[HELPED, i] + rate, 0.0), 1.0)
+
+
+@njit(**OPTIONS)
+def passed_torques(
+    torques: Array, sent: Array, command: Array, servos: Servos, index: JointIndex
+) -> Array:  # pragma: no cover - compiled
+    """The last torques of compensation as the limits of the world let them through.
+
+    `sent` is the command after the limits (empty where the world does not show it), `command` without compensation.
+    """
+    out, n = torques.copy(), len(torques)
+    if len(sent) == 0:
+        return out
+    for i in range(n):
+        if not np.isfinite(sent[index.action[i]]):
+            return out
+    for i in range(n):
+        out[i] = servos.kp[i] * (sent[index.action[i]] - command[index.action[i]])
+    return out
 
 
 @njit(**OPTIONS)
 def compare_reading(
-    q: Array,
-    newer: Array,
-    older: Array,
-    part: float,
-    applied: Array,
-    passed: Array,
-    sent: Array,
-    command: Array,
-    index: Array,
-    usable: bool,
-    trusted: bool,
-    last: Array,
-    share: Array,
-    joints: Array,
-    pause: Array,
-    servos: Array,
-    rules: Array,
-    dt: float,
-    error: Array,
-    active: Array,
-    share_after: Array,
-    joints_after: Array,
-    pause_after: Array,
+    seen: Reading, before: Supervision, after: Supervision, active: Array, servos: Servos, rules: SupervisionRules
 ) -> bool:  # pragma: no cover - compiled
-    """Compare a reading with the model at that time, between two motions; whether the model is to begin anew.
+    """Compare a reading with the model at that time; returns whether the model must restart at the robot.
 
-    Writes into `passed` the last torques of compensation as the limits of the world let them through (`sent` less the
-    command; nothing where it is empty or not finite), the error, the joints to adapt to, the share of compensation that
-    is applied, and the watch. `usable` says that the reading is not too old, `last` is the error before. `rules` go on
-    after those of `watch_joints`: the largest error, and the share of its torque limit at which a servo is saturated.
+    Writes the supervision after this period and the joints to adapt to.
     """
-    n = len(q)
-    finite = len(sent) > 0
-    for i in range(n if finite else 0):
-        finite = finite and np.isfinite(sent[index[2, i]])
-    for i in range(n if finite else 0):
-        passed[i] = servos[0, i] * (sent[index[2, i]] - command[index[2, i]])
-    past = newer if part < 0.5 else older
+    n = len(seen.q)
+    past = seen.newer if seen.part < 0.5 else seen.older
     all_read, all_near = True, True
     for i in range(n):
-        error[i] = q[i] - (newer[i] + part * (older[i] - newer[i]))
-        read = usable and np.isfinite(error[i])
-        near = read and abs(error[i]) <= rules[8]
+        after.error[i] = seen.q[i] - (seen.newer[i] + seen.part * (seen.older[i] - seen.newer[i]))
+        read = seen.usable and np.isfinite(after.error[i])
+        near = read and abs(after.error[i]) <= rules.max_error
         if not read:
-            error[i] = last[i]
+            after.error[i] = before.error[i]
         active[i] = near
         all_read, all_near = all_read and read, all_near and near
-    watch_joints(joints, pause, error, applied, past, servos, rules, dt, joints_after, pause_after)
-    step = rules[6] if all_near and trusted else -rules[6]
-    share_after[0] = min(max(share[0] + step, 0.0), 1.0)
+    watch_joints(before, after, seen.applied, past, servos, rules)
+    step = rules.dt / rules.fade if all_near and seen.trusted else -rules.dt / rules.fade
+    after.share[0] = min(max(before.share[0] + step, 0.0), 1.0)
     for i in range(n):
-        saturated = abs(past[2 * n + i]) >= rules[9] * servos[2, i]
-        active[i] = active[i] and not saturated and trusted and share_after[0] * joints_after[7, i] > 0
-    return all_read and share_after[0] == 0.0
+        saturated = abs(past[2 * n + i]) >= SATURATED * servos.limit[i]
+        active[i] = active[i] and not saturated and seen.trusted and after.share[0] * after.joints[HELPED, i] > 0
+    return all_read and after.share[0] == 0.0
+
+
+class BodyMotion(NamedTuple):
+    """Motion of a whole model at one instant, with its mass matrix and the Jacobian of the tip [6, nv]."""
+
+    inertia: Array
+    jacobian: Array
+    turn: Array
+    """Rotation from the frame of the tip to the world [9]."""
+    gravity: Array
+    q: Array
+    v: Array
+    command: Array
+    before: Array
+    """Speeds one period ago; empty where unknown."""
 
 
 @njit(**OPTIONS)
 def describe_motion(
-    full: Array,
-    jacobian: Array,
-    turn: Array,
-    gravity: Array,
-    q: Array,
-    v: Array,
-    command: Array,
-    before: Array,
-    index: Array,
-    servos: Array,
-    friction: Array,
-    dt: float,
-    values: Array,
-    speeds: Array,
+    at: BodyMotion, index: JointIndex, servos: Servos, dt: float, values: Array, speeds: Array
 ) -> None:  # pragma: no cover - compiled
-    """Values and speeds of a motion, from the mass matrix and the Jacobian of the tip [6, nv] of a whole model.
+    """Write the values and speeds of a motion.
 
-    `before` are its speeds one period ago (empty: none are known), `index` [3, n] says where the joints are in q, v and
-    the command, and `friction` is the speed below which dry friction fades, and the time in which it changes its sign.
     Torques by a body at the tip: the force is m f + (dw x + w x w x) m c and the torque about the tip m c x f, with f
     the acceleration of the tip less gravity, w its angular velocity, and m c in its frame.
     """
-    n, nv = index.shape[1], len(v)
+    n, nv = len(index.q), len(at.v)
     p = 4 + 6 * n
     begin = 3 * n + 2 * n * n
     for k in range(6):
         speeds[k] = 0.0
         for j in range(nv):
-            speeds[k] += jacobian[k, j] * v[j]
+            speeds[k] += at.jacobian[k, j] * at.v[j]
     for i in range(n):
-        dof, target = index[1, i], command[index[2, i]]
-        at, speed = q[index[0, i]], v[dof]
+        dof, target = index.dof[i], at.command[index.action[i]]
+        position, speed = at.q[index.q[i]], at.v[dof]
         speeds[6 + i], speeds[6 + n + i] = speed, target
-        asked = servos[0, i] * (target - at) - servos[1, i] * speed
-        values[i], values[n + i], values[2 * n + i] = at, speed, min(max(asked, -servos[2, i]), servos[2, i])
+        effort = servos.kp[i] * (target - position) - servos.kv[i] * speed
+        values[i], values[n + i] = position, speed
+        values[2 * n + i] = min(max(effort, -servos.limit[i]), servos.limit[i])
         for j in range(n):
-            other, tip = index[1, j], 0.0
+            other, tip = index.dof[j], 0.0
             for k in range(3):
-                tip += jacobian[k, dof] * jacobian[k, other]
-            values[3 * n + i * n + j], values[3 * n + n * n + i * n + j] = full[dof, other], tip
+                tip += at.jacobian[k, dof] * at.jacobian[k, other]
+            values[3 * n + i * n + j], values[3 * n + n * n + i * n + j] = at.inertia[dof, other], tip
     rates = np.zeros(6 + 2 * n)
-    if len(before):
+    if len(at.before):
         for k in range(len(rates)):
-            rates[k] = (speeds[k] - before[k]) / dt
-    wrench = np.zeros((6, 4))
-    f, w, dw = rates[:3] - gravity, speeds[3:6], rates[3:6]
-    wrench[:3, 0] = f
-    for c in range(3):
-        arm = np.array([turn[c], turn[3 + c], turn[6 + c]])
-        wrench[:3, 1 + c] = _cross(dw, arm) + _cross(w, _cross(w, arm))
-        wrench[3:, 1 + c] = -_cross(f, arm)
+            rates[k] = (speeds[k] - at.before[k]) / dt
+    wrench = _payload_wrench(at, rates, speeds)
     regressors = values[begin:].reshape((n, p))
     regressors[:] = 0.0
     for i in range(n):
         for c in range(4):
             for k in range(6):
-                regressors[i, c] += jacobian[k, index[1, i]] * wrench[k, c]
+                regressors[i, c] += at.jacobian[k, index.dof[i]] * wrench[k, c]
         a = rates[6 + i]
-        regressors[i, 4 + i] = np.tanh(values[n + i] / (friction[0] + friction[1] * abs(a)))
+        regressors[i, 4 + i] = np.tanh(values[n + i] / (STOP_SPEED + FLIP_S * abs(a)))
         regressors[i, 4 + n + i] = values[n + i]
         regressors[i, 4 + 2 * n + i] = a
-        regressors[i, 4 + 3 * n + i] = servos[0, i] * rates[6 + n + i]
+        regressors[i, 4 + 3 * n + i] = servos.kp[i] * rates[6 + n + i]
         regressors[i, 4 + 4 * n + i] = values[2 * n + i]
         regressors[i, 4 + 5 * n + i] = 1.0
 
 
 @njit(**OPTIONS)
+def _payload_wrench(at: BodyMotion, rates: Array, speeds: Array) -> Array:  # pragma: no cover - compiled
+    """Force and torque at the tip by a mass of 1 and by a first moment of 1 along each axis [6, 4]."""
+    wrench = np.zeros((6, 4))
+    f, w, dw = rates[:3] - at.gravity, speeds[3:6], rates[3:6]
+    wrench[:3, 0] = f
+    for c in range(3):
+        arm = np.array([at.turn[c], at.turn[3 + c], at.turn[6 + c]])
+        wrench[:3, 1 + c] = _cross(dw, arm) + _cross(w, _cross(w, arm))
+        wrench[3:, 1 + c] = -_cross(f, arm)
+    return wrench
+
+
+@njit(**OPTIONS)
 def limit_compensation(
-    torque: Array,
-    most: float,
-    share: Array,
-    joints: Array,
-    error: Array,
-    last: Array,
-    sizes: tuple[float, float, float, float, float],
-    servos: Array,
-    index: Array,
-    dt: float,
-    moving: Array,
-    applied: Array,
-    sent: Array,
-) -> None:  # pragma: no cover - compiled
-    """The compensation of commands and its speed [2, n], its torque, and the commands it is added to.
+    torque: Array, most: float, now: Supervision, last: Array, servos: Servos, dt: float
+) -> Array:  # pragma: no cover - compiled
+    """The offset of each command and its speed [2, n], from the ones before.
 
     Its aim is at most the share `most` of each torque limit, and no larger than the error it is to remove. It goes
-    there from `last` [2, n] at a bounded acceleration, and comes to rest there. `sizes` are the least bound, the factor
-    on an overshoot that lowers it, the size up to which it grows quickly, the speed of its growth beyond, and the
-    acceleration.
+    there from `last` [2, n] at a bounded acceleration, and comes to rest there.
     """
-    least, over, small, growth, acceleration = sizes
-    change = acceleration * dt
-    for i in range(len(torque)):
-        limit = most * servos[2, i]
-        wanted = share[0] * (min(max(torque[i], -limit), limit) / servos[0, i])
+    n, change = len(torque), ACCELERATION * dt
+    moving = np.empty((2, n))
+    for i in range(n):
+        limit = most * servos.limit[i]
+        wanted = now.share[0] * (min(max(torque[i], -limit), limit) / servos.kp[i])
         # Where the robot is beyond its model in the direction of the compensation, that went too far.
-        beyond = max(error[i] if wanted > 0 else -error[i], 0.0)
-        bound = max(joints[5, i] + least - over * beyond, 0.0)
-        aim, now, was = joints[7, i] * min(max(wanted, -bound), bound), last[0, i], last[1, i]
-        gap = aim - now
+        beyond = max(now.error[i] if wanted > 0 else -now.error[i], 0.0)
+        bound = max(now.joints[PEAK, i] + MIN_ERROR - OVERSHOOT * beyond, 0.0)
+        aim, offset, was = now.joints[HELPED, i] * min(max(wanted, -bound), bound), last[0, i], last[1, i]
+        gap = aim - offset
         # The largest speed from which it comes to rest at its aim.
         speed = min(change * (np.sqrt(0.25 + 2 * abs(gap) / (change * dt)) - 0.5), abs(gap) / dt)
-        if gap * now > 0 and abs(now) >= small:
-            speed = min(speed, growth)
+        if gap * offset > 0 and abs(offset) >= QUICK_GROWTH:
+            speed = min(speed, MAX_GROWTH)
         speed = min(max(speed if gap > 0 else -speed, was - change), was + change)
         moving[1, i] = speed
-        moving[0, i] = aim if speed == gap / dt else now + dt * speed
-        applied[i] = servos[0, i] * moving[0, i]
-        sent[index[2, i]] += moving[0, i]
+        moving[0, i] = aim if speed == gap / dt else offset + dt * speed
+    return moving
 
 
 @njit(**OPTIONS)

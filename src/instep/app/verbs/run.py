@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.adaptive_run import with_adaptation
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
 from instep.app.output import Output, new_output
 from instep.app.recorded_run import RecordedRun, record_run, scene_task
@@ -23,9 +22,8 @@ from instep.app.viewer.live_view import live_view
 from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.world import Policy, Spec, Watcher, inner_with, options_dataclass
+from instep.core.world import Policy, Spec, Watcher, World, inner_with, options_dataclass
 from instep.policy import AsyncChunked
-from instep.policy.reference_model import Method
 from instep.report.run_pages import (
     announce_run,
     summarize_run,
@@ -74,9 +72,8 @@ class RunArgs:
     """a file of virtual cameras (TOML), rendered from Gaussians, that the policy sees; --cameras chooses among them."""
     limits: bool = False
     """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
-    adapt: Method | None = None
-    """adaptive control: add to the commands what the position servos need to follow the scene (--scene for a robot), by
-    a model-reference law (mrac), l1, a learned residual, a disturbance observer or integral action."""
+    adapt: bool = False
+    """adaptive control: add to the commands what the position servos need to follow the scene (--scene for a robot)."""
     token: TokenFile = None
     real: str = ""
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
@@ -222,11 +219,29 @@ def _prepared(opened: Any, world: str, args: RunArgs) -> Any:
         if not world.startswith("sim:"):
             raise BadInput(f"--limits is for sim:SCENE; {world!r} has the limits of its robot.")
         opened = Guarded(opened, scene_limits(inner_with(opened, "scene").scene))
-    if args.adapt is None:
+    if not args.adapt:
         return opened
     if not world.startswith(("sim:", "robot:")):
         raise BadInput(f"--adapt is for sim:SCENE and robot:ADDRESS, not for {world!r}.")
-    return with_adaptation(opened, args.adapt, _scene(args.scene))
+    return _with_adaptation(opened, _scene(args.scene))
+
+
+def _with_adaptation(world: World, scene: Scene | None) -> World:
+    """The world whose position servos follow its scene in MuJoCo, without the bodies that move freely.
+
+    A simulator gets the limits of the scene's robot; the server of a robot has them.
+    """
+    from instep.physics.engines import open_world
+    from instep.policy import Adaptive
+    from instep.robot import Guarded, scene_limits
+    from instep.robot.driver import SENT
+    from instep.scene.robot_structure import without_free_bodies
+
+    scene = scene or getattr(inner_with(world, "scene"), "scene", None)
+    if scene is None:
+        raise BadInput("--adapt needs the scene of the robot as its reference model; give --scene SCENE.")
+    limited: World = world if SENT in world.spec.observation else Guarded(world, scene_limits(scene))
+    return Adaptive.around(limited, open_world(without_free_bodies(scene) or scene, threads=1))
 
 
 def _reidentified(opened: Any, world: str, args: RunArgs, stack: ExitStack) -> LiveReidentification | None:
