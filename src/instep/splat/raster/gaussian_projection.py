@@ -15,7 +15,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.core.world import Array
 from instep.scene.camera import Camera, distort
-from instep.splat import spherical_harmonics
+from instep.splat import gaussians as spherical_harmonics
 from instep.splat.image import Region
 
 from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I

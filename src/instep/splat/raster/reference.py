@@ -14,7 +14,7 @@ import numpy as np
 
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat import spherical_harmonics as sh
+from instep.splat import gaussians as sh
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, plain_backdrop
 
