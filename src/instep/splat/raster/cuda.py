@@ -15,7 +15,7 @@ from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.poses import quat_from_matrix
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat import spherical_harmonics as sh
+from instep.splat import gaussians as sh
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
