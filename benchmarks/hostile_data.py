@@ -163,9 +163,10 @@ def write_pose_images(folder: Path) -> None:
 
 def guess_log(folder: Path) -> None:
     """What `instep start` does with a log of which it knows nothing."""
-    from instep.data.guess.log_columns import column_groups, locate_logs, read_logs
+    from instep.data.guess.log_columns import column_groups
+    from instep.data.loading import find_logs
 
-    column_groups(read_logs(locate_logs([folder / "run.csv"])), JOINTS)
+    column_groups(find_logs([folder / "run.csv"]).first_runs(), JOINTS)
 
 
 def data_targets() -> list[Target]:

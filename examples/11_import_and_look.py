@@ -5,7 +5,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from instep.data import contact_sheet, describe_dataset, export_episodes, import_recordings, load_episodes
+from instep.data import dataset_page, describe_dataset, export_episodes, import_recordings, load_episodes
+from instep.report.page import write_html
 
 MAP = """
 scene = "servo_pendulum"
@@ -42,10 +43,10 @@ with TemporaryDirectory() as folder:
     (logs / "map.toml").write_text(MAP)
 
     data = import_recordings(logs, Path(folder) / "data", mapping=logs / "map.toml").folder
-    info = describe_dataset(data)
+    info = describe_dataset(load_episodes(data), data)
     for episode in info.episodes:
         print(f"episode {episode.index}: {episode.rows} rows at {episode.rate:.0f} Hz, {episode.gaps} gaps")
     for channel in info.channels:
         print(f"{channel.name:20s} {channel.label:6s} {channel.low:8.3f} to {channel.high:7.3f} {channel.unit}")
-    contact_sheet(load_episodes(data), Path(folder) / "sheet.png")
+    write_html(Path(folder) / "data.html", dataset_page(info, load_episodes(data)))
     print(export_episodes(data, "lerobot-v2.1", Path(folder) / "v21").folder.name, "written")

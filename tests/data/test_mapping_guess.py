@@ -228,7 +228,7 @@ def test_logs_that_cannot_be_read_are_refused_in_a_sentence(tmp_path: Path):
     with pytest.raises(BadInput, match="No columns of joint positions"):
         guess_mapping([tmp_path / "a.csv"], ARM)
     (tmp_path / "b.json").write_text(json.dumps({}))
-    with pytest.raises(BadInput, match="no known log"):
+    with pytest.raises(BadInput, match="is no log of a known format"):
         guess_mapping([tmp_path / "b.json"], ARM)
 
 

@@ -74,7 +74,7 @@ def test_flipped_bits_in_a_stranger_s_parquet_never_take_us_down(dataset: Path, 
         flipped[place] ^= 1 << int(rng.integers(8))
         (here / name).write_bytes(flipped)
         try:
-            load_episodes(here)
+            list(load_episodes(here))
         except InstepError as error:
             one_sentence(error)
             said.append(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -276,3 +277,28 @@ def test_a_driver_whose_numbers_do_not_fit_its_spec_is_stopped(bench):
 def test_holding_must_come_before_stopping():
     with pytest.raises(BadInput, match="must hold before it stops"):
         SafetyOptions(hold_after=0.6, stop_after=0.5)
+
+
+@pytest.mark.fault(39)
+def test_readings_that_a_damaged_packet_leaves_out_are_bridged():
+    class Bus(WorldDriver):
+        rng, share = np.random.default_rng(39), 0.02
+
+        def read(self):
+            reading = super().read()
+            lost = self.rng.random(2) < self.share
+            return replace(reading, q=np.where(lost, np.nan, reading.q))
+
+    driver = Bus(PointMass())
+    bench = LoopBench(driver)
+    for _ in range(500):
+        bench.command(0.3, -0.3)
+        bench.tick()
+        assert np.isfinite(bench.last.reading.q).all()
+    counts = bench.loop.counts
+    assert counts["invalid_readings"] > 8 and counts["executed"] == 500 and not counts["holds"] + counts["stops"]
+    driver.share = 1.0
+    for _ in range(12):
+        bench.command(0.3, -0.3)
+        bench.tick()
+    assert bench.last.mode == "hold"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from instep.core.errors import BadInput, LinkLost
-from instep.robot import FollowerDriver, Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
-from instep.robot import follower as follower_module
-from instep.robot.follower import Follower, FollowerThread
+from instep.core.errors import BadInput
+from instep.robot import Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
+from instep.robot.follower import Follower
 from instep.robot.limits import LimitedCommand
 
 sys.path.append(str(Path(__file__).parent))
@@ -195,56 +192,6 @@ def test_a_joint_outside_its_limits_comes_back():
     assert np.allclose(SOFT.brake(motion, 1 / 250.0).q, motion.q, atol=1e-9)
 
 
-def test_a_follower_thread_sends_at_its_rate_until_it_is_left():
-    sent: list[np.ndarray] = []
-    limits = Limits(("x",), -1.0, 1.0, 1.0, 10.0, 200.0)
-    with FollowerThread(Follower(limits, np.zeros(1), rate=200.0), sent.append, rate=200.0) as thread:
-        begin = time.monotonic()
-        while time.monotonic() - begin < 0.5:
-            thread.set_target(np.array([0.3]))
-            time.sleep(1 / 60)
-    periods = len(sent) + thread.missed
-    assert thread.error is None and 60 <= periods <= 260
-    after = len(sent)
-    time.sleep(0.05)
-    assert len(sent) == after
-    # On a busy machine a set point may be late; it is extrapolated once, which can reach a little beyond the target.
-    assert 0 < sent[-1][0] <= 0.31
-
-
-def test_a_follower_thread_keeps_what_its_motors_raised():
-    def send(command: np.ndarray) -> None:
-        raise OSError("bus off")
-
-    limits = Limits(("x",), -1.0, 1.0, 1.0, 10.0, 200.0)
-    with FollowerThread(Follower(limits, np.zeros(1)), send) as thread:
-        time.sleep(0.05)
-    assert isinstance(thread.error, OSError)
-
-
-def test_a_driver_with_a_follower_sends_jerk_limited_commands_and_says_when_the_motors_refuse():
-    sent: list[np.ndarray] = []
-
-    class Motors(WorldDriver):
-        def write(self, action):
-            if len(sent) >= 40:
-                raise OSError("bus off")
-            sent.append(np.array(action))
-            return action
-
-    limits = Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0)
-    driver = FollowerDriver(Motors(PointMass()), limits, rate=120.0)
-    driver.reset(0)
-    begin = driver.read().q
-    with pytest.raises(LinkLost, match="bus off"):
-        for _ in range(500):
-            driver.write(np.array([0.8, -0.8]))
-            time.sleep(driver.spec.dt)
-    driver.stop()
-    rows = np.concatenate([begin[None], np.stack(sent)])
-    assert np.abs(np.diff(rows, axis=0)).max() <= 2.0 / 120 + 1e-9 and rows[-1, 0] > rows[0, 0]
-
-
 def test_a_served_robot_reaches_its_target_within_its_jerk():
     limits = Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0)
     options = ServerOptions(safety=SafetyOptions(limits=limits))
@@ -261,27 +208,6 @@ def test_a_served_robot_reaches_its_target_within_its_jerk():
     assert np.abs(jerk).max() <= 400.0 * (1 + 1e-6) and np.allclose(rows[-1], [0.5, -0.5], atol=1e-6)
 
 
-def test_a_follower_thread_that_is_late_skips_whole_periods(monkeypatch):
-    """In virtual time: each command takes two and a half periods, so whole periods are left out."""
-    clock, sent = [0.0], []
-
-    def send(command: np.ndarray) -> None:
-        sent.append(clock[0])
-        clock[0] += 0.025 if len(sent) < 20 else 0.0
-        if len(sent) == 40:
-            thread._over.set()
-
-    monkeypatch.setattr(follower_module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(follower_module.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
-    limits = Limits(("x",), -1.0, 1.0, 1.0, 10.0, 200.0)
-    thread = FollowerThread(Follower(limits, np.zeros(1), rate=100.0), send, rate=100.0)
-    thread._run()
-    assert thread.error is None
-    gaps = np.diff(sent)
-    assert np.diff(np.floor(np.array(sent) / 0.01 + 1e-6)).min() >= 1, "never two commands in one period"
-    assert np.allclose(gaps[20:], 0.01) and thread.missed == round((sent[-1] - sent[0]) / 0.01) - 39
-
-
 def test_a_follower_knows_when_it_brakes_and_when_it_rests():
     follower = Follower(FAST, np.zeros(7), rate=250.0)
     assert follower.braking and follower.at_rest and np.array_equal(follower.target, np.zeros(7))
@@ -293,22 +219,3 @@ def test_a_follower_knows_when_it_brakes_and_when_it_rests():
     for _ in range(int(FAST.stop_time * 250) + 2):
         follower.step()
     assert follower.at_rest
-
-
-def test_a_driver_with_a_follower_holds_where_it_is_and_its_fault_is_read():
-    class Motors(WorldDriver):
-        def write(self, action):
-            raise OSError("bus off")
-
-    driver = FollowerDriver(Motors(PointMass()), Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0), rate=200.0)
-    driver.reset(0)
-    assert np.array_equal(driver.hold(), np.zeros(2)) and driver.read().fault == ""
-    with suppress(LinkLost):  # its thread may have failed already
-        driver.write(np.array([0.1, 0.1]))
-    driver._thread._thread.join(5.0)
-    assert driver.read().fault == "The motors refused a command: bus off"
-    driver.passed(3)
-    with pytest.raises(LinkLost, match="The motors refused a command: bus off"):
-        driver.write(np.zeros(2))
-    driver.reset(0)
-    assert driver.read().fault == "" and driver._thread is None

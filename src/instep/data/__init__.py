@@ -11,16 +11,17 @@ if TYPE_CHECKING:
         DatasetInfo,
         ExchangeResult,
         Selection,
-        contact_sheet,
+        dataset_page,
         describe_dataset,
         export_episodes,
+        import_episodes,
         import_recordings,
     )
     from .guess.joint_columns import GuessRow, RobotActuator, RobotJoint, RobotLayout
     from .guess.mapping_guess import MappingGuess, draft_toml, guess_mapping, write_draft
     from .lerobot.features import WriteOptions
     from .lerobot.writer import append_episodes, write_dataset
-    from .loading import load_episodes, load_table
+    from .loading import Logs, find_logs, load_episodes, load_table
     from .mapping import DataMapping, shipped_mappings
     from .recorder.recorder import Recorder, RecorderStatus, RecordOptions
     from .recorder.recovery import RecordingResult, finish_recording, record_episodes, recover, streams_of
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from .video import VideoOptions, VideoWriter
 
 __all__ = [
-    "DataMapping", "DatasetInfo", "ExchangeResult", "GuessRow", "MappingGuess", "RecordOptions", "Recorder",
+    "DataMapping", "DatasetInfo", "ExchangeResult", "GuessRow", "Logs", "MappingGuess", "RecordOptions", "Recorder",
     "RecorderStatus", "RecordingResult", "RobotActuator", "RobotJoint", "RobotLayout", "Selection", "VideoOptions",
-    "VideoWriter", "WriteOptions", "append_episodes", "between", "contact_sheet", "describe_dataset", "draft_toml",
-    "export_episodes", "finish_recording", "guess_mapping", "import_recordings", "load_episodes", "load_table",
+    "VideoWriter", "WriteOptions", "append_episodes", "between", "dataset_page", "describe_dataset", "draft_toml",
+    "export_episodes", "find_logs", "finish_recording", "guess_mapping", "import_episodes", "import_recordings", "load_episodes", "load_table",
     "record_episodes", "recover", "resampled", "shipped_mappings", "streams_of", "with_stream", "with_velocity",
     "write_dataset", "write_draft",
 ]  # fmt: skip
@@ -41,13 +42,14 @@ __getattr__ = lazy_names(
     __name__,
     {
         "datasets": (
-            "DatasetInfo ExchangeResult Selection contact_sheet describe_dataset export_episodes import_recordings"
+            "DatasetInfo ExchangeResult Selection dataset_page describe_dataset export_episodes import_episodes "
+            "import_recordings"
         ),
         "guess.joint_columns": "GuessRow RobotActuator RobotJoint RobotLayout",
         "guess.mapping_guess": "MappingGuess draft_toml guess_mapping write_draft",
         "lerobot.features": "WriteOptions",
         "lerobot.writer": "append_episodes write_dataset",
-        "loading": "load_episodes load_table",
+        "loading": "Logs find_logs load_episodes load_table",
         "mapping": "DataMapping shipped_mappings",
         "recorder.recorder": "RecordOptions Recorder RecorderStatus",
         "recorder.recovery": "RecordingResult finish_recording record_episodes recover streams_of",

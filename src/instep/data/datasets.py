@@ -1,35 +1,26 @@
-"""Import recordings as LeRobot datasets, and export datasets to other formats.
-
-Selection: some episodes, cameras and columns of a dataset.
-
-Dataset information: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet as PNG.
-"""
+"""Datasets: import, export, selection of a part, and a summary as numbers and as a page."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Channel, Spec, frozen_dataclass
+from instep.report.figures import panels_figure
+from instep.report.page import FigureTabs, Headline, HtmlReport, ReportImage, Section, Table
 
-from .files import library, new_folder
-from .formats.array_stores import hdf5_name, write_hdf5
-from .formats.mcap_files import write_mcap, write_rerun
-from .formats.ros_bags import write_rosbag
-from .formats.table_formats import write_columns
+from .formats import formats
+from .formats.lerobot_datasets import alike
+from .frames import encode_png
 from .lerobot.features import CAMERA_PREFIX, NOMINAL, WriteOptions, channel_of, is_image
-from .lerobot.writer import write_dataset, write_dataset_v21
+from .lerobot.writer import write_dataset
 from .loading import MappingSource, load_episodes
-from .recorder.atomic import new_file, write_text
-from .recorder.recovery import streams_of
 from .resample import resampled
 
 
@@ -57,11 +48,16 @@ def import_recordings(
     `mapping` is as for `load_episodes`; `rate` [Hz] resamples the rows. A LeRobot dataset has one rate, so recordings
     of several rates need it. The folder appears whole or not at all.
     """
-    episodes = load_episodes(source, mapping)
+    return import_episodes(load_episodes(source, mapping), folder, rate=rate, options=options)
+
+
+def import_episodes(
+    episodes: Sequence[Episode], folder: Path, *, rate: float | None = None, options: WriteOptions | None = None
+) -> ExchangeResult:
+    """Write episodes as a new LeRobot v3.0 dataset; `rate` [Hz] resamples the rows."""
     if rate is not None:
         episodes = [resampled(episode, rate) for episode in episodes]
-    _check_one_rate(episodes)
-    write_dataset(_common_columns(episodes), folder, options)
+    write_dataset(alike(episodes), folder, options)
     return ExchangeResult(folder, len(episodes), sum(len(episode) for episode in episodes))
 
 
@@ -74,160 +70,20 @@ def export_episodes(
     selection: Selection | None = None,
     robot_type: str = "",
 ) -> ExchangeResult:
-    """Write the episodes of a dataset in another format: one of `EXPORTERS`.
+    """Write the episodes of a dataset in another format, by its name in `instep.data.formats`.
 
     `selection` takes some episodes, cameras and columns; `robot_type` is what LeRobot metadata call the robot. LeRobot
     exports hold observations and actions in single precision, as training code expects. CSV, NPZ and HDF5 come with a
     mapping by which they can be imported again; the former two hold no images.
     """
-    if form not in EXPORTERS:
-        raise UnknownName("export format", form, EXPORTERS)
+    writers = {name: known.write for name, known in formats().items() if known.write is not None}
+    if form not in writers:
+        raise UnknownName("export format", form, writers)
     episodes = (selection or Selection()).of(load_episodes(source, mapping))
     if robot_type:
         episodes = [episode.with_columns({}, robot_type=robot_type) for episode in episodes]
-    left_out = EXPORTERS[form](episodes, folder, Path(source))
+    left_out = writers[form](episodes, folder, Path(source))
     return ExchangeResult(folder, len(episodes), sum(len(episode) for episode in episodes), left_out)
-
-
-def _to_lerobot(write: Callable[..., Path]) -> _Exporter:
-    def to_lerobot(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-        _check_one_rate(episodes)
-        write(_common_columns(episodes), folder, WriteOptions(float32=True))
-        return ()
-
-    return to_lerobot
-
-
-def _to_mcap(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            write_mcap(episode, partial / f"episode_{k:06d}.mcap", streams_of(source, episode))
-    return ()
-
-
-def _to_csv(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            write_columns(partial / f"episode_{k:06d}.csv", _flat(episode))
-        write_text(partial / "map.toml", _mapping_toml(episodes[0], "csv", _flat_names))
-    return _images(episodes[0])
-
-
-def _to_hdf5(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            write_hdf5(partial / f"episode_{k:06d}.hdf5", episode)
-        names = _mapping_toml(episodes[0], "hdf5", lambda name, column: [hdf5_name(name)], images=True)
-        write_text(partial / "map.toml", names)
-    return ()
-
-
-def _to_bag(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    left_out: dict[str, None] = {}
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            left_out |= dict.fromkeys(write_rosbag(partial / f"episode_{k:06d}", episode))
-    return tuple(left_out)
-
-
-def _to_rerun(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            write_rerun(partial / f"episode_{k:06d}.rrd", episode, f"{folder.name}/{k}")
-    return ()
-
-
-def _to_npz(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    with new_folder(folder) as partial:
-        for k, episode in enumerate(episodes):
-            columns: dict[str, Any] = {"timestamp": episode.t}
-            columns |= {name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size}
-            np.savez_compressed(partial / f"episode_{k:06d}.npz", **columns)
-        write_text(partial / "map.toml", _mapping_toml(episodes[0], "npz", lambda name, column: [name]))
-    return _images(episodes[0])
-
-
-_Exporter: TypeAlias = Callable[[Sequence[Episode], Path, Path], tuple[str, ...]]
-EXPORTERS: Mapping[str, _Exporter] = {
-    "lerobot-v3.0": _to_lerobot(write_dataset),
-    "lerobot-v2.1": _to_lerobot(write_dataset_v21),
-    "mcap": _to_mcap,
-    "csv": _to_csv,
-    "npz": _to_npz,
-    "hdf5": _to_hdf5,
-    "rosbag": _to_bag,
-    "rerun": _to_rerun,
-}
-
-
-def _check_one_rate(episodes: Sequence[Episode]) -> None:
-    rates = sorted({round(1.0 / episode.spec.dt, 1) for episode in episodes})
-    if rates[-1] > 1.05 * rates[0]:
-        listed = ", ".join(f"{rate:g}" for rate in rates)
-        raise BadInput(
-            f"These episodes have different rates ({listed} Hz), and a LeRobot dataset has one; give a rate to "
-            "resample to, or choose a part of them."
-        )
-
-
-def _common_columns(episodes: Sequence[Episode]) -> Sequence[Episode]:
-    """The episodes with the columns they all have; what only some have is left out and noted.
-
-    Cameras are kept where only some episodes have them: the others declare them as missing, with no time of capture.
-    """
-    common = {name for name in episodes[0].columns if all(name in episode for episode in episodes)}
-    cameras = {n: Channel((), "", c.shape[1:], "uint8") for e in episodes for n, c in e.columns.items() if is_image(c)}
-    stamps = {name for camera in cameras if (name := f"{camera}.stamp") not in common}
-    kept = common | set(cameras)
-    if all(set(episode.columns) <= kept and cameras.keys() <= episode.columns.keys() for episode in episodes):
-        return episodes
-    stamps = {name for name in stamps if any(name in episode for episode in episodes)}
-    return [_with_cameras(episode, kept, cameras, stamps) for episode in episodes]
-
-
-def _with_cameras(episode: Episode, kept: set[str], cameras: Mapping[str, Channel], stamps: set[str]) -> Episode:
-    absent = {name: channel for name, channel in cameras.items() if name not in episode}
-    extra = sorted(set(episode.columns) - kept - stamps)
-    columns: dict[str, Any] = {name: column for name, column in episode.columns.items() if name not in extra}
-    columns |= {name: np.full(len(episode), np.nan) for name in stamps if name not in columns}
-    meta = {**episode.meta, "left out": ", ".join(extra)} if extra else dict(episode.meta)
-    meta |= {"missing": ", ".join(sorted(absent))} if absent else {}
-    return Episode(episode.spec.with_observations(absent), columns, meta)
-
-
-def _images(episode: Episode) -> tuple[str, ...]:
-    return tuple(name for name, column in episode.columns.items() if is_image(column))
-
-
-def _flat(episode: Episode) -> dict[str, Array]:
-    out: dict[str, Array] = {"timestamp": episode.t}
-    for name, column in episode.columns.items():
-        if name == "timestamp" or is_image(column):
-            continue
-        values = np.asarray(column).reshape(len(column), -1)
-        for k, label in enumerate(_flat_names(name, column)):
-            out[label] = values[:, k]
-    return out
-
-
-def _flat_names(name: str, column: Any) -> list[str]:
-    width = math.prod(column.shape[1:])
-    return [name] if column.ndim == 1 else [f"{name}.{k}" for k in range(width)]
-
-
-def _mapping_toml(episode: Episode, form: str, names: Callable[[str, Any], list[str]], *, images: bool = False) -> str:
-    """The mapping by which exported files are imported again."""
-    lines = [f'format = "{form}"', f'files = ["*.{form}"]', 'time = "timestamp"', f"rate = {1.0 / episode.spec.dt!r}"]
-    lines += [f"scene = {json.dumps(episode.meta['scene'])}"] if "scene" in episode.meta else []
-    for name, column in episode.columns.items():
-        if name == "timestamp" or (is_image(column) and not images) or 0 in column.shape:
-            continue
-        channel = channel_of(name, episode.spec)
-        table = name if name in ("q", "v", "action") else f"observation.{json.dumps(name)}"
-        lines += ["", f"[{table}]", f"from = {json.dumps(names(name, column))}"]
-        if channel is not None and channel.labels:
-            lines += [f"labels = {json.dumps(list(channel.labels))}", f"unit = {json.dumps(channel.unit)}"]
-    return "\n".join(lines) + "\n"
 
 
 NO_CAMERAS = "none"
@@ -315,14 +171,8 @@ def _with_columns(episode: Episode, names: set[str]) -> Episode:
 
 GAP_PERIODS = 1.5
 """A step longer than this many periods is a gap."""
-SHEET_EPISODES = 4
-"""Episodes on a contact sheet, evenly chosen."""
-SHEET_FRAMES = 6
-"""Frames of each camera on a contact sheet."""
-SHEET_CURVES = 12
-"""Most curves of one panel of a contact sheet."""
-CURVES = {"q": "positions", "action": "commands"}
-"""Columns of a contact sheet, in words."""
+SHOWN_EPISODES, SHOWN_FRAMES, SHOWN_CURVES = 4, 6, 12
+"""Most episodes on a page, evenly chosen, frames of a camera in each, and curves in a figure."""
 
 
 @frozen_dataclass
@@ -384,12 +234,8 @@ class DatasetInfo:
         return {**asdict(self), "rows": self.rows, "seconds": self.seconds}
 
 
-def describe_dataset(
-    source: str | Path, mapping: MappingSource | None = None, *, rate: float | None = None
-) -> DatasetInfo:
-    """What is in a dataset or a folder of recordings; resampled to `rate` [Hz] where it is given."""
-    episodes = load_episodes(source, mapping)
-    episodes = episodes if rate is None else [resampled(episode, rate) for episode in episodes]
+def describe_dataset(episodes: Sequence[Episode], source: str | Path = "") -> DatasetInfo:
+    """What is in a dataset or in recordings; `source` is their path."""
     return DatasetInfo(
         str(source),
         episodes[0].meta.get("scene", ""),
@@ -398,24 +244,25 @@ def describe_dataset(
     )
 
 
-def contact_sheet(episodes: Sequence[Episode], path: Path, title: str = "") -> Path:
-    """Write a PNG with images over time, positions and actions of a few episodes."""
-    backend, figures = library("matplotlib.backends.backend_agg"), library("matplotlib.figure")
-    chosen = _spread(episodes)
-    with_images = [episode for episode in episodes if any(is_image(c) for c in episode.columns.values())]
-    strips = [(e, n) for e in _spread(with_images) for n, c in e.columns.items() if is_image(c)][: 2 * SHEET_EPISODES]
-    curves = [name for name in CURVES if any(name in e and e[name].shape[1] for e in chosen)]
-    figure: Any = figures.Figure(figsize=(12, 0.7 + 1.35 * len(strips) + 2.6 * len(curves)), layout="constrained")
-    backend.FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(len(strips) + len(curves), 1, height_ratios=[1.0] * len(strips) + [2.0] * len(curves))
-    for k, (episode, name) in enumerate(strips):
-        _strip(figure.add_subplot(grid[k]), episode, name)
-    for k, name in enumerate(curves):
-        _curves(figure, grid[len(strips) + k], chosen, name)
-    figure.suptitle(title or f"{len(episodes)} episodes")
-    with new_file(path) as partial:
-        figure.savefig(partial, dpi=100, format="png")
-    return path
+def dataset_page(info: DatasetInfo, episodes: Sequence[Episode]) -> HtmlReport:
+    """A page of a dataset: images over time, positions and commands of some episodes, and its channels."""
+    numbers = np.unique(np.linspace(0, len(episodes) - 1, SHOWN_EPISODES).round().astype(int))
+    chosen = {int(k): episodes[int(k)] for k in numbers}
+    strips = [
+        ReportImage(_strip(column), f"episode {k}, {name.removeprefix(CAMERA_PREFIX)}")
+        for k, episode in chosen.items()
+        for name, column in episode.columns.items()
+        if is_image(column)
+    ]
+    curves = {f"episode {k}": panels_figure(_curves(episode), title=f"episode {k}") for k, episode in chosen.items()}
+    head = ("channel", "label", "unit", "kind", "low", "high")
+    rows = [(c.name, c.label, c.unit, c.kind, f"{c.low:.4g}", f"{c.high:.4g}") for c in info.channels]
+    images = [Section("Cameras", "Images at even times.", strips)] if strips else []
+    sections = [*images, Section("Positions and commands", "", [FigureTabs(curves)])]
+    total = f"{len(info.episodes)} episodes, {info.rows} rows, {info.seconds:.1f} s"
+    channels = Section("Channels", "", [Table(head, rows)], folded=True)
+    title = Path(info.source).name or "dataset"
+    return HtmlReport(title, info.scene, Headline("plain", total), sections=[*sections, channels])
 
 
 def _episode(index: int, episode: Episode) -> EpisodeInfo:
@@ -472,41 +319,19 @@ def _numbers_2(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:
     ]
 
 
-def _spread(episodes: Sequence[Episode]) -> list[Episode]:
-    if not episodes:
-        return []
-    return [episodes[int(k)] for k in np.unique(np.linspace(0, len(episodes) - 1, SHEET_EPISODES).round())]
-
-
-def _strip(axes: Any, episode: Episode, name: str) -> None:
-    column = episode.columns[name]
-    numbers = np.linspace(0, len(column) - 1, SHEET_FRAMES).round().astype(int)
+def _strip(column: Any) -> bytes:
+    """Images of a camera side by side, as PNG."""
+    numbers = np.linspace(0, len(column) - 1, SHOWN_FRAMES).round().astype(int)
     images = [np.asarray(column[int(k)]) for k in numbers]
     step = max(1, images[0].shape[1] // 320)
-    axes.imshow(np.concatenate([image[::step, ::step] for image in images], axis=1))
-    axes.set_axis_off()
-    axes.set_title(", ".join(filter(None, (_name(episode), name.removeprefix("observation.images.")))), fontsize=8)
+    return encode_png(np.concatenate([image[::step, ::step] for image in images], axis=1))
 
 
-def _name(episode: Episode) -> str:
-    return f"episode {episode.meta['index']}" if "index" in episode.meta else ""
-
-
-def _curves(figure: Any, cell: Any, episodes: Sequence[Episode], name: str) -> None:
-    part = cell.subgridspec(1, len(episodes))
-    for k, episode in enumerate(episodes):
-        axes = figure.add_subplot(part[k])
-        values = np.asarray(episode.columns[name]) if name in episode else np.zeros((len(episode), 0))
-        every = max(1, len(values) // 2000)
-        channel = episode.spec.q if name == "q" else episode.spec.action
-        shown = min(values.shape[1], SHEET_CURVES)
-        for j in range(shown):
-            axes.plot(episode.t[::every], values[::every, j], linewidth=0.8, label=channel.labels[j])
-        if k == 0 and shown:
-            axes.legend(fontsize=6, ncols=1 + shown // 7, framealpha=0.7)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(_name(episode), fontsize=8)
-        axes.set_xlabel("time [s]", fontsize=7)
-        units = ", ".join(filter(None, dict.fromkeys(channel.units[:shown])))
-        axes.set_ylabel(f"{CURVES[name]} [{units}]" if units else CURVES[name], fontsize=7)
+def _curves(episode: Episode) -> dict[str, dict[str, tuple[Array, Array]]]:
+    """Positions and commands over time: one panel per joint, with the command of the same label."""
+    panels: dict[str, dict[str, tuple[Array, Array]]] = {}
+    for name, channel in (("q", episode.spec.q), ("action", episode.spec.action)):
+        for k, label in enumerate(channel.labels if name in episode else ()):
+            words = "position" if name == "q" else "command"
+            panels.setdefault(label, {})[words] = (episode.t, np.asarray(episode[name])[:, k])
+    return dict(list(panels.items())[:SHOWN_CURVES])

@@ -84,18 +84,19 @@ def decoded_bytes(metadata: Any) -> int:
     return total
 
 
-def read_table(path: Path) -> Any:
-    """A whole parquet file as one table."""
+def read_table(path: Path, start: int = 0, count: int | None = None) -> Any:
+    """Rows of a parquet file as one table, all of them where `count` is None; only their row groups are read."""
     file = open_parquet(path)
-    return read_groups(file, list(range(file.metadata.num_row_groups)), path)
-
-
-def read_groups(file: Any, groups: list[int], path: Path) -> Any:
-    """Some row groups of a parquet file as one table, or one sentence."""
+    sizes = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
+    ends = np.cumsum([0, *sizes])
+    count = int(ends[-1]) - start if count is None else count
+    if not 0 <= start <= start + count <= ends[-1]:
+        raise BadInput(f"{str(path)!r} should hold {count} rows from row {start}, but it has {ends[-1]} rows.")
+    groups = [k for k in range(len(sizes)) if ends[k] < start + count and start < ends[k + 1]]
     with parsing(path, "parquet"):
         table = file.read_row_groups(groups) if groups else file.schema_arrow.empty_table()
         table.validate(full=True)
-        return table
+        return table.slice(start - int(ends[groups[0]]) if groups else 0, count)
 
 
 def plain_text(table: Any) -> Any:

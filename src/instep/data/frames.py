@@ -108,6 +108,11 @@ class VideoFile:
     path: Path
     size: tuple[int, int]
 
+    @property
+    def name(self) -> str:
+        """The path, by which `Format.images` opens it again."""
+        return str(self.path)
+
     def images(self, numbers: Array) -> Iterator[Array]:
         """Frames in one pass where they stand in a row, else each from the cache."""
         row = len(numbers) > 1 and consecutive(numbers)
@@ -129,6 +134,22 @@ class IndexedImages:
     def images(self, numbers: Array) -> Iterator[Array]:
         """The images with these numbers."""
         return _of_size(self.size, numbers, (self.read(int(number)) for number in numbers))
+
+
+@array_dataclass
+class CompressedImages:
+    """PNG or JPEG images that a function reads one by one, all of one size."""
+
+    read: Callable[[int], bytes]
+    size: tuple[int, int]
+    title: str = ""
+    """Name in errors."""
+    path: Path | None = None
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """The images with these numbers."""
+        decoded = (decode_image(self.read(int(number)), self.title) for number in numbers)
+        return _of_size(self.size, numbers, decoded)
 
 
 def _of_size(size: tuple[int, int], numbers: Array, images: Iterable[Array], where: str = "") -> Iterator[Array]:
@@ -158,9 +179,8 @@ def open_stills(read: Callable[[int], bytes], count: int, name: str = "") -> Fra
     """Compressed images by number; the first is decoded to learn their size. `name` says in errors which they are."""
     if count < 1:
         raise BadInput("A camera needs at least one image, and none was found.")
-    first = decode_image(read(0), name)
-    source = IndexedImages(lambda k: decode_image(read(k), name), (int(first.shape[0]), int(first.shape[1])))
-    return Frames(source, np.arange(count))
+    height, width, _ = decode_image(read(0), name).shape
+    return Frames(CompressedImages(read, (int(height), int(width)), name), np.arange(count))
 
 
 def consecutive(numbers: Array) -> bool:

@@ -1,40 +1,23 @@
-"""Load episodes: own recordings (also after a crash), LeRobot v3.0 and v2.1, and any format that a mapping reads.
-
-Readers of recording formats by name, and the runs of a folder that a mapping selects.
-
-Sandbox: untrusted files are read in another process first, so that a crash of a parser becomes an error.
-
-Parquet, HDF5, video and compressed logs are parsed by C and C++ libraries, some of which crash on a single flipped bit;
-the process has limits of memory and time, and is started once for all files.
-"""
+"""Load episodes: own recordings (also after a crash), LeRobot v3.0 and v2.1, and any format that a mapping reads."""
 
 from __future__ import annotations
 
 import glob
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.processes import Job, ReaderProcess
-from instep.core.reading import check_inside, check_regular, find_inside, inside, parsing
-from instep.core.world import Array
+from instep.core.reading import find_inside, inside, parsing
+from instep.core.world import Array, array_dataclass
 
-from .files import MAX_RECORDING
-from .formats import array_stores, mcap_files
-from .formats import ros_messages as ros_logs
-from .formats import table_formats as image_sets
-from .formats import table_formats as tabular
+from .formats import formats, located, readable
 from .formats.mcap_files import own_episode
-from .formats.table_formats import read_columns
-from .lerobot.features import is_image
+from .isolation import raw_runs
 from .lerobot.reader import INFO, OWN, read_lerobot
 from .mapped_episode import episode_of
 from .mapping import DataMapping, RawRun, from_file, shipped, shipped_mappings
@@ -43,27 +26,8 @@ from .recorder.recovery import pending_episodes
 
 MappingSource: TypeAlias = "str | Path | DataMapping | Sequence[DataMapping]"
 """The name of a mapping that comes with instep, a mapping file (.toml), or mappings themselves."""
-SUFFIXES = {
-    ".mcap": "mcap",
-    ".bag": "bag",
-    ".db3": "bag",
-    ".hdf5": "aloha",
-    ".h5": "aloha",
-    ".zarr": "diffusion_policy",
-    ".zarr.zip": "diffusion_policy",
-}
-"""Mappings of self-describing formats by the suffix of the name."""
-FOLDER_CONTENTS = {
-    "metadata.yaml": "bag",
-    "*/metadata.yaml": "bag",
-    ".zgroup": "diffusion_policy",
-    "zarr.json": "diffusion_policy",
-    "*.mcap": "mcap",
-    "*.hdf5": "aloha",
-    "*.h5": "aloha",
-    "*.bag": "bag",
-}
-"""The same by what a folder contains."""
+RunReader: TypeAlias = Callable[[Path, str, Mapping[str, Any]], Iterable[RawRun]]
+"""Gives the runs of one file, by its format and the options of a mapping."""
 
 
 def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, scene: str = "") -> Sequence[Episode]:
@@ -85,7 +49,6 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
             folder = folder.resolve() if folder.is_symlink() else folder  # whoever names a link means its file
             maps = tuple(replace(data_map, files=(glob.escape(folder.name),)) for data_map in maps)
             folder = folder.parent
-        check_recordings(folder, maps)
         episodes = _mapped(folder, maps)
     if not len(episodes):
         raise BadInput(f"{str(source)!r} holds no episodes.")
@@ -98,7 +61,68 @@ def load_table(source: str | Path, mapping: MappingSource | None = None) -> dict
     data_map = _maps(mapping if mapping is not None else _mapping_name(folder, part))[0]
     if data_map.kind != "table":
         raise BadInput(f"{str(folder)!r} holds episodes, not a table; open it with load_episodes.")
-    return read_columns(folder / data_map.files[0], data_map.options)
+    [run] = raw_runs(folder / data_map.files[0], data_map.format, data_map.options)
+    return dict(run.columns)
+
+
+@array_dataclass
+class Logs:
+    """Logs that no mapping describes yet: files of one format, each parsed at most once."""
+
+    folder: Path
+    files: tuple[str, ...]
+    """Patterns below the folder."""
+    format: str
+    options: Mapping[str, Any]
+    _runs: dict[Path, list[RawRun]] = field(default_factory=dict[Path, list[RawRun]])
+
+    def first_runs(self, most: int = 8) -> list[RawRun]:
+        """The first runs as they are stored."""
+        found: list[RawRun] = []
+        for path in _matching(self.folder, DataMapping("logs", self.format, self.files)):
+            found += self._read(path, self.format, self.options)
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def episodes(self, mapping: DataMapping) -> tuple[Episode, ...]:
+        """The episodes of all runs, by a mapping of the same files."""
+        return _mapped(self.folder, (mapping,), self._read)
+
+    def _read(self, path: Path, name: str, options: Mapping[str, Any]) -> list[RawRun]:
+        if path not in self._runs:
+            self._runs[path] = list(raw_runs(path, name, options))
+        return self._runs[path]
+
+
+def find_logs(logs: Sequence[str | Path]) -> Logs:
+    """The format of logs, and how they are read: one file, one folder, or several files."""
+    paths, found = [Path(log) for log in logs], dict[Path, str]()
+    for path in paths:
+        if not path.exists():
+            raise BadInput(f"There is no log {str(path)!r}.")
+        name, patterns = located(path)
+        if not name or (len(paths) > 1 and path.is_dir() and patterns != (".",)):
+            known = ", ".join(suffix for form in formats().values() if form.read for suffix in form.suffixes)
+            what = "holds no log of a known format" if path.is_dir() else "is no log of a known format"
+            raise BadInput(f"{str(path)!r} {what}; expected one folder of logs, or files that end in {known}.")
+        found[path] = name
+    if len(set(found.values())) > 1:
+        raise BadInput(
+            f"The logs are of different formats ({', '.join(sorted(set(found.values())))}); give one format."
+        )
+    form = formats()[found[paths[0]]]
+    if len(paths) == 1 and paths[0].is_dir():
+        folder, files = paths[0], located(paths[0])[1]
+    else:
+        # A folder that is one recording goes by the file that marks it.
+        marked = [next((path / c for c in form.contents if (path / c).is_file()), path).resolve() for path in paths]
+        folder = marked[0].parent
+        while not all(path.is_relative_to(folder) for path in marked):
+            folder = folder.parent
+        files = tuple(glob.escape(str(path.relative_to(folder))) for path in marked)
+    first = _matching(folder, DataMapping("logs", found[paths[0]], files))[0]
+    return Logs(folder, files, found[paths[0]], form.options(first))
 
 
 def _maps(mapping: MappingSource) -> tuple[DataMapping, ...]:
@@ -122,7 +146,7 @@ def is_readable(source: Path) -> bool:
     """Whether recordings describe themselves, or a shipped mapping goes by their name."""
     if not source.exists():
         return any(name.startswith(f"{source.parent.name}/") for name in shipped_mappings())
-    return _is_dataset(source) or source.resolve().name in _known_names() or bool(_by_format(source))
+    return _is_dataset(source) or source.resolve().name in _known_names() or bool(_own_mapping(source))
 
 
 def is_foreign_dataset(source: Path) -> bool:
@@ -143,20 +167,19 @@ def _read_dataset(folder: Path) -> Sequence[Episode]:
     pending = pending_episodes(folder)
     if not (folder / INFO).exists():
         return pending
-    check_dataset(folder)
     foreign = not (folder / OWN).exists() and folder.name in shipped_mappings()
     maps = shipped(folder.name) if foreign else ()
     stored = _mapped(folder, maps) if maps and maps[0].format == "lerobot" else read_lerobot(folder)
     return [*stored, *pending] if pending else stored
 
 
-def _mapped(folder: Path, maps: Sequence[DataMapping]) -> Sequence[Episode]:
+def _mapped(folder: Path, maps: Sequence[DataMapping], read: RunReader = raw_runs) -> tuple[Episode, ...]:
     """The episodes of a folder, by one mapping or by one per part."""
     episodes: list[Episode] = []
     for data_map in maps:
         if data_map.kind != "episodes":
             raise BadInput(f"{str(folder)!r} holds a {data_map.kind}, not episodes; read it with load_table.")
-        made = [_episode(raw, data_map) for raw in runs(folder, data_map)]
+        made = [_episode(raw, data_map) for raw in _runs(folder, data_map, read)]
         episodes += _numbered(made) if data_map.repeats else made
     return tuple(episodes)
 
@@ -181,8 +204,8 @@ def _mapping_name(folder: Path, part: str) -> str:
         if part:
             known = [n.partition("/")[2] for n in shipped_mappings() if n.startswith(f"{folder.name}/")]
             raise UnknownName(f"part of {folder.name!r}", part, known)
-        if _by_format(folder):
-            return _by_format(folder)
+        if _own_mapping(folder):
+            return _own_mapping(folder)
         raise BadInput(
             f"{str(folder)!r} is not a LeRobot dataset, and no mapping is called {name!r}; give --map, a file of your "
             f"own, or --as, one that comes with instep ({', '.join(shipped_mappings())})."
@@ -190,16 +213,10 @@ def _mapping_name(folder: Path, part: str) -> str:
     return name
 
 
-def _by_format(path: Path) -> str:
-    """The mapping of a self-describing file or folder; empty where its format is not one."""
-    for suffix, name in SUFFIXES.items():
-        if path.name.endswith(suffix):
-            return name
-    if path.is_dir():
-        for inside, name in FOLDER_CONTENTS.items():
-            if next(path.glob(inside), None) is not None:
-                return name
-    return ""
+def _own_mapping(path: Path) -> str:
+    """The shipped mapping of recordings that describe themselves; empty where these do not."""
+    name = located(path)[0]
+    return formats()[name].mapping if name else ""
 
 
 def _numbered(episodes: Sequence[Episode]) -> list[Episode]:
@@ -213,63 +230,11 @@ def _numbered(episodes: Sequence[Episode]) -> list[Episode]:
     return out
 
 
-BAG_INDEX = "metadata.yaml"
-"""The file that makes a folder a ROS 2 bag."""
-Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
-"""Reads the runs of one file, given the options of a mapping."""
-
-
-def read_lerobot_runs(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
-    """The episodes of a LeRobot dataset as raw columns; headers `names:COLUMN` hold the names that it declares."""
-    for episode in read_lerobot(path):
-        spec = episode.spec
-        channels = {"action": spec.action, **spec.observation}
-        labels = {f"names:{name}": json.dumps(channel.labels) for name, channel in channels.items() if channel.labels}
-        header = {**labels, "rate": repr(1.0 / spec.dt), **episode.meta}
-        yield RawRun(f"episode {episode.meta['index']}", episode.columns, header)
-
-
-READERS: Mapping[str, Reader] = {
-    "npz": tabular.read_npz_runs,
-    "csv": tabular.read_csv,
-    "json": tabular.read_json_log,
-    "lines": tabular.read_text_log,
-    "cameras": image_sets.read_cameras,
-    "stills": image_sets.read_stills,
-    "hdf5": array_stores.read_hdf5,
-    "zarr": array_stores.read_zarr,
-    "mcap": mcap_files.read_mcap,
-    "rosbag": ros_logs.read_rosbag,
-    "lerobot": read_lerobot_runs,
-}
-
-
-TITLES = {"hdf5": "HDF5", "mcap": "MCAP", "npz": "NPZ", "csv": "CSV", "rosbag": "a ROS bag", "lerobot": "a dataset"}
-"""Formats by the names that users know."""
-
-
-def reader_of(data_map: DataMapping) -> Reader:
-    """The reader of a mapping's format."""
-    if data_map.format not in READERS:
-        raise UnknownName("format", data_map.format, READERS)
-    return READERS[data_map.format]
-
-
-def raw_runs(path: Path, form: str, options: Mapping[str, Any]) -> Iterator[RawRun]:
-    """The runs of one file; whatever the reader of its format raises becomes one sentence."""
-    with parsing(path, TITLES.get(form, form)):
-        yield from READERS[form](path, options)
-
-
-def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
+def _runs(folder: Path, data_map: DataMapping, read: RunReader) -> Iterator[RawRun]:
     """The runs of the files that a mapping selects, in the order of their names."""
-    reader_of(data_map)
-
-    def read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
-        return raw_runs(path, data_map.format, options)
-
-    for path in matching(folder, data_map):
-        for raw in read(path, data_map.options):
+    readable(data_map.format)
+    for path in _matching(folder, data_map):
+        for raw in read(path, data_map.format, data_map.options):
             joined = _with_companions(raw, path, data_map, read)
             header = {
                 "stem": path.name.split(".")[0],
@@ -283,24 +248,27 @@ def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
             yield from _split(RawRun(name, joined.columns, header), data_map)
 
 
-def matching(folder: Path, data_map: DataMapping) -> list[Path]:
+def _matching(folder: Path, data_map: DataMapping) -> list[Path]:
     """The files of a folder that a mapping reads."""
-    if data_map.files == (".",):
-        inside = sorted(path.parent for path in folder.glob(f"*/{BAG_INDEX}")) if data_map.format == "rosbag" else []
-        return inside if inside and not (folder / BAG_INDEX).exists() else [folder]
-    found = {path for pattern in data_map.files for path in find_inside(folder, pattern)}
+    files = data_map.files
+    if files == (".",):
+        name, patterns = located(folder)
+        if name != data_map.format or patterns == files:
+            return [folder]
+        files = patterns
+    found = {path for pattern in files for path in find_inside(folder, pattern)}
     found -= {path for pattern in data_map.exclude for path in find_inside(folder, pattern)}
     if not found:
-        wanted = ", ".join(data_map.files)
+        wanted = ", ".join(files)
         raise BadInput(f"{str(folder)!r} holds no files like {wanted}, which the mapping {data_map.name!r} reads.")
     return sorted(found)
 
 
-def _with_companions(raw: RawRun, path: Path, data_map: DataMapping, read: Reader) -> RawRun:
+def _with_companions(raw: RawRun, path: Path, data_map: DataMapping, read: RunReader) -> RawRun:
     columns, header = dict(raw.columns), dict(raw.header)
     for prefix, (ending, other) in data_map.also.items():
         companion = inside(path.parent, path.name.removesuffix(ending) + other)
-        for extra in read(companion, data_map.options):
+        for extra in read(companion, data_map.format, data_map.options):
             columns |= {f"{prefix}.{name}": column for name, column in extra.columns.items()}
             header |= {f"{prefix}.{name}": value for name, value in extra.header.items()}
     return RawRun(raw.name, columns, header)
@@ -319,83 +287,3 @@ def _split(raw: RawRun, data_map: DataMapping) -> Iterator[RawRun]:
             raise BadInput(f"The offsets {data_map.split!r} of {raw.name!r} do not ascend at {k}.")
         part = {name: column[start:stop] for name, column in rows.items()}
         yield RawRun(f"{raw.name}:{k}", part, {**raw.header, "number": str(k)})
-
-
-MAX_MEMORY = 8 << 30
-"""Most address space a reader may take [bytes]; libraries map far more than they use."""
-MAX_CPU_S = 600.0
-"""Most processor time that a reader may take for one file or dataset [s]."""
-_READER = ReaderProcess("instep.data.loading", cpu_s=MAX_CPU_S, memory=MAX_MEMORY)
-_CHECKED: set[tuple[str, int, int]] = set()
-_UNCHECKED_FORMATS = ("npz", "csv", "json", "lines", "stills")
-"""Formats whose readers are Python and NumPy, and are bounded by themselves."""
-
-
-def check_dataset(folder: Path) -> None:
-    """Make sure a LeRobot dataset can be read: by its checksums where we wrote them, else in a process of its own."""
-    key = _key(folder)
-    if key in _CHECKED:
-        return
-    if not _verified(folder):
-        _READER.check({"dataset": str(folder.absolute())}, str(folder))
-    _CHECKED.add(key)
-
-
-def check_recordings(folder: Path, maps: Sequence[DataMapping]) -> None:
-    """Make sure recordings can be read by their mappings."""
-    for data_map in maps:
-        reader_of(data_map)
-        if data_map.format in _UNCHECKED_FORMATS:
-            continue
-        for path in matching(folder, data_map):
-            key = _key(path)
-            if key not in _CHECKED:
-                job = {"format": data_map.format, "path": str(path.absolute()), "options": dict(data_map.options)}
-                _READER.check(job, str(path))
-                _CHECKED.add(key)
-
-
-def read_job(job: Job) -> None:
-    """What the process does with a job: read all of a dataset or of one file."""
-    if "dataset" in job:
-        folder = Path(job["dataset"])
-        from .lerobot.reader import read_lerobot
-
-        for episode in read_lerobot(folder):
-            _touch(episode.columns)
-        return
-
-    for raw in raw_runs(Path(job["path"]), job["format"], job["options"]):
-        _touch(raw.columns)
-
-
-def _touch(columns: Any) -> None:
-    for column in columns.values():
-        if is_image(column):
-            np.asarray(column[0])
-        else:
-            np.asarray(column)
-
-
-def _verified(folder: Path) -> bool:
-    """Whether a dataset has checksums of all its tables; one that differs is named."""
-    from .lerobot.reader import own_notes
-    from .recorder.atomic import sha256
-
-    known = (own_notes(folder) or {}).get("sha256")
-    tables = [path for part in ("data", "meta") for path in (folder / part).rglob("*.parquet")]
-    names = [str(path.relative_to(folder)) for path in tables]
-    if not isinstance(known, dict) or any(name not in known for name in names):
-        return False
-    for path, name in zip(tables, names, strict=True):
-        check_regular(check_inside(folder, path), MAX_RECORDING)
-        if sha256(path) != known[name]:
-            raise BadInput(f"{str(path)!r} is not as it was written: its SHA-256 differs, so it is damaged.")
-    return True
-
-
-def _key(path: Path) -> tuple[str, int, int]:
-    """A file or folder as it stands now: a change of any file gives another key."""
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    stats = [file.stat() for file in files]
-    return str(path.absolute()), sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)

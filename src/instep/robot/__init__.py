@@ -8,7 +8,7 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .driver import Driver, Reading, Recording, StopFailed, WorldDriver, WrappedDriver, stop_each
-    from .follower import Follower, FollowerDriver
+    from .follower import Follower
     from .follower_process import FollowerProcess
     from .imperfect import (
         Backlash,
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     )
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
+    from .named_robots import connect_robot
     from .realtime import Clock, lower_priority, realtime_priority
     from .robot_server import RobotServer, ServerOptions, serve
     from .safety import ObstacleChecks, SafetyOptions
-    from .servo_bus import SerialLine, ServoBus
     from .signal_checks import SensorChecks
 
 __all__ = [
-    "Backlash", "Clock", "Disturbed", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
+    "Backlash", "Clock", "Disturbed", "Drifting", "Driver", "Dropping", "Follower", "FollowerProcess",
     "Guarded", "Inertial", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording",
-    "RobotServer", "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "SerialLine", "ServerOptions",
-    "ServoBus", "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
+    "RobotServer", "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "ServerOptions",
+    "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "connect_robot", "default_limits", "lower_priority",
     "realtime_priority", "scene_limits", "serve", "stop_each",
 ]  # fmt: skip
 
@@ -42,17 +42,16 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "control_loop": "SafetyOptions",
         "driver": "Driver Reading Recording StopFailed WorldDriver WrappedDriver stop_each",
-        "follower": "Follower FollowerDriver",
+        "follower": "Follower",
         "follower_process": "FollowerProcess",
         "imperfect": "Backlash Disturbed Drifting Dropping Inertial Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
+        "named_robots": "connect_robot",
         "realtime": "Clock lower_priority realtime_priority",
         "robot_server": "RobotServer ServerOptions serve",
-        "safety": "ObstacleChecks",
-        "servo_bus": "SerialLine ServoBus",
+        "safety": "ObstacleChecks SafetyOptions",
         "signal_checks": "SensorChecks",
     },
 )

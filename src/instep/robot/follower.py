@@ -8,17 +8,11 @@ keeps for every command.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 
-from instep.core.errors import BadInput, LinkLost
+from instep.core.errors import BadInput
 from instep.core.world import Array
 
-from .driver import Driver, Reading, WrappedDriver
 from .limits import Limits
 
 
@@ -101,106 +95,3 @@ class Follower:
             self._next = np.clip(2 * last - before, self._limits.low, self._limits.high)
         self._line = [before, last, self._next]
         self._fresh = False
-
-
-class FollowerThread:
-    """A follower that sends its commands by itself, at its rate, with absolute deadlines."""
-
-    def __init__(self, follower: Follower, send: Callable[[Array], object], *, rate: float = 250.0):
-        self._follower, self._send, self._dt = follower, send, 1.0 / rate
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="instep-follower", daemon=True)
-        self.missed = 0
-        """Periods that were skipped because the computer was late."""
-        self.error: BaseException | None = None
-        """What `send` raised, if it did; the thread ends then and no further command is sent."""
-
-    @property
-    def command(self) -> Array:
-        """The command that was sent last."""
-        return self._follower.motion.q
-
-    def set_target(self, target: Array) -> None:
-        """Take a set point from any thread."""
-        with self._lock:
-            self._follower.set_target(target)
-
-    def __enter__(self) -> FollowerThread:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        deadline = time.monotonic()
-        try:
-            while not self._over.is_set():
-                with self._lock:
-                    command = self._follower.step()
-                self._send(command)
-                deadline += self._dt
-                late = time.monotonic() - deadline
-                if late > self._dt:
-                    # Catching up would send two commands in one period, which the motors see as twice the speed.
-                    self.missed += int(late / self._dt)
-                    deadline += int(late / self._dt) * self._dt
-                time.sleep(max(0.0, deadline - time.monotonic()))
-        except Exception as error:  # noqa: BLE001 - a vendor's call may raise anything; it is kept for the owner
-            self.error = error
-
-
-class FollowerDriver(WrappedDriver):
-    """A driver whose motors get commands at `rate` [Hz] from a follower: set points in, jerk-limited commands out.
-
-    `write` of the inner driver is called by the follower's thread, all other calls come from the robot's loop. After a
-    write that failed no further command is sent, and the next reading is a fault, so that the robot stops and says why.
-    """
-
-    def __init__(self, inner: Driver, limits: Limits, *, rate: float = 250.0):
-        super().__init__(inner)
-        self._limits, self._rate = limits, rate
-        self._thread: FollowerThread | None = None
-
-    def write(self, action: Array) -> Array:
-        """Take a set point, and return the command that was sent last."""
-        if self._thread is None:
-            start = self._limits.start(self._inner.read().q, self.spec)
-            follower = Follower(self._limits, start, rate=self._rate, target_rate=1.0 / self.spec.dt)
-            self._thread = FollowerThread(follower, self._inner.write, rate=self._rate)
-            self._thread.__enter__()
-        if self._thread.error is not None:
-            raise LinkLost(self._refusal())
-        self._thread.set_target(action)
-        return self._thread.command
-
-    def read(self) -> Reading:
-        """The newest state; a command that the motors refused is a fault."""
-        reading = self._inner.read()
-        return replace(reading, fault=self._refusal()) if self._thread and self._thread.error else reading
-
-    def hold(self) -> Array:
-        """The command that was sent last; without further set points the follower brakes by itself."""
-        return self._inner.hold() if self._thread is None else self._thread.command
-
-    def passed(self, periods: int) -> None:
-        """Nothing to do: the follower has gone on by itself."""
-
-    def reset(self, seed: int) -> None:
-        """End the follower, then go to a start."""
-        self._end()
-        super().reset(seed)
-
-    def stop(self) -> None:
-        """End the follower, then come to rest."""
-        self._end()
-        super().stop()
-
-    def _refusal(self) -> str:
-        return f"The motors refused a command: {self._thread.error if self._thread else ''}"
-
-    def _end(self) -> None:
-        if self._thread is not None:
-            self._thread.__exit__()
-            self._thread = None

@@ -17,7 +17,7 @@ from instep.data import (
     DatasetInfo,
     Selection,
     WriteOptions,
-    contact_sheet,
+    dataset_page,
     describe_dataset,
     export_episodes,
     import_recordings,
@@ -94,22 +94,21 @@ def info(
     args: Options[DataArgs] = DataArgs(),
     out: Path | None = None,
 ) -> int:
-    """Describe a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
+    """Describe a dataset: episodes, rates, jitter, gaps, channels with units and ranges; and a page.
 
     Args:
         source: dataset, or recordings that a mapping reads.
         out: folder to write; a new one under runs/ where not given.
 
     """
-    name = source.resolve().name
     source, mapping = mapping_of(source, args)
-    found = describe_dataset(source, mapping, rate=args.rate)
+    episodes = Selection(rate=args.rate).of(load_episodes(source, mapping))
+    found = describe_dataset(episodes, source)
     output, console = new_output("data-info", out), Console()
     console.print(_episodes(found))
     console.print(_channels(found))
-    sheet = contact_sheet(load_episodes(source, mapping), output.folder / "sheet.png", name)
     output.write({}, **found.as_dict())
-    print(sheet)
+    print(output.page(dataset_page(found, episodes)))
     return 0
 
 

@@ -144,9 +144,9 @@ def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:
 def _mapping(result: StartResult, logs: Sequence[Path], args: StartArgs, console: Console) -> tuple[Path, Path]:
     """The mapping file to read the logs with, and the folder that it is for: the one given, or a draft of a guess."""
     if args.map is not None:
-        from instep.data.guess.log_columns import locate_logs
+        from instep.data import find_logs
 
-        return args.map, locate_logs(list(logs)).folder
+        return args.map, find_logs(logs).folder
     layout = robot_layout(result.scene)
     guess = guess_mapping(logs, layout, rate=args.rate)
     if guess.rows[0].doubt and args.rate is None and _is_terminal():

@@ -9,7 +9,8 @@ import math
 import mmap
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from instep.core.errors import BadInput
 from instep.core.reading import check_inside, check_regular, parsing
 from instep.core.world import Array, frozen_dataclass
 from instep.data.files import ALLOWED_KINDS, MAX_COMPRESSION_RATIO, MAX_DECODED, MAX_RECORDING, check_members, library
-from instep.data.frames import Frames, IndexedImages, decode_image
+from instep.data.formats import Format, mapping_text, write_files
+from instep.data.frames import Frames, decode_image
 from instep.data.lerobot.features import CAMERA_PREFIX, is_image
 from instep.data.mapping import RawRun
 from instep.data.video import check_pixels
@@ -131,11 +133,11 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
         return np.zeros(0)
     if dataset.ndim == 4 and dataset.shape[3] == 3 and dataset.dtype == np.uint8:
         check_pixels(int(dataset.shape[2]), int(dataset.shape[1]), f"{name} of {path}")
-        source = _Hdf5Images(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
+        source = Hdf5Images(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
         return Frames(source, np.arange(int(dataset.shape[0])))
     if dataset.ndim == 2 and dataset.dtype == np.uint8 and header.get("compress") in ("True", "1"):
         first = decode_image(bytes(np.asarray(dataset[0])))
-        return Frames(_Hdf5Images(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
+        return Frames(Hdf5Images(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
     stored = path.stat().st_size
     if dataset.nbytes > min(MAX_DECODED, MAX_COMPRESSION_RATIO * stored + (1 << 20)):
         raise BadInput(
@@ -146,7 +148,7 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
 
 
 @frozen_dataclass
-class _Hdf5Images:
+class Hdf5Images:
     """Images that stay in an HDF5 file, plain or compressed one by one."""
 
     file: Path
@@ -210,7 +212,7 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     if array.dtype.kind not in ALLOWED_KINDS:
         raise BadInput(f"{name!r} of {str(path)!r} holds {array.dtype}, but only numbers are read.")
     if array.ndim == 4 and array.shape[3] == 3:
-        source = IndexedImages(lambda k: _zarr_image(array, k), (int(array.shape[1]), int(array.shape[2])))
+        source = ZarrImages(path, name, (int(array.shape[1]), int(array.shape[2])))
         return Frames(source, np.arange(int(array.shape[0])))
     largest = max(math.prod(array.chunks), math.prod(array.shape)) * array.dtype.itemsize
     if min(array.shape, default=0) < 0 or min(array.chunks, default=1) < 1 or largest > MAX_DECODED:
@@ -218,7 +220,34 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     return np.asarray(array[:])
 
 
-def _zarr_image(array: Any, number: int) -> Array:
-    """An image of a zarr store, whose numbers are integers or floats from 0 to 255."""
-    stored = np.asarray(array[number])
-    return stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)
+@frozen_dataclass
+class ZarrImages:
+    """Images that stay in a zarr store, as integers or as floats from 0 to 255."""
+
+    file: Path
+    name: str
+    size: tuple[int, int]
+    path: Path | None = None
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """The images with these numbers."""
+        array = _zarr_images(self.file, self.name)
+        for number in numbers:
+            stored = np.asarray(array[int(number)])
+            yield stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _zarr_images(path: Path, name: str) -> Any:
+    with parsing(path, "zarr"):
+        return library("zarr").open_group(_store(path), mode="r")["data"][name]
+
+
+def _write_hdf5_files(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+    mapping = mapping_text(episodes[0], "hdf5", lambda name, column: [hdf5_name(name)], images=True)
+    return write_files(episodes, folder, ".hdf5", write_hdf5, mapping)
+
+
+HDF5 = Format("HDF5", read_hdf5, _write_hdf5_files, (".hdf5", ".h5"), mapping="aloha", images=Hdf5Images)
+ZARR = Format("a zarr store", read_zarr, suffixes=(".zarr", ".zarr.zip"), contents=(".zgroup", "zarr.json"),
+              mapping="diffusion_policy", images=ZarrImages)  # fmt: skip

@@ -19,9 +19,11 @@ from instep.core.imports import optional_library
 from instep.core.reading import check_regular, is_table, parse_json, parsing, shown
 from instep.core.world import Array, array_dataclass
 from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, library
+from instep.data.formats import Format, write_files
 from instep.data.frames import encode_png, open_stills
 from instep.data.lerobot.features import CAMERA_PREFIX, channel_of, is_image, spec_from_json, spec_to_json
 from instep.data.mapping import RawRun
+from instep.data.recorder.recovery import streams_of
 from instep.data.resample import quaternions
 
 from .ros_messages import MessageLog
@@ -284,14 +286,14 @@ TIMELINE, WALL_CLOCK = "time", "wall_clock"
 """Timelines of a recording: seconds since the first row, and the time of day where it was recorded."""
 
 
-def write_rerun(path: Path, episode: Episode, name: str) -> None:
-    """Write one episode; `name` is what the viewer calls it.
+def _write_rerun(path: Path, episode: Episode) -> None:
+    """Write one episode, under the name of its folder and file.
 
     Columns become entities: `q/elbow`, `action/elbow`, `observation/state/elbow`, `cameras/top`. Images are at their
     own time of capture.
     """
     rerun: Any = optional_library("rerun", "rerun", "rerun-sdk")
-    recording = rerun.RecordingStream("instep", recording_id=name)
+    recording = rerun.RecordingStream("instep", recording_id=f"{path.parent.name}/{path.stem}")
     recording.save(str(path))
     for key, text in episode.meta.items():
         recording.log(f"notes/{key.replace(' ', '_')}", rerun.TextDocument(text), static=True)
@@ -332,3 +334,12 @@ def _indexes(rerun: Any, episode: Episode, times: Any) -> list[Any]:
     if "clock.wall" in episode:
         out.append(rerun.TimeColumn(WALL_CLOCK, timestamp=start_time(episode) + times))
     return out
+
+
+def _write_mcap_files(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+    write = lambda path, episode: write_mcap(episode, path, streams_of(source, episode))  # noqa: E731
+    return write_files(episodes, folder, ".mcap", write)
+
+
+MCAP = Format("MCAP", read_mcap, _write_mcap_files, (".mcap",), mapping="mcap")
+RERUN = Format("Rerun", write=lambda episodes, folder, source: write_files(episodes, folder, ".rrd", _write_rerun))

@@ -1,20 +1,33 @@
-"""Episodes as ROS 2 bags, without ROS: joint states, commands, poses as tf, images, and other columns of numbers."""
+"""ROS bags (1 and 2) without ROS: logs in, episodes out."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.reading import check_inside, check_regular, parsing, read_text
 from instep.core.world import Array
-from instep.data.files import library
+from instep.data.files import MAX_RECORDING, library
+from instep.data.formats import Format, write_files
 from instep.data.frames import encode_png
 from instep.data.lerobot.features import CAMERA_PREFIX, is_image
+from instep.data.mapping import RawRun
 
 from .mcap_files import TRANSFORMS, FramePose, fresh_images, start_time, transforms_of
+from .ros_messages import MessageLog
 
+MAX_DESCRIPTION = 16 << 20
+"""Longest description of a bag [bytes]."""
+MAX_BRACKETS = 10_000
+"""Most brackets of one kind in the description of a bag, which bounds its depth."""
+BAG_FILE = "metadata.yaml"
+"""The file by which a folder is a ROS 2 bag."""
 JOINTS, COMMAND = "/joint_states", "/joint_command"
 _KINDS = {
     "joints": "sensor_msgs/msg/JointState",
@@ -24,6 +37,39 @@ _KINDS = {
 }
 _PARTS = {"rad": "position", "m": "position", "rad/s": "velocity", "m/s": "velocity", "Nm": "effort", "N": "effort"}
 """What of a JointState commands in a unit are."""
+
+
+def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """One run of a bag: its joint states, commands, images, camera descriptions and transforms.
+
+    Types that the bag does not define and the newest ROS 2 does not know are passed over and named.
+    """
+    log = MessageLog()
+    high, types = library("rosbags.highlevel"), library("rosbags.typesys")
+    _check_files(path)
+    with parsing(path, "a ROS bag"):
+        store = types.get_typestore(types.Stores.LATEST)
+        with high.AnyReader([path], default_typestore=store) as reader:
+            for connection, received, data in reader.messages():
+                try:
+                    message = reader.deserialize(data, connection.msgtype)
+                except Exception:  # noqa: BLE001  # an unknown or damaged type is counted and named, not fatal
+                    log.skip(connection.msgtype)
+                    continue
+                log.add(connection.topic, connection.msgtype, received * 1e-9, message)
+    yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a bag whose files are not plain ones inside its folder, or whose description is long or has aliases."""
+    for file in path.iterdir() if path.is_dir() else (path,):
+        check_inside(path if path.is_dir() else path.parent, file)
+        check_regular(file, MAX_RECORDING)
+    description = path / BAG_FILE
+    if description.is_file():
+        text = read_text(description, MAX_DESCRIPTION)
+        if re.search(r"(^|[\s\[{,:-])[&*][\w]", text) or max(text.count("["), text.count("{")) > MAX_BRACKETS:
+            raise BadInput(f"{str(description)!r} has aliases or is nested too deep for the description of a bag.")
 
 
 def write_rosbag(folder: Path, episode: Episode) -> tuple[str, ...]:
@@ -126,3 +172,9 @@ class _Bag:
             self._topics[topic] = (made, _KINDS[kind])
         connection, name = self._topics[topic]
         self._writer.write(connection, round(at * 1e9), self._store.serialize_cdr(message, name))
+
+
+ROSBAG = Format(
+    "a ROS bag", read_rosbag, lambda episodes, folder, source: write_files(episodes, folder, "", write_rosbag),
+    (".bag", ".db3"), (BAG_FILE,), mapping="bag",
+)  # fmt: skip

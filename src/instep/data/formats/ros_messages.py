@@ -9,18 +9,15 @@ The joints of a command array that names none, from the motion that follows the 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.reading import check_inside, check_regular, parsing, read_text
 from instep.core.world import Array, Channel, frozen_dataclass
-from instep.data.files import MAX_DECODED, MAX_RECORDING, library
+from instep.data.files import MAX_DECODED, library
 from instep.data.frames import open_stills
 from instep.data.mapping import RawRun
 from instep.data.resample import QUATERNION, latest, onto
@@ -31,46 +28,6 @@ SAME_CLOCK_S = 0.5
 """Difference between the times of a log and in the headers of its messages from which on they are two clocks [s]."""
 PARTS = ("position", "velocity", "effort")
 """What a joint state holds of each joint."""
-MAX_DESCRIPTION = 16 << 20
-"""Longest description of a bag [bytes]."""
-MAX_BRACKETS = 10_000
-"""Most brackets of one kind in the description of a bag, which bounds its depth."""
-BAG_FILE = "metadata.yaml"
-"""The file by which a folder is a ROS 2 bag; a pattern of it selects several bags."""
-
-
-def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
-    """One run of a bag: its joint states, commands, images, camera descriptions and transforms.
-
-    Types that the bag does not define and the newest ROS 2 does not know are passed over and named.
-    """
-    path = path.parent if path.name == BAG_FILE else path
-    log = MessageLog()
-    high, types = library("rosbags.highlevel"), library("rosbags.typesys")
-    _check_files(path)
-    with parsing(path, "a ROS bag"):
-        store = types.get_typestore(types.Stores.LATEST)
-        with high.AnyReader([path], default_typestore=store) as reader:
-            for connection, received, data in reader.messages():
-                try:
-                    message = reader.deserialize(data, connection.msgtype)
-                except Exception:  # noqa: BLE001  # an unknown or damaged type is counted and named, not fatal
-                    log.skip(connection.msgtype)
-                    continue
-                log.add(connection.topic, connection.msgtype, received * 1e-9, message)
-    yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
-
-
-def _check_files(path: Path) -> None:
-    """Refuse a bag whose files are not plain ones inside its folder, or whose description is long or has aliases."""
-    for file in path.iterdir() if path.is_dir() else (path,):
-        check_inside(path if path.is_dir() else path.parent, file)
-        check_regular(file, MAX_RECORDING)
-    description = path / BAG_FILE
-    if description.is_file():
-        text = read_text(description, MAX_DESCRIPTION)
-        if re.search(r"(^|[\s\[{,:-])[&*][\w]", text) or max(text.count("["), text.count("{")) > MAX_BRACKETS:
-            raise BadInput(f"{str(description)!r} has aliases or is nested too deep for the description of a bag.")
 
 
 @dataclass(slots=True)

@@ -1,21 +1,18 @@
-"""Tables: CSV (plain or gzipped), JSON logs with a list of rows, text logs with one measurement per line, and NPZ.
-
-Image sets: several cameras listed in a JSON file with a stamped video each, and still images with a pose each.
-"""
+"""Formats of plain files: tables (CSV, JSON, text, NPZ), and images listed in JSON or described in YAML."""
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
+import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import (
     check_regular,
@@ -28,55 +25,88 @@ from instep.core.reading import (
     read_text,
 )
 from instep.core.world import Array
-from instep.data.files import MAX_COMPRESSION_RATIO, read_npz
-from instep.data.frames import MAX_IMAGE, Frames, open_stills, open_video
+from instep.data.files import MAX_COMPRESSION_RATIO, library, read_npz
+from instep.data.formats import Format, mapping_text, write_files
+from instep.data.frames import MAX_IMAGE, Frames, VideoFile, open_stills, open_video
+from instep.data.lerobot.features import is_image
 from instep.data.mapping import RawRun
 from instep.data.resample import latest
 
 MAX_TEXT = 512 << 20
 """Longest text of a log [bytes]."""
+HEAD = 1 << 20
+"""Bytes of a table that hold its first line."""
 
 
 def read_csv(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
-    """The columns of a CSV file; `columns` names them where the file does not, `delimiter` separates them."""
-    yield RawRun(path.name, read_columns(path, options))
+    """The columns of a CSV file; `columns` names them where the file does not, `delimiter` separates them.
 
-
-def read_columns(path: Path, options: Mapping[str, Any]) -> dict[str, Array]:
-    """Columns by name: numbers where every value is one, else text."""
-    text = _text(path)
-    with parsing(path, "CSV"):
-        rows = [row for row in csv.reader(io.StringIO(text), delimiter=str(options.get("delimiter", ","))) if row]
-    names = [str(name) for name in cast(list[Any], options.get("columns", []))]
-    if not names and rows:
-        names, rows = [cell.strip() for cell in rows[0]], rows[1:]
-    if not rows:
+    A column holds numbers where every value is one, else text.
+    """
+    given = [str(name) for name in cast(list[Any], options.get("columns", []))]
+    table = _csv_table(path, _text(path).encode(), given, str(options.get("delimiter", ",")))
+    if not table.num_rows:
         raise BadInput(f"{str(path)!r} has no rows of numbers.")
-    for k, row in enumerate(rows):
-        if len(row) != len(names):
-            raise BadInput(f"Row {k + 1} of {str(path)!r} has {len(row)} values, but there are {len(names)} columns.")
-    return {name: _values([row[k] for row in rows]) for k, name in enumerate(names)}
+    names = [name.strip() for name in table.column_names]
+    yield RawRun(path.name, {name: _values(table.column(k)) for k, name in enumerate(names)})
 
 
-def first_row(path: Path) -> str:
-    """The first line of a text file that is not empty."""
-    return next((line for line in _text(path).splitlines() if line.strip()), "")
+def csv_options(path: Path) -> dict[str, Any]:
+    """The delimiter of a CSV file, and names for its columns where it has none."""
+    check_regular(path, MAX_TEXT)
+    with parsing(path, "text"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        head = file.read(HEAD).decode("utf-8-sig", errors="ignore")
+    first = next((line for line in head.splitlines() if line.strip()), "").strip()
+    delimiter = max((",", ";", "\t", " "), key=first.count)
+    options: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
+    cells = first.split(delimiter)
+    if all(_is_number(cell) for cell in cells):
+        options["columns"] = [f"column_{k}" for k in range(len(cells))]
+    return options
+
+
+def _csv_table(path: Path, data: bytes, names: Sequence[str], delimiter: str) -> Any:
+    """The cells of a CSV file: columns of numbers as numbers, all others as text."""
+    pa, csv = library("pyarrow"), library("pyarrow.csv")
+    wrong: list[Any] = []
+
+    def note(row: Any) -> str:
+        wrong.append(row)
+        return "error"
+
+    # One block holds the whole file, so that a long row is never cut; without threads rows have numbers.
+    reading = csv.ReadOptions(use_threads=False, block_size=max(len(data), 1 << 16), column_names=names or None)
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note)
+    plain: dict[str, Any] = {"null_values": [], "true_values": [], "false_values": []}
+    try:
+        with parsing(path, "CSV"):
+            found = csv.read_csv(pa.BufferReader(data), reading, parse, csv.ConvertOptions(**plain))
+            text = {field.name: pa.string() for field in found.schema if str(field.type) not in ("int64", "double")}
+            if all(str(field.type) in ("int64", "double", "string") for field in found.schema):
+                return found
+            return csv.read_csv(pa.BufferReader(data), reading, parse, csv.ConvertOptions(**plain, column_types=text))
+    except BadInput:
+        if not wrong:
+            raise
+        row, count, wanted = wrong[0].number, wrong[0].actual_columns, wrong[0].expected_columns
+        raise BadInput(f"Line {row} of {str(path)!r} has {count} values, but there are {wanted} columns.") from None
+
+
+def _values(cells: Any) -> Array:
+    if str(cells.type) != "string":
+        return cells.to_numpy().astype(float)
+    texts = [text.strip() for text in cells.to_pylist()]
+    try:
+        return np.array([float(text) for text in texts])  # Python reads more spellings, such as +1 and infinity
+    except ValueError:
+        return np.array(texts, dtype=np.str_)
 
 
 def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
-    """Write columns [rows] with a line of names; numbers keep all their digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(
-            zip(
-                *(
-                    [repr(float(x)) if column.dtype.kind == "f" else str(x) for x in column]
-                    for column in columns.values()
-                ),
-                strict=True,
-            )
-        )
+    """Write columns [rows] as CSV with a line of names; numbers keep all their digits."""
+    pa, csv = library("pyarrow"), library("pyarrow.csv")
+    table = pa.table({name: np.asarray(column) for name, column in columns.items()})
+    csv.write_csv(table, path, csv.WriteOptions(quoting_style="needed"))
 
 
 def _text(path: Path) -> str:
@@ -102,11 +132,12 @@ def _unpacked(path: Path) -> bytes:
         return packed.read(count)
 
 
-def _values(cells: list[str]) -> Array:
+def _is_number(cell: str) -> bool:
     try:
-        return np.array([float(cell) for cell in cells])
+        float(cell)
     except ValueError:
-        return np.array([cell.strip() for cell in cells], dtype=np.str_)
+        return False
+    return True
 
 
 def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -216,3 +247,44 @@ def _read_flat_yaml(path: Path) -> dict[str, float]:
 def _number(path: Path) -> int:
     digits = "".join(c for c in path.stem if c.isdigit())
     return int(digits) if digits else 0
+
+
+def _write_csv(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+    def write(path: Path, episode: Episode) -> list[str]:
+        flat: dict[str, Array] = {"timestamp": episode.t}
+        for name, column in episode.columns.items():
+            if name != "timestamp" and not is_image(column):
+                values = np.asarray(column).reshape(len(column), -1)
+                flat |= {label: values[:, k] for k, label in enumerate(_flat_names(name, column))}
+        write_columns(path, flat)
+        return _images(episode)
+
+    return write_files(episodes, folder, ".csv", write, mapping_text(episodes[0], "csv", _flat_names))
+
+
+def _flat_names(name: str, column: Any) -> list[str]:
+    return [name] if column.ndim == 1 else [f"{name}.{k}" for k in range(math.prod(column.shape[1:]))]
+
+
+def _write_npz(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+    def write(path: Path, episode: Episode) -> list[str]:
+        columns: dict[str, Any] = {"timestamp": episode.t}
+        columns |= {name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size}
+        np.savez_compressed(path, **columns)
+        return _images(episode)
+
+    mapping = mapping_text(episodes[0], "npz", lambda name, column: [name])
+    return write_files(episodes, folder, ".npz", write, mapping)
+
+
+def _images(episode: Episode) -> list[str]:
+    return [name for name, column in episode.columns.items() if is_image(column)]
+
+
+CSV = Format("CSV", read_csv, _write_csv, (".csv", ".tsv", ".csv.gz", ".txt", ".gz"), options=csv_options,
+             isolated=False)  # fmt: skip
+NPZ = Format("NPZ", read_npz_runs, _write_npz, (".npz",), isolated=False)
+JSON = Format("a JSON log", read_json_log, isolated=False)
+LINES = Format("lines of a word and numbers", read_text_log, isolated=False)
+CAMERAS = Format("a list of cameras", read_cameras, images=lambda path, name, size: VideoFile(Path(name), size))
+STILLS = Format("images with poses", read_stills, isolated=False)

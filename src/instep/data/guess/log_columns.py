@@ -1,4 +1,4 @@
-"""Columns of logs that no mapping describes: found by format, grouped by the words of their names.
+"""Columns of logs that no mapping describes, grouped by the words of their names.
 
 A group holds the columns that say the same thing of several joints: `actual_q_0` to `actual_q_5`, `shoulder_deg` and
 `elbow_deg`, or an array of several numbers per row. What is left of a name without the words of the group is the joint.
@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass, frozen_dataclass
-from instep.data.formats.ros_messages import BAG_FILE
-from instep.data.formats.table_formats import first_row
-from instep.data.lerobot.reader import INFO
-from instep.data.loading import READERS
 from instep.data.mapping import RawRun
 
 Kind: TypeAlias = Literal["time", "position", "velocity", "acceleration", "effort", "other", ""]
@@ -59,12 +53,6 @@ TIME_UNITS = {
 }
 _WORDS = frozenset[str]().union(*KINDS.values(), COMMAND, STATE, UNITS, TIME_UNITS)
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_FORMATS = {
-    **dict.fromkeys((".csv", ".txt", ".tsv", ".gz"), "csv"),
-    **dict.fromkeys((".bag", ".db3"), "rosbag"),
-    ".npz": "npz",
-    ".mcap": "mcap",
-}
 _LISTS = _set_of("names name labels label joint joints order columns axes motors")
 """Words in the name of a list of names that do not say of which array it is."""
 _GENERIC = frozenset(("joint", "joints", "jnt", "motor", "axis", "main", "link"))
@@ -110,48 +98,6 @@ class ColumnGroup:
     def unit(self) -> str:
         """The unit its words state; empty where they state none."""
         return next((UNITS[word] for word in sorted(self.words & set(UNITS))), "")
-
-
-@frozen_dataclass
-class LogSource:
-    """Where logs lie and how they are read: the part of a mapping that does not depend on the robot."""
-
-    folder: Path
-    files: tuple[str, ...]
-    format: str
-    options: Mapping[str, Any]
-
-
-def locate_logs(logs: Sequence[Path]) -> LogSource:
-    """The folder, patterns, format and reader options of logs: one file, one folder, or several files."""
-    for path in logs:
-        if not path.exists():
-            raise BadInput(f"There is no log {str(path)!r}.")
-    first = logs[0]
-    if len(logs) == 1 and first.is_dir():
-        return _folder_source(first)
-    # A ROS 2 bag is a folder: the file that describes it stands for it.
-    logs = [path / BAG_FILE if (path / BAG_FILE).is_file() else path for path in logs]
-    formats = {_format_of(path) for path in logs}
-    if len(formats) > 1:
-        raise BadInput(f"The logs are of different formats ({', '.join(sorted(formats))}); give those of one format.")
-    [form] = formats
-    folder = _common_folder(logs)
-    files = tuple(str(path.resolve().relative_to(folder)) for path in logs)
-    return LogSource(folder, files, form, _csv_options(first) if form == "csv" else {})
-
-
-def read_logs(source: LogSource, most: int = 8) -> list[RawRun]:
-    """The first runs of logs as they are stored."""
-    if source.files == (".",):
-        return list(_first(READERS[source.format](source.folder, source.options), most))
-    found: list[RawRun] = []
-    for pattern in source.files:
-        for path in sorted(source.folder.glob(pattern)):
-            found += _first(READERS[source.format](path, source.options), most - len(found))
-            if len(found) >= most:
-                return found
-    return found
 
 
 def column_groups(runs: Sequence[RawRun], joints: Sequence[str] = ()) -> list[ColumnGroup]:
@@ -285,69 +231,3 @@ def _pattern(columns: Sequence[LogColumn]) -> str:
     if len(columns) == 1:
         return first
     return f"{first} … {last}" if len(columns) > 2 else f"{first}, {last}"
-
-
-def _folder_source(folder: Path) -> LogSource:
-    if (folder / INFO).is_file():
-        return LogSource(folder, (".",), "lerobot", {})
-    if (folder / BAG_FILE).is_file():
-        return LogSource(folder, (".",), "rosbag", {})
-    for pattern, form in (
-        ("*.csv", "csv"),
-        ("*.npz", "npz"),
-        ("*.mcap", "mcap"),
-        ("*.txt", "csv"),
-        ("*.bag", "rosbag"),
-    ):
-        files = sorted(folder.glob(pattern))
-        if files:
-            return LogSource(folder, (pattern,), form, _csv_options(files[0]) if form == "csv" else {})
-    if next(folder.glob(f"*/{BAG_FILE}"), None) is not None:
-        return LogSource(folder, (f"*/{BAG_FILE}",), "rosbag", {})
-    raise BadInput(
-        f"{str(folder)!r} holds no log that is known; CSV, NPZ, MCAP, a ROS bag or a LeRobot dataset was expected."
-    )
-
-
-def _format_of(path: Path) -> str:
-    if path.name == BAG_FILE:
-        return "rosbag"
-    if path.is_dir() or path.suffix.lower() not in _FORMATS:
-        known = ", ".join(sorted(_FORMATS))
-        raise BadInput(f"{str(path)!r} is no known log; one folder, or files that end in {known}, were expected.")
-    return _FORMATS[path.suffix.lower()]
-
-
-def _common_folder(logs: Sequence[Path]) -> Path:
-    folder = logs[0].resolve().parent
-    while not all(path.resolve().is_relative_to(folder) for path in logs):
-        folder = folder.parent
-    return folder
-
-
-def _csv_options(path: Path) -> dict[str, Any]:
-    """The delimiter of a CSV file, and names for its columns where it has none."""
-    first = first_row(path)
-    delimiter = max((",", ";", "\t", " "), key=first.strip().count)
-    options: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
-    cells = first.strip().split(delimiter)
-    if all(_is_number(cell) for cell in cells):
-        options["columns"] = [f"column_{k}" for k in range(len(cells))]
-    return options
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _first(runs: Any, most: int) -> list[RawRun]:
-    found: list[RawRun] = []
-    for raw in runs:
-        if len(found) >= most:
-            break
-        found.append(raw)
-    return found

@@ -18,6 +18,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
+from instep.data.loading import Logs, find_logs
 from instep.data.mapped_episode import SECONDS, text_clocks, time_column
 from instep.data.mapping import ChannelRule, DataMapping, RawRun
 from instep.data.recorder.atomic import write_text
@@ -35,7 +36,7 @@ from .joint_columns import (
     read_columns_as,
     read_positions,
 )
-from .log_columns import TIME_UNITS, ColumnGroup, LogSource, column_groups, locate_logs, match_names, read_logs, tokens
+from .log_columns import TIME_UNITS, ColumnGroup, column_groups, match_names, tokens
 
 RATES = (0.9, 20_000.0)
 """Rates that logs of robots have [Hz]."""
@@ -64,23 +65,17 @@ class MappingGuess:
 
 
 def guess_mapping(
-    logs: Sequence[str | Path], robot: RobotLayout | None = None, *, rate: float | None = None
+    logs: Sequence[str | Path] | Logs, robot: RobotLayout | None = None, *, rate: float | None = None
 ) -> MappingGuess:
     """Guess how logs of a robot are to be read; `rate` [Hz] is that of logs without times."""
-    source = locate_logs([Path(log) for log in logs])
-    return guess_from_runs(source, read_logs(source), robot or RobotLayout(), rate=rate)
-
-
-def guess_from_runs(
-    source: LogSource, runs: Sequence[RawRun], robot: RobotLayout, *, rate: float | None = None
-) -> MappingGuess:
-    """The same from runs that were read already."""
+    logs, robot = logs if isinstance(logs, Logs) else find_logs(logs), robot or RobotLayout()
+    runs = logs.first_runs()
     if not runs:
-        raise BadInput(f"{str(source.folder)!r} holds no run to read.")
+        raise BadInput(f"{str(logs.folder)!r} holds no run to read.")
     groups = column_groups(runs, [joint.name for joint in robot.joints])
     clock, dt = _clock(groups, runs, rate)
-    mapping = DataMapping("draft", source.format, source.files, options=dict(source.options))
-    mapping = replace(mapping, meta={"group": "{parent}" if source.format == "rosbag" else "{stem}"})
+    mapping = DataMapping("draft", logs.format, logs.files, options=dict(logs.options))
+    mapping = replace(mapping, meta={"group": "{parent}" if logs.format == "rosbag" else "{stem}"})
     mapping = replace(mapping, time=clock.source, time_unit=clock.reading if clock.source else "s")
     mapping = replace(mapping, rate=0.0 if clock.source else 1.0 / dt)
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
@@ -104,7 +99,7 @@ def guess_from_runs(
     if (effort := _effort(groups, positions)) is not None:
         mapping = replace(mapping, observation={"observation.effort": effort[0]})
         rows.append(effort[1])
-    return MappingGuess(mapping, source.folder, tuple(rows), 1.0 / dt)
+    return MappingGuess(mapping, logs.folder, tuple(rows), 1.0 / dt)
 
 
 def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | None) -> tuple[GuessRow, float]:

@@ -1,8 +1,7 @@
-"""LeRobot datasets of versions 3.0, 2.1 and 2.0, read without the lerobot package.
+"""Read LeRobot datasets of versions 3.0, 2.1 and 2.0 without the lerobot package.
 
-Tables are read when an episode is used, images when a frame is.
-
-Arrow tables of episode rows, written and read. pyarrow's objects stay `Any` here.
+Tables are read when an episode is used, images when a frame is. Tables of others are parsed in another process.
+pyarrow's objects stay `Any` here.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,11 +18,13 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_inside, inside, parsing, present, read_json_table
-from instep.core.world import Array, Spec
+from instep.core.reading import check_inside, check_regular, inside, parsing, present, read_json_table
+from instep.core.world import Array, Spec, frozen_dataclass
 from instep.data import files
 from instep.data.files import library
 from instep.data.frames import encode_png, open_stills, open_video
+from instep.data.isolation import check_video, isolated_table
+from instep.data.recorder.atomic import sha256
 from instep.data.video import frame_at
 
 from .features import AUTOMATIC, MEASURED, NOMINAL, check_features, foreign_spec, spec_from_json
@@ -50,6 +52,18 @@ _EPISODE_COLUMNS = (
     "dataset_from_index",
     "dataset_to_index",
 )
+
+
+@frozen_dataclass
+class FileAccess:
+    """How the files of a dataset are opened."""
+
+    table: Callable[[Path, int, int | None], Any] = files.read_table
+    check_video: Callable[[Path], None] = lambda path: None
+
+
+ISOLATED = FileAccess(isolated_table, check_video)
+"""Access to files of others."""
 
 
 class LazyEpisodes(Sequence[Episode]):
@@ -89,8 +103,9 @@ def read_lerobot(folder: Path) -> LazyEpisodes:
 def _lazy_episodes(folder: Path) -> LazyEpisodes:
     info, own = read_info(folder), own_notes(folder)
     v3 = info["codebase_version"] == V30
-    where = _TablesV3(folder, info) if v3 else _TablesV21(folder, info)
-    tasks = read_tasks(folder) if v3 else _tasks_v21(folder, info)
+    access = FileAccess() if _is_as_written(folder) else ISOLATED
+    where = _TablesV3(folder, info, access) if v3 else _TablesV21(folder, info, access)
+    tasks = read_tasks(folder, access) if v3 else _tasks_v21(folder, info)
     spec = spec_from_json(own["spec"]) if own and own.get("spec") else foreign_spec(info["features"], info["fps"])
     notes: list[Any] = own["episodes"] if own else []
 
@@ -142,12 +157,12 @@ def own_notes(folder: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_tasks(folder: Path) -> dict[int, str]:
+def read_tasks(folder: Path, access: FileAccess) -> dict[int, str]:
     """The tasks of a dataset of version 3.0 by number."""
     path = folder / "meta/tasks.parquet"
     if not present(path):
         return {}
-    stored = files.plain_text(files.read_table(check_inside(folder, path)))
+    stored = files.plain_text(access.table(check_inside(folder, path), 0, None))
     name = "task" if "task" in stored.column_names else "__index_level_0__"
     if name not in stored.column_names or "task_index" not in stored.column_names:
         raise BadInput(f"{str(path)!r} should have the columns task and task_index, but has {stored.column_names}.")
@@ -155,11 +170,11 @@ def read_tasks(folder: Path) -> dict[int, str]:
     return {number: str(text) for number, text in pairs}
 
 
-def episode_rows(folder: Path, count: int) -> list[dict[str, Any]]:
+def episode_rows(folder: Path, count: int, access: FileAccess) -> list[dict[str, Any]]:
     """The checked table of `count` episodes of version 3.0, without its statistics."""
     rows: list[dict[str, Any]] = []
     for path in sorted((folder / "meta/episodes").glob("chunk-*/file-*.parquet")):
-        stored = files.read_table(check_inside(folder, path))
+        stored = access.table(check_inside(folder, path), 0, None)
         kept = [name for name in stored.column_names if not name.startswith("stats/")]
         rows += files.plain_text(stored.select(kept)).to_pylist()
     rows = sorted(rows, key=lambda row: row.get("episode_index", 0))[:count]
@@ -176,9 +191,9 @@ def episode_rows(folder: Path, count: int) -> list[dict[str, Any]]:
 class _TablesV3:
     """Where the rows and frames of each episode of version 3.0 are."""
 
-    def __init__(self, folder: Path, info: Mapping[str, Any]):
-        self._folder, self._info = folder, info
-        self.rows = episode_rows(folder, info["total_episodes"])
+    def __init__(self, folder: Path, info: Mapping[str, Any], access: FileAccess):
+        self._folder, self._info, self._access = folder, info, access
+        self.rows = episode_rows(folder, info["total_episodes"], access)
         self._firsts: dict[tuple[int, int], int] = {}
         for row in self.rows:
             key = (row["data/chunk_index"], row["data/file_index"])
@@ -189,7 +204,8 @@ class _TablesV3:
         row, features = self.rows[index], self._info["features"]
         key = (row["data/chunk_index"], row["data/file_index"])
         path = self._path(self._info["data_path"], key)
-        columns = from_arrow(_rows_of(path, row["dataset_from_index"] - self._firsts[key], row["length"]), features)
+        first = row["dataset_from_index"] - self._firsts[key]
+        columns = from_arrow(self._access.table(path, first, row["length"]), features)
         if "episode_index" in columns and not (columns["episode_index"] == index).all():
             raise BadInput(f"{str(path)!r} does not hold episode {index} where its table of episodes says it does.")
         for name, entry in features.items():
@@ -202,6 +218,7 @@ class _TablesV3:
         path = self._path(self._info["video_path"], key, name)
         if not path.exists():
             raise BadInput(f"The video {str(path)!r} of episode {row['episode_index']} is missing.")
+        self._access.check_video(path)
         return open_video(path, frame_at(path, row[f"videos/{name}/from_timestamp"]), row["length"])
 
     def _path(self, template: Any, key: tuple[int, int], camera: str = "") -> Path:
@@ -212,8 +229,8 @@ class _TablesV3:
 class _TablesV21:
     """Where the rows and frames of each episode of version 2.1 are: one table and one video per episode."""
 
-    def __init__(self, folder: Path, info: Mapping[str, Any]):
-        self._folder, self._info = folder, info
+    def __init__(self, folder: Path, info: Mapping[str, Any], access: FileAccess):
+        self._folder, self._info, self._access = folder, info, access
         self.rows = files.read_lines(inside(folder, "meta/episodes.jsonl"))
         for k, row in enumerate(self.rows):
             for name in ("episode_index", "length"):
@@ -229,11 +246,12 @@ class _TablesV21:
         """The columns of one episode, video still in its file; cameras without a video file are left out."""
         row, features = self.rows[index], self._info["features"]
         path = self._path(self._info.get("data_path", DATA_V21), row["episode_index"])
-        columns = from_arrow(_rows_of(path, 0, row["length"]), features)
+        columns = from_arrow(self._access.table(path, 0, row["length"]), features)
         for name, entry in features.items():
             if entry["dtype"] == "video":
                 video = self._path(self._info.get("video_path") or VIDEO_V21, row["episode_index"], name)
                 if video.exists():
+                    self._access.check_video(video)
                     columns[name] = open_video(video, 0, row["length"])
         return columns
 
@@ -293,17 +311,24 @@ def _finished(columns: dict[str, Any], described: Spec, meta: dict[str, str], fe
     return Episode(described, out, meta)
 
 
-def _rows_of(path: Path, start: int, count: int) -> Any:
-    """Some rows of a parquet file, reading only the row groups they are in."""
-    file = files.open_parquet(path)
-    sizes = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
-    ends = np.cumsum(sizes) if sizes else np.zeros(0, int)
-    if not 0 <= start <= start + count <= (int(ends[-1]) if len(ends) else 0):
-        raise BadInput(f"{str(path)!r} should hold {count} rows from row {start}, but it has {sum(sizes)} rows.")
-    first = int(np.searchsorted(ends, start, side="right"))
-    last = int(np.searchsorted(ends, start + count, side="left"))
-    part = files.read_groups(file, list(range(first, min(last + 1, len(sizes)))) if count else [], path)
-    return part.slice(start - int(ends[first] - sizes[first]) if count else 0, count)
+def _is_as_written(folder: Path) -> bool:
+    """Whether we wrote a dataset and noted checksums of all its tables; a table that differs is named."""
+    known = (own_notes(folder) or {}).get("sha256")
+    tables = [path for part in ("data", "meta") for path in (folder / part).rglob("*.parquet")]
+    names = [str(path.relative_to(folder)) for path in tables]
+    if not isinstance(known, dict) or any(name not in known for name in names):
+        return False
+    for path, name in zip(tables, names, strict=True):
+        check_regular(check_inside(folder, path), files.MAX_RECORDING)
+        stat = path.stat()
+        if _checksum(path, stat.st_size, stat.st_mtime_ns) != known[name]:
+            raise BadInput(f"{str(path)!r} is not as it was written: its SHA-256 differs, so it is damaged.")
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _checksum(path: Path, size: int, changed_ns: int) -> str:
+    return sha256(path)
 
 
 def to_arrow(columns: Mapping[str, Any], features: Mapping[str, Any], automatic: Mapping[str, Array]) -> Any:

@@ -19,7 +19,6 @@ from instep.data import files, video
 from instep.data.files import library
 from instep.data.frames import consecutive
 from instep.data.lerobot import features as feature_stats
-from instep.data.lerobot import reader as arrow_table
 from instep.data.recorder import atomic
 from instep.data.video import facts
 
@@ -35,11 +34,14 @@ from .reader import (
     V30,
     VIDEO,
     VIDEO_V21,
+    FileAccess,
+    automatic_columns,
     episode_rows,
     notes_of,
     own_notes,
     read_info,
     read_tasks,
+    to_arrow,
 )
 
 
@@ -123,7 +125,7 @@ class DatasetWriter:
             info |= {**sizes, "data_path": DATA, "video_path": VIDEO if video else None}
             self._open_videos()
         stop, rows = info["total_frames"], len(episode)
-        shard = self._data.add(arrow_table.to_arrow(columns, info["features"], automatic), rows)
+        shard = self._data.add(to_arrow(columns, info["features"], automatic), rows)
         row |= {"data/chunk_index": shard.chunk, "data/file_index": shard.file}
         row |= {"dataset_from_index": stop - rows, "dataset_to_index": stop}
         row |= self._add_videos(columns)
@@ -161,7 +163,7 @@ class DatasetWriter:
                 f"appended to {V30} only; import it into a new dataset first."
             )
         meta.info = {**info, "features": dict(info["features"])}
-        meta.tasks = [text for _, text in sorted(read_tasks(self._root).items())]
+        meta.tasks = [text for _, text in sorted(read_tasks(self._root, FileAccess()).items())]
         meta.own = own_notes(self._root) or {"spec": None, "episodes": [{} for _ in range(meta.count)]}
         stored = self._root / "meta/stats.json"
         self._before = feature_stats.from_json(read_json(stored)) if stored.exists() else None
@@ -212,7 +214,7 @@ class _WriterV21:
         columns, automatic, row = self._meta.add(episode, V21)
         path = self._root / DATA_V21.format(episode_chunk=index // CHUNK, episode_index=index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        table = arrow_table.to_arrow(columns, self._meta.info["features"], automatic)
+        table = to_arrow(columns, self._meta.info["features"], automatic)
         library("pyarrow.parquet").write_table(table, path)
         for name, entry in self._meta.info["features"].items():
             if entry["dtype"] == "video" and name in columns:
@@ -270,7 +272,7 @@ class _Meta:
         if task not in self.tasks:
             self.tasks.append(task)
         place = (index, info["total_frames"], self.tasks.index(task))
-        automatic = arrow_table.automatic_columns(rows, place, info["fps"])
+        automatic = automatic_columns(rows, place, info["fps"])
         self.stats.append(feature_stats.episode_stats(columns | automatic))
         self.own["episodes"].append(notes_of(episode, self.own["spec"]))
         info["total_episodes"], info["total_frames"] = index + 1, info["total_frames"] + rows
@@ -377,7 +379,7 @@ def _remove_uncounted(root: Path, episodes: int) -> None:
         numbers = files.read_table(path).column("episode_index").to_pylist()
         if numbers and min(numbers) >= episodes:
             path.unlink()
-    rows = episode_rows(root, episodes)
+    rows = episode_rows(root, episodes, FileAccess())
     used = {DATA.format(chunk_index=r["data/chunk_index"], file_index=r["data/file_index"]) for r in rows}
     for path in (root / "data").glob("chunk-*/file-*.parquet"):
         if str(path.relative_to(root)) not in used:

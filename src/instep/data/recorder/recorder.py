@@ -28,10 +28,9 @@ from instep.core.reading import COUNT, TABLES, read_entries
 from instep.core.world import Array, Observation, Spec, State, frozen_dataclass, options_dataclass
 from instep.data.lerobot.features import spec_to_json
 from instep.data.recorder import journal
-from instep.data.recorder import writer_process as ring_buffer
 
 from .atomic import sha256
-from .writer_process import MESSAGE, TAIL, Part, Ring
+from .writer_process import COMMITS, FAILED, MESSAGE, ROWS, SYNCED, TAIL, Part, Ring, memory
 
 JOURNAL = "journal"
 """Folder of a dataset with the journals that are not yet LeRobot files."""
@@ -191,22 +190,22 @@ class Recorder:
         """How the recording stands now."""
         counters = self._ring.counters
         error = self._ring.error or ("" if self._process.poll() in (None, 0) else "the writing process was killed")
-        written = int(counters[ring_buffer.ROWS])
+        written = int(counters[ROWS])
         # Once writing has failed, rows that were still on their way are lost as well.
         dropped = self._seen - written if error else self._dropped
         return RecorderStatus(
             self._seen,
             written,
-            int(counters[ring_buffer.SYNCED]),
+            int(counters[SYNCED]),
             dropped,
-            int(counters[ring_buffer.COMMITS]),
+            int(counters[COMMITS]),
             error,
         )
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until every row taken so far is written; not for use inside the loop."""
         deadline = time.monotonic() + timeout
-        while int(self._ring.counters[ring_buffer.ROWS]) < self._seen - self._dropped:
+        while int(self._ring.counters[ROWS]) < self._seen - self._dropped:
             if self._ring.error or self._process.poll() is not None:
                 return
             if time.monotonic() > deadline:
@@ -238,21 +237,21 @@ class Recorder:
 
     def _start(self) -> None:
         size = self._options.queue_mb << 20
-        memory = ring_buffer.memory(size)
+        handle = memory(size)
         reading, writing = os.pipe()
         self._closed = False
-        self._ring = ring_buffer.Ring(memory, size)
+        self._ring = Ring(handle, size)
         self._ring.touch()
         options = [str(self._options.sync), str(self._options.image_sync)]
-        arguments = [str(self._journal.absolute()), str(memory), str(size), str(reading), *options]
+        arguments = [str(self._journal.absolute()), str(handle), str(size), str(reading), *options]
         self._process = subprocess.Popen(  # noqa: S603  # our own file, no shell
             [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *arguments],
-            pass_fds=(memory, reading),
+            pass_fds=(handle, reading),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         os.close(reading)
-        os.close(memory)
+        os.close(handle)
         self._producer = Producer(self._ring, writing)
 
     @property
@@ -294,7 +293,7 @@ class Recorder:
         episode.last_t = float(state.t)
         number = episode.rows
         episode.rows += 1
-        if self._ring.counters[ring_buffer.FAILED]:
+        if self._ring.counters[FAILED]:
             self._drop(episode, number, self._ring.error)
             return
         try:

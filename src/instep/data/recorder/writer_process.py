@@ -1,12 +1,8 @@
-"""Writer process of a recording: takes messages out of the ring buffer and appends them to journals.
+"""Writer process of a recording: takes messages out of a ring buffer in shared memory and appends them to journals.
 
-It is alone in its process so that neither a slow disk nor Python's lock is ever felt by the control loop. When the
-loop's process is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard
-library only, so that it starts at once.
-
-Ring buffer in shared memory: a bounded queue of bytes from one process to another that never blocks.
-
-Standard library only: the writing process starts with it.
+It is alone in its process so that neither a slow disk nor Python's lock delays the control loop. When the loop's process
+is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard library only and
+relative imports only, so that it starts at once.
 """
 
 from __future__ import annotations
