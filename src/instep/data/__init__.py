@@ -32,9 +32,9 @@ __all__ = [
     "DataMapping", "DatasetInfo", "ExchangeResult", "GuessRow", "Logs", "MappingGuess", "RecordOptions", "Recorder",
     "RecorderStatus", "RecordingResult", "RobotActuator", "RobotJoint", "RobotLayout", "Selection", "VideoOptions",
     "VideoWriter", "WriteOptions", "append_episodes", "between", "dataset_page", "describe_dataset", "draft_toml",
-    "export_episodes", "find_logs", "finish_recording", "guess_mapping", "import_episodes", "import_recordings", "load_episodes", "load_table",
-    "record_episodes", "recover", "resampled", "shipped_mappings", "streams_of", "with_stream", "with_velocity",
-    "write_dataset", "write_draft",
+    "export_episodes", "find_logs", "finish_recording", "guess_mapping", "import_episodes", "import_recordings",
+    "load_episodes", "load_table", "record_episodes", "recover", "resampled", "shipped_mappings", "streams_of",
+    "with_stream", "with_velocity", "write_dataset", "write_draft",
 ]  # fmt: skip
 
 # Modules are imported when a name of theirs is first used: pyarrow and PyAV are loaded by what needs them.

@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 from instep.core.errors import BadInput
-from instep.core.extensions import extension, extension_names
+from instep.core.imports import extension, extension_names
 
 from .driver import Driver
 from .link import RobotWorld
 from .robot_server import RobotServer, ServerOptions
 from .safety import SafetyOptions
 
-GROUP = "instep.robots"
 SHIPPED: dict[str, str] = {}
 """Drivers that come with instep: name -> `module:function`."""
 DriverOpener: TypeAlias = Callable[[str], AbstractContextManager[Driver]]
@@ -36,9 +35,9 @@ def connect_robot(
         return RobotWorld(address, token, timeout=timeout)
     name, colon, place = address.partition(":")
     if not colon:
-        known = ", ".join(f"{one}:ADDRESS" for one in extension_names(GROUP, SHIPPED))
+        known = ", ".join(f"{one}:ADDRESS" for one in extension_names("robots", SHIPPED))
         raise BadInput(f"{address!r} is no address of a robot; expected ws://HOST:PORT{known and f', {known}'}.")
-    opener: DriverOpener = extension(GROUP, name, SHIPPED)
+    opener: DriverOpener = extension("robots", name, SHIPPED)
     return _served(opener, place, timeout, ServerOptions(safety=safety or SafetyOptions()))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from instep.core.episode import Episode
-from instep.core.errors import UnknownName
-from instep.core.extensions import extensions
+from instep.core.errors import BadInput, UnknownName
+from instep.core.imports import extension, extension_names
 from instep.core.world import Array, frozen_dataclass
 from instep.data.files import new_folder
 from instep.data.frames import ImageSource
@@ -22,7 +22,6 @@ from instep.data.lerobot.features import channel_of, is_image
 from instep.data.mapping import RawRun
 from instep.data.recorder.atomic import write_text
 
-GROUP = "instep.formats"
 BUILT_IN = {
     "lerobot": "instep.data.formats.lerobot_datasets:LEROBOT",
     "lerobot-v3.0": "instep.data.formats.lerobot_datasets:LEROBOT_V30",
@@ -72,7 +71,11 @@ class Format:
 @cache
 def formats() -> Mapping[str, Format]:
     """All formats by name: ours, then those of other packages."""
-    return extensions(GROUP, BUILT_IN, Format)
+    found = {name: extension("formats", name, BUILT_IN) for name in extension_names("formats", BUILT_IN)}
+    for name, form in found.items():
+        if not isinstance(form, Format):
+            raise BadInput(f"{name!r} of the entry points 'instep.formats' is a {type(form).__name__}, not a Format.")
+    return found
 
 
 def readable(name: str) -> Format:

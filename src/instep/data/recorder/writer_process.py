@@ -1,8 +1,8 @@
 """Writer process of a recording: takes messages out of a ring buffer in shared memory and appends them to journals.
 
-It is alone in its process so that neither a slow disk nor Python's lock delays the control loop. When the loop's process
-is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard library only and
-relative imports only, so that it starts at once.
+It is alone in its process so that neither a slow disk nor Python's lock delays the control loop. When the process of
+the loop is killed, the pipe closes, the rest of the ring is written, and this process ends. It uses the standard
+library and relative imports only, so that it starts at once.
 """
 
 from __future__ import annotations
