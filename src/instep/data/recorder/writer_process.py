@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from instep.data.recorder import journal
-
+from . import journal
 from .atomic import sync, write_json
 from .journal import Journal
 
