@@ -46,6 +46,7 @@ from typing import Any
 import tyro
 
 from instep.app import cli
+from instep.app.arguments import MARKERS
 from instep.app.viewer.view_server import absence
 from instep.core.errors import BadInput
 from instep.core.world import frozen_dataclass
@@ -299,7 +300,7 @@ def inline_commands(root: Path) -> list[InlineCommand]:
 
 def _inline(page: str, line: int, words: list[str]) -> InlineCommand:
     left_out = any(re.search(r"…|\.\.\.$|\||^\[|\b[A-Z]{2,}[A-Z_]*\b", word) for word in words)
-    verbs = cli.available()
+    verbs = cli.VERBS
     names = {" ".join(words[1 : 1 + n]).split("\\|")[0].split("|")[0] for n in (1, 2)}
     verb = next((v for v in sorted(verbs, key=len, reverse=True) if v in names), "")
     if not verb and words[1] == "COMMAND":
@@ -344,19 +345,21 @@ def wrong_command(root: Path, words: list[str]) -> str:
 def _wrong_verb(words: list[str]) -> str:
     if words in (["--help"], ["--version"]):
         return ""
-    verbs = cli.available()
+    verbs = cli.VERBS
     length = next((n for n in (2, 1) if " ".join(words[:n]) in verbs), 0)
     if not length:
         return f"instep has no verb {' '.join(words[:2])!r}"
-    function = cli.verb_function(verbs[" ".join(words[:length])][0])
+    function = verbs[" ".join(words[:length])].function()
 
     @wraps(function)
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    quiet = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+    if cli.OPTIONS in words:
+        place = words.index(cli.OPTIONS)
+        words = words[:place] + words[place + 2 :]
     try:
-        tyro.cli(nothing, args=words[length:], config=quiet, console_outputs=False)
+        tyro.cli(nothing, args=words[length:], config=MARKERS, console_outputs=False)
     except SystemExit as stop:
         return f"the words are refused: instep {shlex.join(words)}" if stop.code else ""
     return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import instep
-from instep.app.cli import EXAMPLES, available, main
+from instep.app.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -94,11 +94,11 @@ def test_a_command_of_the_table_of_machines_runs(command, recordings, tmp_path, 
     assert Path("out/report.html").is_file()
 
 
-@pytest.mark.parametrize("verb", available())
+@pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_shows_examples_that_the_docs_run(verb, capsys):
     assert main([*verb.split(), "--help"]) == 0
     shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
-    assert shown and [line.strip() for line in shown] == list(EXAMPLES[verb])
+    assert shown and [line.strip() for line in shown] == list(VERBS[verb].examples)
     for line in shown:
         [words] = snippets.commands(line)
         assert words[1 : 1 + len(verb.split())] == verb.split()

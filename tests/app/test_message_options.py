@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import instep
-from instep.app.cli import available, main
+from instep.app.cli import VERBS, main
 
 SOURCE = Path(instep.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -44,11 +44,12 @@ a command that the message names."""
 
 @cache
 def options_of(verb: str) -> frozenset[str]:
-    """The options that the help of a command lists."""
+    """The options that the help of a command lists, those for experts too."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         main([*verb.split(), "--help"])
-    return frozenset(OPTION.findall(text.getvalue()))
+    expert = re.findall(r"^  ([a-z_]+): ", text.getvalue(), re.M)
+    return frozenset([*OPTION.findall(text.getvalue()), *(f"--{name.replace('_', '-')}" for name in expert)])
 
 
 def messages(path: Path) -> list[tuple[int, str]]:
@@ -70,14 +71,14 @@ def commands_of(path: Path) -> list[str]:
     """The commands that can show a message of a file."""
     parts = path.relative_to(SOURCE).parts
     if parts[:2] == ("app", "verbs"):
-        return [verb for verb, (place, _) in available().items() if place.split(":")[0] == path.stem]
+        return [name for name, verb in VERBS.items() if verb.place.split(":")[0] == path.stem]
     if parts[0] == "app":
-        return list(available())
+        return list(VERBS)
     return list(SHOWN_BY.get(parts[0], ()))
 
 
 NAMED = [
-    (str(path.relative_to(SOURCE)), line, option, tuple(verb for verb in available() if f"instep {verb}" in text))
+    (str(path.relative_to(SOURCE)), line, option, tuple(verb for verb in VERBS if f"instep {verb}" in text))
     for path in sorted(SOURCE.rglob("*.py"))
     for line, text in messages(path)
     for option in OPTION.findall(text)

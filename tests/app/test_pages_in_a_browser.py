@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from browser import Page, browser_page, check_page
-from instep.app.cli import available, main
+from instep.app.cli import VERBS, main
 from instep.core.episode import Episode
 from instep.core.world import vector
 from instep.data import load_episodes
@@ -57,4 +57,4 @@ def test_the_page_of_a_twin_with_many_cameras_is_readable(folder: Path, page: Pa
 def test_every_verb_that_writes_a_page_has_a_kind_here() -> None:
     source = Path(__file__).resolve().parents[1] / "page_kinds.py"
     shown = set(re.findall(r"command\(f?\"(\w+) ", source.read_text())) | {"run"}
-    assert shown | PAGE_FREE == {verb.split()[0] for verb in available()}
+    assert shown | PAGE_FREE == {verb.split()[0] for verb in VERBS}

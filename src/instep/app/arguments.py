@@ -1,50 +1,127 @@
-"""Types of the arguments of verbs: what is positional, and options whose flags have no prefix."""
+"""Types of the arguments of verbs: positional ones, options without prefix, and expert options in a file."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import secrets
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import field, is_dataclass, make_dataclass, replace
+from functools import wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import tyro
 
-from instep.core.errors import BadInput
-from instep.core.reading import read_text
+from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import is_sequence, read_text, read_toml
 
 T = TypeVar("T")
 Positional = tyro.conf.Positional
 Options: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
-"""A dataclass of options, whose fields are flags of the verb."""
+"""A dataclass of options; its fields are flags of the verb."""
+Expert: TypeAlias = Annotated[T, tyro.conf.Suppress]
+"""An option for experts: set in the file of `--options`, not on the command line."""
 SceneArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]]
 """A shipped scene by name, a scene folder, or a robot file."""
 PolicyArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]]
-"""A policy, as words."""
+"""A policy specification."""
 WorldArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]]
-"""A world, as words: sim:SCENE, robot:ADDRESS, ..."""
+"""A world specification: sim:SCENE, robot:ADDRESS, ..."""
 DataArg: TypeAlias = Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]]
 """A dataset folder."""
-OutFolder: TypeAlias = Annotated[
-    Path | None, tyro.conf.arg(help="folder to write; a new one under runs/ where not given.")
-]
-"""Where a verb writes."""
+OutFolder: TypeAlias = Annotated[Path | None, tyro.conf.arg(help="output folder (default: a new one under runs/).")]
+"""Output folder of a verb."""
 TokenFile: TypeAlias = Annotated[
-    Path | None, tyro.conf.arg(help="file with the token of the robot's link; INSTEP_TOKEN where not given.")
+    Path | None, tyro.conf.arg(help="file with the token of the robot's link (default: the variable INSTEP_TOKEN).")
 ]
-"""Where the token of a link is read from; see `link_token`."""
-
-
+"""File with the token of a link; see `link_token`."""
+MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+"""Configuration of tyro for all verbs."""
 MAX_TOKEN_FILE = 4096
 """Largest file of a token [bytes]."""
 
 
+def with_expert_options(function: Callable[..., Any], file: Path) -> Callable[..., Any]:
+    """The function of a verb whose expert options have the values of a TOML file as defaults."""
+    table: Mapping[str, Any] = {name.replace("-", "_"): value for name, value in read_toml(file).items()}
+    signature, known, parameters = inspect.signature(function), set[str](), list[inspect.Parameter]()
+    for parameter in signature.parameters.values():
+        if is_dataclass(parameter.default):
+            hints = _expert_fields(type(parameter.default))
+            known |= hints.keys()
+            given = {name: value for name, value in table.items() if name in hints}
+            parameter = parameter.replace(default=_with_values(parameter.default, hints, given, file))
+        parameters.append(parameter)
+    for name in table.keys() - known:
+        raise UnknownName(f"expert option in {str(file)!r}", name, known)
+
+    @wraps(function)
+    def called(*operands: Any, **options: Any) -> Any:
+        return function(*operands, **options)
+
+    called.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return called
+
+
+def expert_help(function: Callable[..., Any]) -> list[str]:
+    """Lines about the expert options of a verb; none where it has none."""
+    found: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if is_dataclass(parameter.default):
+            words = _field_docstrings(type(parameter.default))
+            for name in _expert_fields(type(parameter.default)):
+                value = getattr(parameter.default, name)
+                default = "" if value in (None, "", ()) else f" (default: {value})"
+                found.append(f"  {name}: {words.get(name, '')}{default}")
+    return ["expert options, in a TOML file given by --options FILE:", *found] if found else []
+
+
+def _with_values(default: Any, hints: Mapping[str, Any], given: Mapping[str, Any], file: Path) -> Any:
+    """Options with some expert fields replaced; tyro converts the values as it converts those of a command line."""
+    words: list[str] = []
+    for name, value in given.items():
+        items = value if is_sequence(value) else [value]
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *(str(item) for item in items if value is not True)]
+    plain = [(name, _shown(hints[name]), field(default=getattr(default, name))) for name in given]
+    parsed = tyro.cli(make_dataclass("ExpertOptions", plain), prog=str(file), args=words, config=MARKERS)
+    return replace(default, **{name: getattr(parsed, name) for name in given})
+
+
+def _expert_fields(options: type) -> dict[str, Any]:
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint for name, hint in hints.items() if tyro.conf.Suppress in getattr(hint, "__metadata__", ())}
+
+
+def _shown(hint: Any) -> Any:
+    """The type of an expert option without the mark that hides it."""
+    rest = tuple(mark for mark in hint.__metadata__ if mark is not tyro.conf.Suppress)
+    return Annotated[(hint.__origin__, *rest)] if rest else hint.__origin__
+
+
+def _field_docstrings(options: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        one.target.id: " ".join(after.value.value.split())
+        for one, after in pairwise(body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+    }  # fmt: skip
+
+
 def link_token(file: Path | None = None) -> str:
-    """The token of a link, which has no place among words that are logged: in a file, or in INSTEP_TOKEN."""
+    """The token of a link, from a file or from INSTEP_TOKEN: command lines are logged, so it is no option."""
     return read_text(file, MAX_TOKEN_FILE).strip() if file else os.environ.get("INSTEP_TOKEN", "")
 
 
 def kept_token(path: Path) -> str:
-    """The token in a file that a server reads; a fresh one is written to it where there is no such file."""
+    """The token in a file of a server; written there at the first start."""
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(32))
     token = read_text(path, MAX_TOKEN_FILE).strip()
@@ -54,7 +131,7 @@ def kept_token(path: Path) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write whole, readable by its owner alone; a reader never sees half of it."""
+    """Write a file whole or not at all, readable by its owner alone."""
     temporary = path.with_suffix(".part")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         stream.write(text)
