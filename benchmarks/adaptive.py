@@ -22,9 +22,8 @@ from adaptive_trials import (
     run_trial,
     step_costs,
 )
+from harness import KeptCases, Row, median, row
 from instep.core.statistics import Estimate, bootstrap, wilson
-from kept_cases import KeptCases
-from rows import Row, median, row
 
 FIRST_SEED, CASES, QUICK_CASES = 1000, 20, 2
 METHODS = ("none", "mrac")

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import two_causes
+from harness import row
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
 from instep.diagnose.candidates import candidate_causes
 from instep.diagnose.cause_selection import identify_causes
 from instep.diagnose.diagnosis import AttributionOptions, attribute
-from rows import row
 from small_models import diagnosed_arm, write_scene
 
 CAUSES = ("joint damping", "dry friction", "gains", "payload", "time step", "latency", "backlash", "actuator limits")

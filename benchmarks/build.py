@@ -5,12 +5,12 @@ The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, wi
 measured on real frames, with SAM 2 where its weights are. On the tables with a robot they are found from boxes in the
 static views, with cameras that are 10 mm and 1 degree off.
 
-    instep bench build
+    python -m benchmarks build
 
 Some cases alone, such as those of "ACE" or "masks", on other cores; `keep` adds what such runs wrote to the published
 results, with the machine and the commit of each:
-python benchmarks/build.py OUT [WORD...]
-python benchmarks/build.py keep FILE... [--note WORDS]
+python -m benchmarks.build OUT [WORD...]
+python -m benchmarks.build keep FILE... [--note WORDS]
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from typing import Any
 from build_cases import VIEWS, scan_rows, table_rows, tee_rows, turntable_rows
 from build_masks import mask_rows
 from build_photos import photo_rows, photo_sets
+from harness import RESULTS, Case, KeptCases, Row, keep_parts, with_progress, write_part
 from instep.app.cluster import end_with_parent
 from instep.core.errors import UnknownName
 from instep.core.processes import usable_cores
-from kept_cases import Case, KeptCases
-from parts import RESULTS, keep_parts, write_part
-from rows import Row, with_progress
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = (ROOT / "recordings", ROOT.parent / "shared" / "data")

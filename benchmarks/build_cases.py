@@ -11,6 +11,7 @@ from scipy.spatial import ConvexHull
 import build_table
 from build_scans import cameras_around, render_scan, scan_mesh, write_views
 from build_turntable import render_turntable
+from harness import Row, row
 from instep.core.world import Array
 from instep.data import load_episodes
 from instep.reconstruct.checks import Finding, check_scene, worst_state
@@ -21,7 +22,6 @@ from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
 from instep.twin.tracking import track_recording
-from rows import Row, row
 
 CLICKS = (
     "tee=click:220422302296:230,100",

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.ndimage import binary_dilation, binary_erosion, binary_opening, distance_transform_edt, label
 
+from harness import Row, median, row, with_progress
 from instep.core.world import Array
 from instep.reconstruct.capture.posed_views import PosedView, views_of
 from instep.reconstruct.masks.object_mask import ObjectMask, soften
@@ -26,7 +27,6 @@ from instep.reconstruct.masks.prompts import (
     open_segmenter,
 )
 from instep.splat.capture import Capture, load_capture
-from rows import Row, median, row, with_progress
 
 TIMES = np.linspace(0.05, 9.2, 14)
 """Moments of the recording [s]."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from build_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh
 from build_table import pose_offset
+from harness import Row, row
 from instep.core.errors import UnknownName
 from instep.core.poses import angle_between, quat_from_matrix
 from instep.core.world import Array, array_dataclass
@@ -26,7 +27,6 @@ from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distanc
 from instep.scene.camera import Camera
 from instep.splat.capture import load_capture
 from instep.splat.rendering import save_png
-from rows import Row, row
 
 SIZE = (640, 480)
 SETS = (("FIRE_TRUCK", 24, 1000), ("Crayola_Crayons_Washable_24_crayons", 24, 1001), ("Dino_4", 8, 1002))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
@@ -42,7 +43,6 @@ from instep.twin.tracked_body import FreeBody, free_body
 from instep.twin.tracking import correction_of, jitter
 from instep.twin.twin import STAGES
 from rendered_recordings import render_recording
-from rows import row
 from sync import BEGIN, motion
 
 ROOT = Path(__file__).resolve().parents[1]

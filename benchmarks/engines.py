@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from harness import Row, median, row
 from instep import open_world
 from instep.core.errors import MissingExtra, Unsupported
 from instep.core.world import Array, Simulator, State, unroll
 from instep.physics.engines import Engine
-from rows import Row, median, row
 
 SCENES = ("pusht", "arm7", "so101", "cartpole", "cube")
 WORLDS = (16, 256, 4096, 16384)

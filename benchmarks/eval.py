@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from harness import median, row
 from instep import open_world
 from instep.core.world import Array, Observation, Wrapper, stack
 from instep.evaluate.episode_batch import run_batch
@@ -23,7 +24,6 @@ from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 from physics import THREADS, WORLDS, Case, Mlp, Recorded, against_gymnasium, interleaved, make_env
 from physics import play as play_env
-from rows import median, row
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:

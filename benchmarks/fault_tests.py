@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, row
 from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.robot import Limits, realtime_priority
-from rows import Row, row
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE, TESTS = PROJECT / "docs" / "faults.md", PROJECT / "tests"
@@ -119,7 +119,7 @@ def goal_rows(passed: dict[int, bool], measured: Iterable[Row]) -> list[Row]:
         rows = json.loads(kept.read_text("utf-8"))["rows"] if kept.is_file() else []
         named = [each for each in rows if word in each["name"] and each["ok"] is not None]
         missed = float(sum(not each["ok"] for each in named)) if named else math.nan
-        text = f"{goal}: {text}: missed goals of {len(named)} kept rows of instep bench {benchmark}"
+        text = f"{goal}: {text}: missed goals of {len(named)} kept rows of python -m benchmarks {benchmark}"
         found.append(row(text, missed, at_most=0 if named else None))
     numbers = marked_tests() if TESTS.is_dir() else {}
     lacking = sum(number not in numbers for number in range(1, 46))

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fault_tests import braking_row, burn, doctor_row, fault_rows, goal_rows, jitter_row, late_row
+from harness import KeptCases, Row, pool, row, with_progress
 from instep.core.websocket import Authenticator, ListenOptions, WebsocketServer, connect_blocking, parse_address
 from instep.core.world import Array, Spec, vector
 from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions, scene_limits
@@ -33,10 +34,7 @@ from instep.robot.wire import Command
 from instep.scene.folder import Scene
 from instep.twin import StageOptions, TrustStage
 from instep.twin.trust_stages import CHANNEL, LABELS, SETTLE_S
-from kept_cases import KeptCases
 from nominal_runs import supervised_run
-from rows import Row, row, with_progress
-from tuning.jobs import pool
 
 PERIOD_NS = 16_666_667
 DT = PERIOD_NS * 1e-9

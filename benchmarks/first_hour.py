@@ -5,7 +5,7 @@ a CSV of a UR controller (numbered columns), ROS 2 bags (joint states by name, i
 names), a LeRobot dataset of others (degrees, `elbow.pos` or `motor_3`, no metadata of ours), and NPZ in degrees whose
 commands stand in another order than the states, once with two states swapped as well. A mapping is right where every
 position and command comes out under the right label, in the right unit and at the right rate. Single cases:
-`python benchmarks/first_hour.py --only ur5e npz`; `--resume` goes on with the cases that `OUT/cases.json` lacks.
+`python -m benchmarks.first_hour --only ur5e npz`; `--resume` goes on with the cases that `OUT/cases.json` lacks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, median, percent, row
 from instep import Episode, Scene
 from instep.app.output import write_json
 from instep.core.errors import BadInput, Unsupported
@@ -36,7 +37,6 @@ from instep.data.lerobot.writer import write_dataset_v21
 from instep.scene.folder import LIBRARY
 from instep.scene.robot_structure import with_actuator_labels
 from robots import two_cores
-from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS, Arm, planted_arm, robot_files, shipped_arms
 
 SEED = 3000

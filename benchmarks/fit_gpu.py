@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -17,7 +18,6 @@ from instep.splat.fitting import GaussianFitOptions, fit_gaussians, learning_rat
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import WeightedImage
 from instep.splat.raster.fused import FusedRasterizer
-from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, VIEWS, HELD_OUT, WIDTH, HEIGHT = 100_000, 24, 8, 480, 270

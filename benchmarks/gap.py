@@ -18,6 +18,7 @@ import mujoco
 import numpy as np
 import pyarrow.parquet as pq
 
+from harness import median, row
 from instep import Scene
 from instep.app.gap_run import write_curves, write_runs
 from instep.core.episode import Episode
@@ -28,7 +29,6 @@ from instep.gap.preparation import check_data
 from instep.gap.time_alignment import dtw
 from instep.report.gap_page import gap_page
 from instep.report.page import write_report
-from rows import median, row
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Hostile files: bad files over all readers, and sound ones with bytes changed; each must be read, or refused in words.
 
 Files are read by processes with limits of time and memory, as `instep` reads them; some of them by the command line.
-`python benchmarks/hostile.py FOLDER [SEED]` prints every failure; its seed changes the mutations.
+`python -m benchmarks.hostile FOLDER [SEED]` prints every failure; its seed changes the mutations.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import Row, row, with_progress
 from hostile_corpus import written_cases
 from hostile_pool import MAX_CPU_S, MAX_MB, Case, Outcome, run_cases
 from hostile_readers import targets
 from hostile_target import Target
-from rows import Row, row, with_progress
 
 MUTATED, MUTATED_QUICK = 10_000, 1_000
 COMMANDS, COMMANDS_QUICK = 60, 8

@@ -3,7 +3,7 @@
 Each problem is a scene (pendulums and chains, carts, sliders, servo and motor arms, a box, shipped scenes), one to six
 planted parameters, a motion (multisine, steps, chirp, free swing, hold still), noise of 0.05 to 2 mrad, and 2 to 6 runs
 of 3 to 8 s; `instep.identify` answers with its defaults. A parameter is truly unidentifiable where the best possible
-90 % interval (Cramér-Rao) spans two thirds of its range. Single problems: `python benchmarks/intervals.py --only 3 7`;
+90 % interval (Cramér-Rao) spans two thirds of its range. Single problems: `python -m benchmarks.intervals --only 3 7`;
 these are of the seeds to develop on, and the benchmark judges by others.
 """
 
@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from harness import KeptCases, Row, median, percent, pool, row
 from instep import BadInput, Identification, identify, open_world
 from instep.core.progress import Progress
 from instep.core.statistics import Estimate, wilson
 from instep.tune import FitStatus
-from kept_cases import KeptCases
-from rows import Row, median, percent, row
-from tuning.jobs import pool
 from tuning.random_problems import RandomProblem, best_interval_shares, random_problem, window_error
 
 Split = Literal["dev", "held-out"]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import legs_trials as trials
+from harness import KeptCases, Row, percent, row
 from instep import Scene, open_world
 from instep.app.cluster import open_map
 from instep.app.legs_study import LegBudget
@@ -27,8 +28,6 @@ from instep.core.world import State, frozen_dataclass
 from instep.policy.base_estimation import BaseFilter, wheel_velocity
 from instep.policy.gait import base_motion
 from instep.robot import Inertial
-from kept_cases import KeptCases
-from rows import Row, percent, row
 from tuning.planted_arms import MODELS
 
 FIRST_HIDDEN = 1000

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import Row, median, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.robot import Limits, scene_limits
 from instep.robot.follower import Follower
 from instep.robot.limits import LimitedCommand
 from instep.scene.folder import Scene
-from rows import Row, median, row
 
 SEVEN = tuple(f"joint{i}" for i in range(1, 8))
 FR3 = Limits(

@@ -6,7 +6,7 @@ that lifts a mass settles at a third of its command. Joints with motors get the 
 computed from MuJoCo's model of the scene, for both engines. Robots whose base is free, which would need a controller of
 balance, hold and track with their base fixed, and fall with it free. Joints without a drive, and drives that take
 neither positions nor torques, only have to stay finite.
-`OUT/cases.json` holds every file and engine; single ones: `python benchmarks/models.py ur5e "so101 (shipped)"`.
+`OUT/cases.json` holds every file and engine; single ones: `python -m benchmarks.models ur5e "so101 (shipped)"`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from harness import Row, median, percent, row
 from instep import Scene, open_world
 from instep.app.output import write_json
 from instep.core.errors import Diverged, InstepError
@@ -32,7 +33,6 @@ from instep.core.world import Array, Simulator
 from instep.physics.engines import Engine, rest_action
 from instep.scene.folder import shipped
 from instep.scene.model import named_spec
-from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS
 
 ENGINES: tuple[Engine, ...] = ("mujoco", "rapier")

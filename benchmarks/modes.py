@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
 from instep.diagnose.candidates import candidate_causes
@@ -35,7 +36,6 @@ from instep.gap.paired_runs import compare_runs, repeated_runs, with_noise_floor
 from instep.gap.preparation import prepare
 from instep.robot import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator
-from rows import row
 from small_models import diagnosed_arm, write_scene
 
 CUBE = """

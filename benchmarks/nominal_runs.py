@@ -2,7 +2,7 @@
 
 Every simulated robot has friction, servos, delay, light, noise, lenses and a camera rate of its own.
 
-    python benchmarks/nominal_runs.py FOLDER     # keep the features of each run there, then calibrate on all of them
+    python -m benchmarks.nominal_runs FOLDER     # keep the features of each run there, then calibrate on all of them
 """
 
 from __future__ import annotations

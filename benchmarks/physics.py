@@ -23,9 +23,9 @@ from mujoco import batch as mjbatch
 from mujoco import rollout as mjrollout
 from threadpoolctl import threadpool_limits
 
+from harness import median, row
 from instep import MujocoWorld, rollouts
 from instep.core.world import stack
-from rows import median, row
 
 WORLDS, THREADS = 64, 2
 

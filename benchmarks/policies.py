@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.core.world import frozen_dataclass, options_dataclass
-from rows import row
 
 SCENE, SIMULATED_ROBOT = "pusht", 1
 FRAME = ("pusher_x", "pusher_y", "tee")

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 import policies
+from harness import row
 from instep.core.world import options_dataclass
 from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows
-from rows import row
 
 FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
 CAMERAS = ("static", "gripper")
@@ -329,11 +329,11 @@ def _few(seeds: range, count: int) -> list[list[int]]:
 
 def keep(out: Path, note: str) -> None:
     """Keep the results of studies that were done elsewhere, with a note that says where."""
-    from instep.app.verbs.bench import keep_results
+    from harness import keep_results
 
     name = Path(__file__).stem
     path = Path(__file__).parent / "results" / f"{name}.json"
-    keep_results(path, rows_of(out, FULL), benchmark=name, command=f"instep bench {name}", note=note)
+    keep_results(path, rows_of(out, FULL), benchmark=name, command=f"python -m benchmarks {name}", note=note)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.core.errors import BadInput
 from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
 from instep.policy.openpi import PolicyServer, openpi_policy, pack, unpack
 from instep.policy.task_experts import expert_of
-from rows import row
 
 TOKEN = secrets.token_urlsafe(16)
 STATE = np.array([1, 2], "<f4")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, row
 from instep.app.cluster import open_map
 from instep.core.world import Array, Observation, World
 from instep.evaluate.evaluation import EvalOptions, PolicySpec, WorldSpec, evaluate_policies
@@ -22,7 +23,6 @@ from instep.scene.tasks import task_of
 from instep.splat.raster.rasterizer import Device, LayeredRasterizer
 from instep.splat.rendered_world import IMAGES, RenderedCameras, Seen
 from instep.splat.rendering import is_static, scene_gaussians
-from rows import Row, row
 
 WORLDS, CPU_WORLDS, SIZE, RATE_HZ = 1024, 64, 96, 10.0
 THREADS = 2

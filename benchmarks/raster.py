@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from harness import Row, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -29,7 +30,6 @@ from instep.splat.raster import reference
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.pose_normals import TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
-from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,6 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fit_gpu import fitting_rows
+from harness import Row, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -26,7 +27,6 @@ from instep.splat.raster.fused_kernels import RenderChannels
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 from pusht_images import image_policy_rows
-from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, TEE = 5_498, 498

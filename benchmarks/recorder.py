@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from harness import median, row
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, recover
 from instep.data.recorder.journal import BLOB, HEADER, ROW, TAIL, Journal, scan_bytes
-from rows import median, row
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)

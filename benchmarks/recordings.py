@@ -1,6 +1,6 @@
 """Identified scenes against recordings of real machines they were not fitted to, machine by machine.
 
-Each machine is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330`
+Each machine is independent: `python -m benchmarks recordings` runs all of them, `python -m benchmarks.recordings so101 xl330`
 some, and keeps their rows beside those of earlier runs. Splits are by whole recordings, never by rows.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from instep.app.verbs.bench import keep_results
+from harness import keep_results
 from machines.arms import so101, so101_delta, wam
 from machines.common import pooled
 from machines.free_pendulum import chaotic
@@ -61,5 +61,5 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     names = sys.argv[1:]
     path = Path(__file__).parent / "results" / "recordings.json"
-    command = f"python benchmarks/recordings.py {' '.join(names)}"
+    command = f"python -m benchmarks.recordings {' '.join(names)}"
     keep_results(path, run(folder, only=names), benchmark="recordings", command=command, whole=False)

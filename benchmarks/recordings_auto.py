@@ -2,7 +2,7 @@
 
 Nothing is named by hand: parameters, starts and method are what tune chooses. Each machine is judged on whole
 recordings that were not fitted, beside the scene as given and a straight script around `scipy.optimize.least_squares`
-with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101 --budget=300` runs
+with the same parameters, start values and time. `python -m benchmarks.recordings_auto xl330 so101 --budget=300` runs
 some machines, 300 s of the processor each, and keeps their rows beside those of earlier runs; without names all run.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from instep.app.verbs.bench import keep_results
+from harness import keep_results
 from machines.auto import BUDGET_S, MACHINES, QUICK_BUDGET_S, machine_rows
 from machines.common import pooled
 
@@ -37,6 +37,6 @@ if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if not name.startswith("--budget=")]
     seconds = [float(name.partition("=")[2]) for name in sys.argv[1:] if name not in names] or [BUDGET_S]
     path = Path(__file__).parent / "results" / "recordings_auto.json"
-    command = f"python benchmarks/recordings_auto.py {shlex.join(sys.argv[1:])}"
+    command = f"python -m benchmarks.recordings_auto {shlex.join(sys.argv[1:])}"
     rows = run(folder, only=names, budget=seconds[0])
     keep_results(path, rows, benchmark="recordings_auto", command=command, whole=not names)

@@ -12,9 +12,9 @@ import numpy as np
 from scipy.stats import chi2
 
 from adaptive_trials import IdentifiedArm, identified_arms
+from harness import Case, KeptCases, Row, mean, median, percent, row
 from instep.core.statistics import Estimate, wilson
 from instep.tune.held_out import relative_reduction
-from kept_cases import Case, KeptCases
 from machines.common import RECORDINGS
 from reidentify_trials import (
     AFTER_S,
@@ -27,7 +27,6 @@ from reidentify_trials import (
     quiet_case,
     recorded_case,
 )
-from rows import Row, mean, median, percent, row
 
 FIRST_SEED, CASES, QUICK_CASES = 1000, 20, 2
 ARMS = ("arm7", "ur5e")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_trials import IdentifiedArm, begin_pose, hidden_settings, sensed, tip_body
+from harness import Case
 from instep import Episode, Scene, open_world
 from instep.core.param import Param
 from instep.core.world import Array, Simulator
@@ -24,7 +25,6 @@ from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.fit.windows import cut_windows
 from instep.tune.online.window_prediction import WindowPredictor
 from instep.tune.param_selection import FRICTION_STIFFNESS
-from kept_cases import Case
 from machines.common import recorded
 
 PAYLOAD_KG = 0.5

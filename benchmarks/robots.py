@@ -6,7 +6,7 @@ mrad, in MuJoCo and in rapier. Motion begins where a folded arm touches nothing,
 that it is predictable, and that motors do not jump from one limit to the other between physics steps, as those of no
 robot do (stiff servos of the Panda and SO-101 files at their limit); recordings in which they do have a row of their
 own. Two further runs that are not given to `instep tune` say how well the scene that it wrote replays open loop. Single
-cases: `python benchmarks/robots.py --split dev --only ur5e "random 2"`.
+cases: `python -m benchmarks.robots --split dev --only ur5e "random 2"`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness import KeptCases, Row, median, percent, row
 from instep import Scene, open_world
 from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import bootstrap, wilson
 from instep.data import write_dataset
 from instep.physics.engines import Engine
-from kept_cases import KeptCases
-from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS, Arm, open_loop_error, planted_arm, random_arm, robot_files, shipped_arms
 
 Split = Literal["dev", "held-out"]

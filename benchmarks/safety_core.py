@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from harness import KeptCases, Row, percent, pool, row, with_progress
 from instep.core.errors import BadInput
 from instep.core.statistics import wilson
-from kept_cases import KeptCases
 from mutations import VARIABLE, mutations
-from rows import Row, percent, row, with_progress
-from tuning.jobs import pool
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("limits", "jerk_kernels", "sensor_checks", "control_loop", "follower")
@@ -42,7 +40,7 @@ LIMIT_S = 100.0
 def run(out: Path, *, quick: bool = False) -> list[Row]:
     """Size of the core, branches reached, and the share of planted faults that tests notice."""
     if not (ROOT / "tests").is_dir():
-        raise BadInput("`instep bench safety_core` runs tests, so it needs a checkout of the repository.")
+        raise BadInput("`python -m benchmarks safety_core` runs tests, so it needs a checkout of the repository.")
     kept, chosen = KeptCases(out), _chosen(QUICK_MUTANTS if quick else MUTANTS)
     branches = kept.measured("branches", _branches)
     with pool() as submit:

@@ -3,10 +3,10 @@
 Policies, links and cameras are killed, stopped, cut and spoilt; servers get garbage and requests that never end. What
 is measured is written to the disk as it happens; Ctrl-C ends the test and keeps it.
 
-    instep bench soak                                    # 30 minutes
-    python benchmarks/soak.py FOLDER [MINUTES]           # another length
-    python benchmarks/soak.py rows FOLDER                # rows of what a folder holds
-    python benchmarks/soak.py keep FOLDER MINUTES        # the same, kept among the results
+    python -m benchmarks soak                                    # 30 minutes
+    python -m benchmarks.soak FOLDER [MINUTES]           # another length
+    python -m benchmarks.soak rows FOLDER                # rows of what a folder holds
+    python -m benchmarks.soak keep FOLDER MINUTES        # the same, kept among the results
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.verbs.bench import keep_results
+from harness import Row, keep_results, row
 from instep.app.viewer.view_server import absence
 from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
 from instep.data.files import read_lines
-from rows import Row, row
 from soak_faults import CAMERAS, STOPPING, SURVIVED, WRITER, Fault, Plant, answers
 from soak_link import RobotWatch, SpoilingProxy
 from soak_programs import Program, child_of, marked_processes, use_of
@@ -378,7 +377,7 @@ if __name__ == "__main__":
         soak(folder, float(sys.argv[2]) if len(sys.argv) > 2 else MINUTES)
     found = rows_of(folder)
     if sys.argv[1] == "keep":
-        command = f"python benchmarks/soak.py FOLDER {sys.argv[3]}"
+        command = f"python -m benchmarks.soak FOLDER {sys.argv[3]}"
         keep_results(Path(__file__).parent / "results/soak.json", found, benchmark="soak", command=command)
     for one in found:
         interval = "" if one["low"] is None else f" [{one['low']:.3g}, {one['high']:.3g}]"

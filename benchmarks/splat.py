@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from harness import Row, row
 from instep.splat.capture import load_capture
 from instep.splat.rendering import save_png
 from instep.splat.scene_fit import fit_scene
-from rows import Row, row
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")

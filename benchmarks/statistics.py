@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import percent, row
 from instep.core.episode import Episode
 from instep.core.statistics import (
     Estimate,
@@ -33,7 +34,6 @@ from instep.gap.joint_error import JointErrorProfile, profile_scores
 from instep.gap.measure import error_growth, growth_difference, time_to_threshold
 from instep.gap.paired_runs import compare_runs, noise_floor
 from instep.gap.time_alignment import clock_offset
-from rows import percent, row
 
 Trial = tuple[Estimate, float]
 """An interval and the truth it should cover."""

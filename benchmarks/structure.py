@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import Row, row
 from instep.core.errors import BadInput
 from render_results import stale
 from repeated_passages import declarations, imports, repeated_passages
-from rows import Row, row
 from snippets import checked_pages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     """One row per number; the places behind them are in `structure.json`."""
     source = ROOT / "src" / "instep"
     if not source.is_dir() or not (ROOT / "docs").is_dir():
-        raise BadInput("`instep bench structure` reads the sources, so it needs a checkout of the repository.")
+        raise BadInput("`python -m benchmarks structure` reads the sources, so it needs a checkout of the repository.")
     report = source_report(source)
     passages = repeated_passages(source, imports)
     statements = repeated_passages(source, declarations)

@@ -4,9 +4,9 @@ The simulated robot has another friction, other servos, other light, and noisy i
 are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
 A machine half as fast is this one, pinned to one core, with clocks that run twice as fast: all work has half the time.
 
-    instep bench sync
-    python benchmarks/sync.py render FOLDER          # keep the images, where there are graphics
-    python benchmarks/sync.py from FOLDER sync_quiet # measure from kept images and keep the rows under that name
+    python -m benchmarks sync
+    python -m benchmarks.sync render FOLDER          # keep the images, where there are graphics
+    python -m benchmarks.sync from FOLDER sync_quiet # measure from kept images and keep the rows under that name
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.verbs.bench import keep_results
+from harness import Row, keep_results, row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
@@ -45,7 +45,6 @@ from instep.twin.camera_frames import left_out
 from instep.twin.camera_rig import IMAGES
 from instep.twin.twin import COUNTS, STAGES
 from rendered_recordings import PerfectImage, render_recording, with_images
-from rows import Row, row
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the simulated robot: the scene has 0.4 and 500."""
@@ -484,7 +483,7 @@ def main(words: list[str]) -> None:
         with TemporaryDirectory() as folder:
             rows = measured(Path(folder), CUTS, kept(Path(words[1])))
         path = Path(__file__).parent / "results" / f"{words[2]}.json"
-        keep_results(path, rows, benchmark="sync", command=f"python benchmarks/sync.py {' '.join(words)}")
+        keep_results(path, rows, benchmark="sync", command=f"python -m benchmarks.sync {' '.join(words)}")
     else:
         raise SystemExit("usage: sync.py render FOLDER | from FOLDER NAME")
 

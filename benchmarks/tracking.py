@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import mean, row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.world import Array, Channel, vector
@@ -29,7 +30,6 @@ from instep.twin.camera_rig import IMAGES, recorded_rig
 from instep.twin.tracked_body import pose_from_points
 from instep.twin.tracking import track_recording
 from instep.twin.twin import STAGES
-from rows import mean, row
 from tracking_hand_eye import board_rows, planted_rows
 from tracking_jointed import jointed_rows
 from tracking_rendered import rendered_rows

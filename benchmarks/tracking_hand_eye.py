@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, median, row
 from instep.core.poses import angle_between, matrix_from_quat, pose, transform
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at, pinhole
@@ -25,7 +26,6 @@ from instep.twin.hand_eye import (
     park_martin,
 )
 from instep.twin.pose_solver import moved
-from rows import Row, median, row
 
 ROBOTS = {"arm7": 0.5, "so101": 0.2}
 """Shipped robots, and how far from the base they work [m]."""

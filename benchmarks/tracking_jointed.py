@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import Row, row
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array
@@ -27,7 +28,6 @@ from instep.scene.folder import Scene
 from instep.twin import Twin, TwinOptions, block_median, correction_log
 from instep.twin.tracking import correction_of
 from rendered_recordings import RenderOptions, render_recording
-from rows import Row, row
 from tracking_scenes import clutter
 
 HELD_OUT, QUICK = tuple(range(100, 112)), (100, 101, 102)

@@ -14,6 +14,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from harness import Row, mean, row
 from instep.core.poses import angle_between, matrix_from_quat, pose
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array
@@ -26,7 +27,6 @@ from instep.twin.body_outlines import project_outline
 from instep.twin.camera_rig import IMAGES
 from instep.twin.pose_solver import moved, planar_basis
 from instep.twin.tracking import correction_of
-from rows import Row, mean, row
 from tracking_scenes import ROUND, RenderedScene, render_scene
 
 HELD_OUT = tuple(range(100, 112))

@@ -12,8 +12,8 @@ continues.
 
 Parts alone, such as "so101 reach" or "images", on other cores or robots; `keep` adds what such runs wrote to the
 published results, with the machine and the commit of each, and judges the goals that ask for two tasks anew:
-python benchmarks/transfer.py OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
-python benchmarks/transfer.py keep FILE... [--note WORDS]
+python -m benchmarks.transfer OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
+python -m benchmarks.transfer keep FILE... [--note WORDS]
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from typing import Any
 
 import numpy as np
 
+from harness import RESULTS, keep_parts, row, write_part
 from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
 from instep.app.closing.closing_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
 from instep.core.world import options_dataclass
 from instep.scene.new_scene import make_scene
-from parts import RESULTS, keep_parts, write_part
-from rows import row
 
 TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("quadruped", "walk"))
 QUADRUPED = Path(__file__).resolve().parents[1] / "examples/quadruped/quadruped.xml"

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.app.cluster import open_map
 from instep.core.world import Array, Observation, Stateless, array_dataclass, frozen_dataclass, options_dataclass
 from instep.scene.tasks.manipulation_tasks import heading, wrapped
 from instep.scene.tasks.task import NO_GOAL, WithoutGoal
-from rows import row
 
 FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
 CAMERA = "static"

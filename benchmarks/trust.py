@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import KeptCases, pool, row, with_progress
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.core.statistics import wilson
@@ -26,12 +27,9 @@ from instep.scene.tasks import task_of
 from instep.twin import CameraRig, PoseFilter, TrustStage, Twin, calibrate_trust, correction_log, trust_events
 from instep.twin.camera_rig import IMAGES
 from instep.twin.trust_stages import stage_seconds
-from kept_cases import KeptCases
 from nominal_runs import supervised_run
 from rendered_recordings import RenderOptions, render_recording
-from rows import row, with_progress
 from sync import Restless
-from tuning.jobs import pool
 
 ROWS, ONSET, STILL = 84, 36, 90
 """Rows of an episode, the row at which a fault begins, and rows that pass before it while the T is not yet pushed."""

@@ -1,6 +1,6 @@
 """Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation, randomization.
 
-Each part runs alone too: `python benchmarks/tune.py recovery speed`.
+Each part runs alone too: `python -m benchmarks.tune recovery speed`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, row
 from instep.core.statistics import bootstrap, wilson
 from instep.tune.posterior.posterior_checks import RankCalibration
-from rows import Row, row
 from tuning.jobs import Task, designed, machine, named, pool, quality, ranked, recovered
 from tuning.known_worlds import bed
 from tuning.peers import timed

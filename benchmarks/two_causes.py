@@ -1,7 +1,7 @@
 """Two causes of a gap planted at once on robot files, shipped arms and arms made at random: are both ranked first?
 
 A case counts where each of the two explains at least a fifth of the gap by its planted values. Diagnosis sees the scene
-as given and recordings, as `instep gap DATA SCENE` does. Single cases: `python benchmarks/two_causes.py --split dev`.
+as given and recordings, as `instep gap DATA SCENE` does. Single cases: `python -m benchmarks.two_causes --split dev`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness import Row, median, row
 from instep import Episode, Scene, open_world
 from instep.core.errors import BadInput, Diverged
 from instep.core.statistics import wilson
@@ -25,7 +26,6 @@ from instep.core.world import Array, Simulator
 from instep.diagnose.candidates import Candidate, candidate_causes
 from instep.diagnose.diagnosis import AttributionOptions, attribute, diagnose_gap
 from instep.gap.measure import prepared_for
-from rows import Row, median, row
 from tuning.planted_arms import NOISE, Arm, random_arm, record, robot_files, shipped_arms
 
 Split = Literal["dev", "held-out"]

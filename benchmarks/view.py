@@ -2,8 +2,8 @@
 
 Images are rendered by Chromium on the processor; where there is no Chromium, those rows are left out.
 
-    instep bench view
-    python benchmarks/view.py images   # the times to the first image alone, kept beside the other rows
+    python -m benchmarks view
+    python -m benchmarks.view images   # the times to the first image alone, kept beside the other rows
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 import instep
-from instep.app.verbs.bench import keep_results
+from harness import Row, keep_results, mean, median, row
 from instep.app.viewer.contents import GaussianContent
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.showing import PROGRAMS, ViewRequest, open_content, view_page
@@ -33,7 +33,6 @@ from instep.app.world_specs import SmoothRandom
 from instep.core.world import State
 from instep.scene.folder import Scene
 from instep.splat import Gaussians, save_gaussians
-from rows import Row, mean, median, row
 
 BODIES, RATE, WATCHERS = 200, 60.0, 4
 SIZE = 1200, 760
@@ -227,7 +226,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["images"]:
         with TemporaryDirectory() as place:
             rows = first_image_rows(Path(place), 5)
-        path, command = Path(__file__).parent / "results/view.json", "python benchmarks/view.py images"
+        path, command = Path(__file__).parent / "results/view.json", "python -m benchmarks.view images"
         keep_results(path, rows, benchmark="view", command=command, whole=False)
     else:
         watch(sys.argv[1])

@@ -23,7 +23,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("tests", "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("tests", "benchmarks", "tools"))
 from instep import Episode, MujocoWorld, Script, rollout
 from reference_loop import ReferenceLoop
 from small_models import arm_model, write_scene

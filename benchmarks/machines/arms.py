@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.core.statistics import Estimate
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, Squares, error_reductions, learn_delta, squared_errors
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import auto_params
-from rows import row
 
 from .common import error_row, paths, pooled, recorded, rms
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from harness import Row, mean, row
 from instep.app.gap_run import named_run
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -25,7 +26,6 @@ from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import named_params
-from rows import Row, mean, row
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")

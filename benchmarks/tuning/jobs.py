@@ -1,21 +1,15 @@
-"""What `instep bench tune` runs in processes of its own, one per core: a fit, a posterior, a design, a machine."""
+"""What `python -m benchmarks tune` runs in processes of its own, one per core: a fit, a posterior, a design, a machine."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from instep import Scene, open_world
-from instep.app.cluster import end_with_parent
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
 from instep.tune.excitation import ExcitationDesign, ExciteOptions, chirp, energy, evaluate_motion, excite
@@ -27,21 +21,6 @@ from instep.tune.posterior.inference import Method, infer, laplace
 
 from .known_worlds import Bed, bed, pendulum, servo
 from .peers import c2st_score
-
-Task = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of this file and what it is called with."""
-
-
-@contextmanager
-def pool() -> Iterator[Callable[[Task], Future[Any]]]:
-    """Something that runs tasks side by side, one per core."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(os.cpu_count() or 2, get_context("spawn"), end_with_parent) as workers:
-        try:
-            yield lambda task: workers.submit(task[0], *task[1])
-        except BaseException:
-            workers.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def recovered(name: str, seed: int) -> list[bool]:

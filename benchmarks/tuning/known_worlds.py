@@ -1,4 +1,4 @@
-"""Worlds with planted truths for `instep bench tune`."""
+"""Worlds with planted truths for `python -m benchmarks tune`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers of `instep bench tune`: bare simulations, mujoco.sysid, plain sbi."""
+"""Peers of `python -m benchmarks tune`: bare simulations, mujoco.sysid, plain sbi."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import mujoco
 import numpy as np
 from mujoco import rollout as native
 
+from harness import row
 from instep import BadInput, Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.statistics import Estimate
@@ -24,7 +25,6 @@ from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
 from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 from instep.tune.posterior.inference import infer, likelihood, widened_laplace
-from rows import row
 
 from .known_worlds import Bed, arm7
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pkgutil
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import instep
+import snippets
 from instep.app.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import snippets  # noqa: E402
 
 PAGES = [page for page in snippets.pages(ROOT) if snippets.snippets_of(ROOT, page)]
 BLOCKS = [snippet for page in PAGES for snippet in snippets.snippets_of(ROOT, page)]
@@ -79,7 +77,7 @@ MACHINES = [command for command in INLINE if command.page == "docs/machines.md" 
 @pytest.mark.parametrize("command", INLINE, ids=str)
 def test_a_command_within_text_exists_and_is_run(command):
     assert command.problem == ""
-    if command.complete and command.words[:2] != ("instep", "bench"):  # a benchmark is a test of its own
+    if command.complete:
         assert typed(command.words) in RUN or command in MACHINES, "a complete command is run by a block of some page"
 
 
@@ -145,7 +143,7 @@ def test_every_page_is_in_the_site():
     assert [page for page in missing if page not in text] == []
 
 
-TERMINAL_ONLY = {"bench", "doctor"}
+TERMINAL_ONLY = {"doctor"}
 """Commands for developers of instep and for its installation; they have nothing to offer in Python."""
 VERB_PAGES = [page for page in sorted((ROOT / "docs" / "verbs").glob("*.md")) if page.name != "index.md"]
 

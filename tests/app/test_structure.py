@@ -21,12 +21,11 @@ def {name}(values, limit):
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def bench():
     import structure
 
     yield structure
-    for name in ("structure", "repeated_passages", "render_results", "rows", "snippets"):
+    for name in ("structure", "repeated_passages", "render_results", "harness", "snippets"):
         sys.modules.pop(name, None)
 
 

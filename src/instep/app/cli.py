@@ -236,14 +236,6 @@ VERBS: dict[str, Verb] = {
             "instep view data --port 5555",
         ),
     ),
-    "bench": Verb(
-        "bench:bench",
-        "measure against goals and peers",
-        (
-            "instep bench --list",
-            "instep bench recordings --quick --out measured",
-        ),
-    ),
     "doctor": Verb("doctor:doctor", "what works on this machine", ("instep doctor",)),
 }
 """All verbs, in the order of the help."""

@@ -14,7 +14,7 @@ for it, several things separated by commas:
 
 A block inside an HTML comment runs and is not shown. `toml` and `json` blocks are parsed. Other languages are not code.
 
-    python benchmarks/snippets.py docs/gap.md [--slow] [--recordings DIR]
+    python tools/snippets.py docs/gap.md [--slow] [--recordings DIR]
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes every published number: `docs/results.md`, the README's table and the figure of the recordings.
 
-The numbers are those of `benchmarks/results/*.json`, which `instep bench NAME` writes. A test compares.
+The numbers are those of `benchmarks/results/*.json`, which `python -m benchmarks NAME` writes. A test compares.
 
-    python benchmarks/render_results.py            # write
-    python benchmarks/render_results.py --check    # list what differs and exit 1
+    python tools/render_results.py            # write
+    python tools/render_results.py --check    # list what differs and exit 1
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ ORDER = (
     "raster_gpu", "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
 """Sections of the results page; benchmarks that are not named here follow in the order of their names."""
+ROWS_WITHOUT_GOAL = 12
+"""Rows shown of a benchmark that has no goals."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 INTRODUCTION = """\
 # Results
 
-`instep bench NAME` writes every number of this page into `benchmarks/results/NAME.json`, and the page is written
-from those files by `python benchmarks/render_results.py`. Missed goals stay on the
-page. Intervals are 95 %. Rows measured at different times say so: the last column names the run, and the table under
-the rows says when, with which code, where and by which command each run was made.
+`python -m benchmarks NAME` writes its numbers into `benchmarks/results/NAME.json`; `python tools/render_results.py`
+renders this page from those files. The page shows every row that has a goal; the files hold all rows. Missed goals
+stay. Intervals are 95 %. The line under a table says when, where and with which code it was measured.
 
 """
 
@@ -117,23 +118,25 @@ def _section(result: Result) -> str:
         f"| what | value | 95 % interval | goal | met |{' run |' * several}",
     ]
     lines.append("|---|---|---|---|---|" + "---|" * several)
-    for row in result.rows:
+    shown = [row for row in result.rows if row["goal"] is not None] or result.rows[:ROWS_WITHOUT_GOAL]
+    for row in shown:
         met = {True: "yes", False: "**no**", None: ""}[row["ok"]]
         goal = "" if row["goal"] is None else f"{row['goal']:g}"
         interval = "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}"
         cells = [row["name"], valued(row), interval, goal, met, *([str(row["run"])] if several else [])]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join([*lines, "", *_runs(result.runs), ""])
+    more = len(result.rows) - len(shown)
+    others = [f"{more} more rows: `benchmarks/results/{result.name}.json`.", ""] if more else []
+    return "\n".join([*lines, "", *others, *_runs(result.runs), ""])
 
 
 def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| run | date | commit | machine | versions | command |", "|---|---|---|---|---|---|"]
+    lines = list[str]()
     for run in runs:
-        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        cells = (run["id"], run["date"], f"`{run['commit']}`", run["machine"], versions, f"`{run['command']}`")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    notes = [f"Run {run['id']}: {run['note']}" for run in runs if run.get("note")]
-    return [*lines, *(line for note in notes for line in ("", note))]
+        which = f"Run {run['id']}: " if len(runs) > 1 else ""
+        note = f" {run['note']}" if run.get("note") else ""
+        lines += [f"{which}{run['date']}, `{run['commit']}`, {run['machine']}: `{run['command']}`.{note}", ""]
+    return lines
 
 
 def _headlines(results: Mapping[str, Result], headlines: Sequence[Headline]) -> str:
@@ -198,8 +201,7 @@ def _docstring(path: Path) -> str:
     if not path.is_file():
         return ""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    kept = [part for part in text.split("\n\n") if not part.startswith(" ")]
-    return "\n\n".join(kept)
+    return text.split("\n\n")[0]
 
 
 def main(words: Sequence[str]) -> int:

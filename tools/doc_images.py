@@ -1,6 +1,6 @@
 """Images of the docs: each page of a command shows its report, figure or output, made by that command.
 
-    python benchmarks/doc_images.py [NAME...]       # into docs/images; all of them where none is named
+    python tools/doc_images.py [NAME...]       # into docs/images; all of them where none is named
 
 Reports and terminal output are rendered by Chromium without a window. `gap_report` needs the recordings of the rotary
 pendulum, `train` needs torch, `build_prompt` the recording of PushT and the weights of SAM 2.
@@ -285,7 +285,8 @@ def serve_terminal(folder: Path) -> Path:
     secret = secrets.token_urlsafe(32)
     (folder / "token").write_text(secret)
     with subprocess.Popen([*command, "--token", "token"], cwd=folder, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
+        if server.stdout is None:
+            raise RuntimeError("the server has no output")
         address = server.stdout.readline()
         os.environ["INSTEP_TOKEN"] = secret
         words = "eval openpi:ws://127.0.0.1:8000 pusht --seeds 8 --videos 0 --out evaluated"
