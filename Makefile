@@ -18,7 +18,7 @@ demo: $(VENV)/.base  ## the whole loop against a simulated robot
 
 test: check  ## style, types, import contract, tests, examples, a report of size and repetition
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-	-$(BIN)/instep bench structure --quick
+	-$(BIN)/python -m benchmarks structure --quick
 
 test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs

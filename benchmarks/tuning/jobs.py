@@ -1,4 +1,4 @@
-"""What `python -m benchmarks tune` runs in processes of its own, one per core: a fit, a posterior, a design, a machine."""
+"""Tasks that `python -m benchmarks tune` runs in processes of their own: a fit, a posterior, a design, a machine."""
 
 from __future__ import annotations
 
