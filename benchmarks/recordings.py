@@ -1,7 +1,8 @@
 """Identified scenes against recordings of real machines they were not fitted to, machine by machine.
 
 Each machine is independent: `python -m benchmarks recordings` runs all of them,
-`python -m benchmarks.recordings so101 xl330` some, and keeps their rows beside those of earlier runs. Splits are by whole recordings, never by rows.
+`python -m benchmarks.recordings so101 xl330` some, and keeps their rows beside those of earlier runs. Splits are by
+whole recordings, never by rows.
 """
 
 from __future__ import annotations
