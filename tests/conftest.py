@@ -11,7 +11,9 @@ Tests marked `realtime` are described in `reference_loop`.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 from datetime import date
 from importlib import import_module
@@ -107,6 +109,23 @@ def _library(name: str) -> ModuleType:
     if find_spec(name) is None:
         pytest.skip(f"needs {name}: pip install 'instep[{LIBRARIES[name]}]'")
     return import_module(name)
+
+
+@pytest.fixture
+def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extensions of examples/extend, registered as `pip install examples/extend` does."""
+    source, site = ROOT / "examples" / "extend", tmp_path / "site-packages"
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    info = site / f"instep_extensions-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    groups = project.get("entry-points", {}).items()
+    lines = [f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in each.items()) for group, each in groups]
+    (info / "entry_points.txt").write_text("".join(lines))
+    for file in source.glob("*.py"):
+        shutil.copy(file, site)
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    monkeypatch.syspath_prepend(str(site))
 
 
 @pytest.fixture(scope="session")
