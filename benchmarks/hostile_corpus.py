@@ -59,7 +59,7 @@ def _spoilings(target: Target, sample: Path, outside: Path, seed: int) -> Iterat
 
 
 OPTIONAL = {
-    ("LeRobot v3.0", "set/meta/tasks.parquet"), ("actuators.toml", "actuators.toml"),
+    ("LeRobot v3.0", "set/meta/tasks.parquet"),
     ("torque_sensors.toml", "torque_sensors.toml"), ("posed images", "points.npy"),
     ("posed images", "ground_plane.json"), ("own dataset", "set/meta/instep.json"), ("zarr", "run.zarr/.zgroup"),
     ("zarr", "run.zarr/data/state/0.0"),
@@ -67,7 +67,7 @@ OPTIONAL = {
 """Files without which a sample is still sound."""
 LINES = (
     "CSV", "unknown log", "success rates", "text log", "meshes and textures", "mapping", "virtual cameras",
-    "event rules", "gate rules", "policy map", "scene.toml", "torque_sensors.toml", "actuators.toml",
+    "event rules", "gate rules", "policy map", "scene.toml", "torque_sensors.toml",
 )  # fmt: skip
 """Formats of lines, of which the first ones are often a sound file."""
 NAMED = (

@@ -96,8 +96,11 @@ distortion = [0.1, 0.0]
 [task]
 text = "Wave."
 """
-ACTUATORS = """[settings]
+ACTUATORS = """
+[actuators.friction]
 "joint.shoulder.load" = 0.1
+
+[actuators.cogging]
 "joint.elbow.cogging_count" = 12.0
 "joint.elbow.cogging_sin" = 0.01
 """
@@ -143,8 +146,7 @@ def write_urdf(folder: Path) -> None:
 def write_scene(folder: Path) -> None:
     """A scene folder with actuator models and sensor offsets."""
     write_robot(folder)
-    (folder / "scene.toml").write_text(SCENE)
-    (folder / "actuators.toml").write_text(ACTUATORS)
+    (folder / "scene.toml").write_text(SCENE + ACTUATORS)
     (folder / "torque_sensors.toml").write_text("[settings]\nshoulder = 0.1\n")
 
 
@@ -179,7 +181,6 @@ def scene_targets() -> list[Target]:
         Target("URDF", write_urdf, lambda f: simulate(f / "robot.urdf"), ("robot.urdf", "meshes/link.obj"),
                ("scene", "params", "{folder}/robot.urdf")),
         Target("scene.toml", write_scene, simulate, ("scene.toml",), ("scene", "params", "{folder}")),
-        Target("actuators.toml", write_scene, simulate, ("actuators.toml",)),
         Target("torque_sensors.toml", write_scene, read_sensor_offsets, ("torque_sensors.toml",)),
     ]  # fmt: skip
 

@@ -8,9 +8,9 @@ import pytest
 from instep import Constant, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput, UnknownName
 from instep.physics.actuator_models import friction_limit
-from instep.physics.actuators import ActuatedWorld, read_actuators, with_inputs
+from instep.physics.actuators import ActuatedWorld, with_inputs
 from instep.physics.engines import open_world
-from instep.scene.folder import Scene
+from instep.scene.folder import Scene, write_settings
 from instep.tune.param_export import promote
 from instep.tune.param_selection import command_limits, named_params
 
@@ -35,6 +35,12 @@ def world(tmp_path, xml: str) -> MujocoWorld:
     (tmp_path / "scene.xml").write_text(xml)
     (tmp_path / "scene.toml").write_text('rate = 100.0\n[robot]\njoints = ["hinge"]\n')
     return MujocoWorld(Scene.load(tmp_path))
+
+
+def add(folder, lines: str) -> None:
+    """Add lines to the end of a scene's table."""
+    with (folder / "scene.toml").open("a") as table:
+        table.write(lines)
 
 
 def values(**terms: float):
@@ -109,10 +115,10 @@ def test_a_supply_sets_stiffness_and_limit_and_its_voltage_drops_under_current(t
     )
 
 
-def test_actuator_models_beside_the_scene_are_opened_with_it(tmp_path):
+def test_actuator_models_of_a_scene_are_opened_with_it(tmp_path):
     world(tmp_path, RAIL)
     assert isinstance(open_world(Scene.load(tmp_path)), MujocoWorld)
-    (tmp_path / "actuators.toml").write_text('[settings]\n"joint.hinge.static" = 0.3\n')
+    add(tmp_path, '[actuators.friction]\n"joint.hinge.static" = 0.3\n')
     sim = open_world(Scene.load(tmp_path))
     assert isinstance(sim, ActuatedWorld)
     assert sim.settings == {"joint.hinge.static": 0.3}
@@ -123,11 +129,11 @@ def test_an_unknown_term_offers_the_nearest(tmp_path):
         ActuatedWorld(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
 
 
-def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
+def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_table(tmp_path):
     world(tmp_path, SERVO)
-    (tmp_path / "actuators.toml").write_text(
-        '[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.supply_resistance" = 0.5\n'
-    )
+    friction, supply = {"joint.hinge.load": 0.1}, {"actuator.hinge.supply_resistance": 0.5}
+    write_settings(tmp_path / "scene.toml", friction, "actuators", "friction")
+    write_settings(tmp_path / "scene.toml", supply, "actuators", "supply")
     scene = Scene.load(tmp_path)
     choice = named_params(scene, ["joint.hinge.*oad", "actuator.hinge.supply_resistance", "joint.hinge.armature"], {})
     assert {k.address for k in choice.params} == {
@@ -137,13 +143,13 @@ def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_file(t
     }
     assert choice.start["actuator.hinge.supply_resistance"] == 0.5
     new = promote(scene, {"joint.hinge.load": 0.2, "joint.hinge.armature": 0.3}, tmp_path / "new", {})
-    assert read_actuators(new) == {"joint.hinge.load": 0.2, "actuator.hinge.supply_resistance": 0.5}
+    assert Scene.load(new).actuators == {"friction": {"joint.hinge.load": 0.2}, "supply": supply}
     assert dict(Scene.load(new).settings) == {"joint.hinge.armature": 0.3}
 
 
 def test_inputs_of_an_actuator_come_from_the_metadata_of_a_recording(tmp_path):
     sim = world(tmp_path, SERVO)
-    (tmp_path / "actuators.toml").write_text('[settings]\n"actuator.hinge.kt" = 0.5\n[inputs]\n"hinge.gain" = "kp"\n')
+    add(tmp_path, '[actuators.supply]\n"actuator.hinge.kt" = 0.5\n[inputs]\n"hinge.gain" = "kp"\n')
     scene = Scene.load(tmp_path)
     run = rollout(sim, Constant(np.array([0.1])), steps=5)
     given = with_inputs(scene, [run.with_columns({}, kp="200")])[0]

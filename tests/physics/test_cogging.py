@@ -7,7 +7,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import UnknownName
-from instep.physics.actuators import ActuatedWorld, read_actuators
+from instep.physics.actuators import ActuatedWorld
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
@@ -45,14 +45,14 @@ joints = ["bend", "turn"]
 "tendon.*.frictionloss" = [0.001, 1.0]
 "tendon.left.cogging*" = [-0.3, 0.3]
 """
-ACTUATORS = '[settings]\n"tendon.left.cogging_count" = 9.0\n'
+ACTUATORS = '[actuators.cogging]\n"tendon.left.cogging_count" = 9.0\n'
 
 
 @pytest.fixture
 def scene(tmp_path):
     root = tmp_path / "wrist"
     root.mkdir()
-    for name, text in (("scene.xml", WRIST), ("scene.toml", TABLE), ("actuators.toml", ACTUATORS)):
+    for name, text in (("scene.xml", WRIST), ("scene.toml", TABLE + ACTUATORS)):
         (root / name).write_text(text)
     return Scene.load(root)
 
@@ -142,7 +142,7 @@ def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(sce
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1, abs=2e-3)
     out = promote(scene, {**firm, **found.settings}, tmp_path / "out", {})
-    assert read_actuators(out)["tendon.left.cogging_count"] == 9.0
+    assert Scene.load(out).actuators["cogging"]["tendon.left.cogging_count"] == 9.0
     same = moved(without_delta(Scene.load(out)), 0.5, lambda t: np.array([0.3, -0.2])).q
     np.testing.assert_allclose(
         same, moved(sim.tuned(found.settings), 0.5, lambda t: np.array([0.3, -0.2])).q, atol=1e-9

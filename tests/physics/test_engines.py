@@ -26,7 +26,7 @@ SERVO = servo_model(timestep=0.002, armature=0.01, mass=0.2, kp=5.0).replace(
     "</actuator>", '</actuator>\n  <sensor><jointpos joint="hinge"/></sensor>'
 )
 TABLE = 'rate = 100.0\n[robot]\njoints = ["hinge"]\n[settings]\n"action.delay" = 0.02\n'
-FRICTION = '[settings]\n"joint.hinge.static" = 0.4\n'
+FRICTION = '[actuators.friction]\n"joint.hinge.static" = 0.4\n'
 
 
 def delta() -> DeltaModel:
@@ -41,7 +41,7 @@ def delta() -> DeltaModel:
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """A scene with a delay, friction beyond MuJoCo's and a delta."""
-    for name, text in (("scene.xml", SERVO), ("scene.toml", TABLE), ("actuators.toml", FRICTION)):
+    for name, text in (("scene.xml", SERVO), ("scene.toml", TABLE + FRICTION)):
         (tmp_path / name).write_text(text)
     delta().save(tmp_path / DELTA_FILE)
     return tmp_path
@@ -111,9 +111,9 @@ def test_sensors_of_a_scene_with_actuator_models_are_read_at_every_step(tuned: P
 
 
 def test_engines_without_actuator_models_refuse_and_unknown_engines_are_named(tuned: Path):
-    with pytest.raises(Unsupported, match=r"'rapier' has no actuator models, .*actuators\.toml"):
+    with pytest.raises(Unsupported, match=r"'rapier' has no actuator models, .*under \[actuators\]"):
         open_world(tuned, "rapier")
-    (tuned / "actuators.toml").unlink()
+    (tuned / "scene.toml").write_text(TABLE)
     assert isinstance(open_world(tuned, "rapier"), DeltaCorrected)
     with pytest.raises(UnknownName, match="Did you mean 'rapier'"):
         open_world(tuned, "rapir")  # type: ignore[arg-type]

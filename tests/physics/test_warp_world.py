@@ -123,6 +123,7 @@ def test_motors_cannot_be_switched_and_actuator_models_are_refused(mujoco_warp, 
     with pytest.raises(BadInput, match="cannot switch motors"):
         world.step(off, np.zeros(1))
     assert not world.spec.inputs.labels
-    (servo.root / "actuators.toml").write_text('[settings]\n"joint.hinge.static" = 0.4\n')
+    with (servo.root / "scene.toml").open("a") as table:
+        table.write('[actuators.friction]\n"joint.hinge.static" = 0.4\n')
     with pytest.raises(Unsupported, match="has no actuator models"):
         open_world(servo.root, "warp")

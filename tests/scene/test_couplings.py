@@ -10,7 +10,7 @@ import pytest
 
 import instep
 from instep.core.rollout import Script, rollout
-from instep.physics.actuators import is_actuator_param, with_inputs
+from instep.physics.actuators import owner_of, with_inputs
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.scene.robot_structure import (
@@ -81,8 +81,8 @@ def test_a_gripper_rests_where_it_starts(tmp_path):
 
 
 def test_motors_on_a_supply_drive_joints(scene):
-    assert is_actuator_param(scene.model, "actuator.motor1.kt")
-    assert not is_actuator_param(scene.model, "actuator.grip.kt")
+    assert owner_of(scene, "actuator.motor1.kt") == "supply"
+    assert owner_of(scene, "actuator.grip.kt") is None
 
 
 def test_actions_may_be_labelled_by_joint(scene):

@@ -19,7 +19,6 @@ from instep.core.reading import NUMBER, check_inside, checked_table, present, ta
 from instep.core.statistics import Estimate, log_jackknife, pooled
 from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.data.resample import onto
-from instep.physics.actuators import read_actuators
 from instep.physics.inverse_dynamics import Motion, direction, model_torques, rigid_torques
 from instep.report.figures import bars_figure, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, FigureTabs, Headline, HtmlReport, Number, Section, Table, formatted, write_html
@@ -122,7 +121,7 @@ def scene_torques(scene: Scene, run: TorqueRun) -> Array:
     Load-dependent friction of its actuator models and the offsets of its torque sensors are included.
     """
     torque = model_torques(scene.model, run.motion)[:, run.dofs]
-    settings = read_actuators(scene.root)
+    settings = scene.actuator_settings
     share = np.array([settings.get(f"joint.{joint}.load", 0.0) for joint in run.joints])
     if share.any():
         load = np.abs(rigid_torques(scene.model, run.motion)[:, run.dofs])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
+    from .actuator_models import ActuatorModel, ActuatorStep, Term
     from .actuators import ActuatedWorld, with_inputs
-    from .dart_world import DartWorld
     from .delta_model import DeltaCorrected, DeltaModel
     from .engines import Engine, open_world, rest_action, without_delta
     from .mujoco_cameras import ImageEffects, MujocoRenderer, WithCameras, render_cameras
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActuatedWorld",
-    "DartWorld",
+    "ActuatorModel",
+    "ActuatorStep",
     "DeltaCorrected",
     "DeltaModel",
     "Engine",
@@ -26,6 +27,7 @@ __all__ = [
     "MujocoRenderer",
     "MujocoWorld",
     "RapierWorld",
+    "Term",
     "WarpWorld",
     "WithCameras",
     "open_world",
@@ -38,8 +40,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "actuator_models": "ActuatorModel ActuatorStep Term",
         "actuators": "ActuatedWorld with_inputs",
-        "dart_world": "DartWorld",
         "delta_model": "DeltaCorrected DeltaModel",
         "engines": "Engine open_world rest_action without_delta",
         "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",

@@ -1,35 +1,25 @@
-"""Checks of engines: sizes of states and wrenches, finite results, and what an engine other than MuJoCo supports.
-
-What an engine lacks is refused before it starts, never left out.
-
-Rigid links of a MuJoCo model, from which other engines build their bodies and joints.
+"""A MuJoCo model as another engine needs it: its rigid links, its contacts, and the parts that only MuJoCo has.
 
 MuJoCo keeps a body for every frame of a description; engines pay for each. Bodies without joints are therefore merged
-into their parent, with mass, centre and inertia added up in double precision.
-
-Contacts of a MuJoCo model: which geoms may touch, with what friction, and whether any touch in recordings.
+into their parent, with mass, centre and inertia added up in double precision. Parts that an engine lacks are refused
+before it starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, Generic, TypeVar
 
 import mujoco
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, Diverged, Unsupported
-from instep.core.param import Address
+from instep.core.errors import Unsupported
 from instep.core.rollout import aligned
-from instep.core.world import Array, Settings, State, array_dataclass
-from instep.scene import address
+from instep.core.world import Array, Settings, array_dataclass
 from instep.scene.folder import SceneSimulator
 
-MAX_VALUE = 1e10
-"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
 _TRANSMISSIONS = ("mjTRN_JOINT", "mjTRN_JOINTINPARENT", "mjTRN_TENDON")
 _SHAPES = (
     "mjGEOM_PLANE",
@@ -45,81 +35,6 @@ _PARAMS_OF_MUJOCO = (
     "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
 )  # fmt: skip
 _OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
-
-
-def checked_place(model: mujoco.MjModel, q: Array, v: Array) -> tuple[Array, Array]:
-    """Positions and velocities of the right size, as new arrays that share their leading axes."""
-    q, v = np.asarray(q, float), np.asarray(v, float)
-    if q.shape[-1:] != (model.nq,) or v.shape[-1:] != (model.nv,):
-        raise BadInput(
-            f"A state of this scene has {model.nq} positions and {model.nv} velocities, not {q.shape} and {v.shape}."
-        )
-    try:
-        batch = np.broadcast_shapes(q.shape[:-1], v.shape[:-1])
-    except ValueError:
-        raise BadInput(f"Positions {q.shape} and velocities {v.shape} of a batch need the same leading axes.") from None
-    return np.broadcast_to(q, (*batch, model.nq)).copy(), np.broadcast_to(v, (*batch, model.nv)).copy()
-
-
-def checked_wrench(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
-    """A finite wrench (force [N], torque [Nm]) per body [..., nbody - 1, 6], as a new array."""
-    wrench = np.array(wrench, float)
-    expected = (*state.batch, model.nbody - 1, 6)
-    if wrench.shape != expected or not np.isfinite(wrench).all():
-        raise BadInput(
-            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
-        )
-    return wrench
-
-
-def settings_per_world(settings: Settings) -> dict[str, Array]:
-    """The settings that differ between the worlds of a batch, all of one length; delays are checked on the way."""
-    each = {name: np.asarray(value, float) for name, value in settings.items() if np.ndim(value) > 0}
-    sizes = {name: len(value) for name, value in each.items()}
-    if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
-    if address.TIMESTEP in each:
-        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
-    for name, value in settings.items():
-        if Address.parse(name).field == "delay" and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
-            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
-    return each
-
-
-def check_batch_size(n: int, settings: int) -> None:
-    """Raise `BadInput` where n worlds are stepped with settings for another number of them (0: any number)."""
-    if settings not in (0, n):
-        raise BadInput(f"This world holds {settings} settings per parameter, so it steps {settings} worlds, not {n}.")
-
-
-def check_finite(state: State, scene: str, engine: str, error: str = "") -> State:
-    """The state, or `Diverged` with the worlds that are not finite (all of them where only `error` says so)."""
-    if not error and not state.batch and is_small(state):
-        return state
-    if not error and all(np.abs(part).max(initial=0.0) < MAX_VALUE for part in (state.q, state.v)):
-        return state  # a number that is not finite is not smaller
-    finite = finite_worlds(state.q, state.v)
-    lost = np.flatnonzero(~finite.reshape(-1)) if not finite.all() else np.arange(finite.size)
-    q, v = state.q.copy(), state.v.copy()
-    q[~finite], v[~finite] = np.nan, np.nan
-    which = f"world {', '.join(str(i) for i in lost[:5])} of {finite.size}" if state.batch else "the simulation"
-    raise Diverged(
-        f"In scene {scene!r} {which} diverged in {engine} at t = {state.t:.4g} s{f' ({error})' if error else ''}; "
-        f"a smaller timestep, softer gains or valid masses may help.",
-        tuple(int(i) for i in lost),
-        State(state.t, q, v, state.hidden),
-    )
-
-
-def is_small(state: State) -> bool:
-    """Whether one world is certainly finite: its sum of squares says it in a tenth of the time of a look at each."""
-    return bool(state.q @ state.q + state.v @ state.v < MAX_VALUE**2)
-
-
-def finite_worlds(q: Array, v: Array) -> Array:
-    """Which worlds have finite positions and velocities [..., n] of a size that an engine can bear [...]."""
-    values = np.concatenate([q, v], axis=-1)
-    return np.asarray((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1))
 
 
 def check_support(model: mujoco.MjModel, engine: str) -> None:
@@ -317,23 +232,6 @@ class LinkTree:
         while self.links[link].parent != 0:
             link = self.links[link].parent
         return link
-
-
-J = TypeVar("J")
-
-
-@dataclass(slots=True, eq=False)
-class EngineModel(Generic[J]):
-    """The world of an engine and the handles of everything in it, by link and by joint."""
-
-    world: Any
-    tree: LinkTree
-    bodies: list[Any] = field(default_factory=list[Any])
-    """The engine's body of each link."""
-    axes: list[J] = field(default_factory=list[J])
-    """Hinges and slides."""
-    balls: list[J] = field(default_factory=list[J])
-    free: list[J] = field(default_factory=list[J])
 
 
 def link_tree(model: mujoco.MjModel) -> LinkTree:

@@ -1,8 +1,8 @@
 """Open a scene as a Simulator: an engine, the scene's actuator models and its delta-action model.
 
 This is the only place where a Simulator is made of a scene, so that measuring, tuning, running, evaluating and the twin
-all see what was tuned into it: parameters and delay (in `scene.toml`), actuator models (in `actuators.toml`) and the
-delta-action model (in `delta.npz`).
+all see what was tuned into it: parameters, delay and actuator models (in `scene.toml`) and the delta-action model (in
+`delta.npz`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from instep.core.errors import UnknownName, Unsupported
-from instep.core.param import Address
 from instep.core.world import Array, World
 from instep.scene.folder import Scene, SceneSimulator
 
-from .actuator_models import COUNT
-from .actuators import ACTUATORS_FILE, ActuatedWorld, read_actuators
+from .actuators import ActuatedWorld, actuator_models
 from .delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from .mujoco_world import MujocoWorld
 
-Engine = Literal["mujoco", "rapier", "dart", "warp"]
-ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "dart", "warp")
+Engine = Literal["mujoco", "rapier", "warp"]
+ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "warp")
 
 
 def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
@@ -44,28 +42,24 @@ def without_delta(
     """The same without the delta-action model, as tuning needs it: a delta belongs to the parameters it was learnt
     with."""
     scene = scene if isinstance(scene, Scene) else Scene.load(scene)
-    actuators = read_actuators(scene.root)
     if engine == "mujoco":
         world = MujocoWorld(scene, threads=threads or 0)
-        return ActuatedWorld(world, actuators) if actuators else world
+        names = tuple(scene.actuators)
+        return ActuatedWorld(world, scene.actuator_settings, names) if names else world
     if engine not in ENGINES:
         raise UnknownName("engine", engine, ENGINES)
-    if any(value != 0 and Address.parse(name).field != COUNT for name, value in actuators.items()):
+    if any(model.has_effect for model in actuator_models(scene)):
         raise Unsupported(
-            f"The engine {engine!r} has no actuator models, and scene {scene.name!r} has some in {ACTUATORS_FILE}; "
-            "run this scene in MuJoCo."
+            f"The engine {engine!r} has no actuator models, and scene {scene.name!r} names some under [actuators] of "
+            "its scene.toml; run this scene in MuJoCo."
         )
     if engine == "rapier":
         from .rapier_world import RapierWorld
 
         return RapierWorld(scene, threads=1 if threads is None else threads)
-    if engine == "warp":
-        from .warp_world import WarpWorld
+    from .warp_world import WarpWorld
 
-        return WarpWorld(scene)
-    from .dart_world import DartWorld
-
-    return DartWorld(scene)
+    return WarpWorld(scene)
 
 
 def scene_and_engine(spec: str) -> tuple[str, Engine]:

@@ -1,11 +1,4 @@
-"""MuJoCo as a Simulator: one world or many, stepped in one native call per control interval.
-
-One MuJoCo world that is stepped and described in one go: its next state, and its mass matrix and Jacobian there.
-
-MuJoCo computes mass matrix and poses of a state at the beginning of the step that leads away from it. Here they are
-computed at the end of the step that leads to it, handed out, and taken over by the next step where it goes on from
-there. What comes out depends on the arguments alone, bit by bit; only the time that it takes depends on the last call.
-"""
+"""MuJoCo as a Simulator: one world or many, stepped in one native call per control interval."""
 
 from __future__ import annotations
 
@@ -28,16 +21,23 @@ from instep.core.world import Array, Observation, Settings, Spec, State, Traject
 from instep.scene import address
 from instep.scene.folder import BodyDynamics, Scene
 
-from .engine_model import (
+from .world_batches import (
+    INPUTS,
+    ActuatorInputs,
+    ThreadChoice,
     check_batch_size,
     check_finite,
     checked_place,
     checked_wrench,
     finite_worlds,
+    input_channel,
+    inputs_of,
     is_small,
+    most_threads,
     settings_per_world,
+    switched,
+    tuned_batch,
 )
-from .world_batches import INPUTS, ActuatorInputs, ThreadChoice, input_channel, inputs_of, most_threads, switched
 
 KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
@@ -410,17 +410,6 @@ def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, di
     if abs(scene.dt / steps - model.opt.timestep) > 1e-12:
         single[address.TIMESTEP] = scene.dt / steps
     return (address.write(model, single) if single else model), steps, each
-
-
-def tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
-    """A native batch of n worlds, with the settings that differ between them written in."""
-    batch = mjbatch.Batch(model, n, threads or 0)
-    for name, values in each.items():
-        for target in address.targets(model, name):
-            batch.expand(target.field)[(slice(None), *target.index)] = target.factor * values
-    if each:
-        batch.set_const()
-    return batch
 
 
 def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:

@@ -24,7 +24,6 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass
 from .engine_model import (
     BALL,
     HINGE,
-    EngineModel,
     Link,
     LinkTree,
     PairFriction,
@@ -217,9 +216,17 @@ class RapierJoint:
 
 
 @dataclass(slots=True, eq=False)
-class RapierModel(EngineModel[RapierJoint]):
-    """A rapier world; a body is a rigid body."""
+class RapierModel:
+    """A rapier world and the handles of everything in it, by link and by joint."""
 
+    world: Any
+    tree: LinkTree
+    bodies: list[Any] = field(default_factory=list[Any])
+    """Rigid body of each link."""
+    axes: list[RapierJoint] = field(default_factory=list[RapierJoint])
+    """Hinges and slides."""
+    balls: list[RapierJoint] = field(default_factory=list[RapierJoint])
+    free: list[RapierJoint] = field(default_factory=list[RapierJoint])
     multibodies: list[Any] = field(default_factory=list[Any])
     """A joint handle of each multibody, from which the multibody is looked up."""
     inner_body: dict[int, Any] = field(default_factory=dict[int, Any])

@@ -1,6 +1,4 @@
-"""Base of the engines that step one world at a time: a model per variant, delayed commands, batches in a loop.
-
-Rapier as a Simulator: a second opinion on every scene, from an engine that shares no code with MuJoCo.
+"""Rapier as a Simulator: a second opinion on every scene, from an engine that shares no code with MuJoCo.
 
 It is built from the compiled MuJoCo model, so that joints, order, units and parameters are the same by construction.
 `docs/engines.md` says how each field of the model is mapped, and what is refused.
@@ -9,11 +7,11 @@ It is built from the compiled MuJoCo model, so that joints, order, units and par
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import mujoco
 import numpy as np
@@ -21,21 +19,11 @@ import rapier3d as rapier
 
 from instep.core.processes import usable_cores
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Settings, Spec, State, array_dataclass, frozen_dataclass
+from instep.core.world import Array, Observation, Settings, Spec, State, array_dataclass
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .engine_model import (
-    Pose,
-    check_batch_size,
-    check_finite,
-    check_params_support,
-    check_support,
-    checked_place,
-    checked_wrench,
-    rotate,
-    settings_per_world,
-)
+from .engine_model import Pose, check_params_support, check_support, rotate
 from .rapier_build import RapierJoint, RapierModel, build, isometry, refusing, triple
 from .rapier_joints import (
     ComputedTorques,
@@ -48,51 +36,69 @@ from .rapier_joints import (
     joint_motors,
     set_motors,
 )
+from .world_batches import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
+
+Triple: TypeAlias = tuple[float, float, float]
+T = TypeVar("T")
+KEY = "rapier"
+"""Snapshots, delayed commands and nudges are kept under this key."""
+MAX_LIVE_ENGINES = 512
+"""Number of engines kept in the state that they returned last."""
+DIGEST_BYTES = 16
+"""Length of the fingerprint of the model of a snapshot."""
 
 
-@frozen_dataclass
-class Stepped:
-    """One world after a step: positions, velocities and what the engine remembers of it."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rapier's state as bytes, and the fingerprint of its model.
 
-    q: Array
-    v: Array
-    memory: Any
-
-
-class SequentialWorld(ABC):
-    """A scene in an engine that steps one world at a time; the engine adds `_placed`, `_stepped` and `tuned`.
-
-    The engine's memory of a world, the commands on their way and the next nudge are kept in `State.hidden` under its
-    name.
+    Bytes alone would become text to NumPy, which drops zeros at their end.
     """
 
-    def __init__(self, scene: Scene | str | Path, settings: Settings | None, engine: str):
+    model: bytes
+    content: bytes
+
+
+class RapierWorld:
+    """A scene in rapier, one world after the other.
+
+    `step` depends on nothing but its arguments: rapier's whole state travels in `State.hidden` as bytes. A world that
+    returned a state also keeps the engine in it, which saves restoring the bytes; results are the same.
+    """
+
+    def __init__(self, scene: Scene | str | Path, *, threads: int = 1, settings: Settings | None = None):
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+        self.threads = threads
+        """Threads that step a batch; all cores where 0."""
         self.settings: Settings = dict(settings or {})
-        check_params_support(self.settings, engine)
-        self._engine_name = engine
-        self._variants = model_variants(self.scene, self.settings)
-        self._delays = tuple(command_delay(model, self._variants.steps) for model in self._variants.models)
-        self._past = max(delay.past for delay in self._delays)
+        check_params_support(self.settings, KEY)
+        models, self._steps, self._each = _variants(self.scene, self.settings)
+        self._setups = tuple(RapierSetup.of(model, self._steps) for model in models)
+        self._past = max(setup.past for setup in self._setups)
+        self._live: dict[int, tuple[Snapshot, RapierEngine]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.scene, self.threads, self.settings)
 
     @property
     def spec(self) -> Spec:
-        """The meaning of the numbers; the model's own sensors are MuJoCo's and are not read."""
+        """Description of the numbers; the model's own sensors are MuJoCo's and are not read."""
         return self.scene.spec
 
     @property
     def model(self) -> mujoco.MjModel:
         """The MuJoCo model it is built from (of the first world, where they differ); read it, do not change it."""
-        return self._variants.models[0]
+        return self._setups[0].model
 
     @property
     def substeps(self) -> int:
         """Physics steps per control step."""
-        return self._variants.steps
+        return self._steps
 
-    @abstractmethod
-    def tuned(self, settings: Settings) -> Self:
+    def tuned(self, settings: Settings) -> RapierWorld:
         """The same world with some parameters set; arrays hold one value per world of a batch."""
+        resolved = address.ordered(self.scene.model, settings)
+        return RapierWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
 
     def reset(self, seed: int = 0) -> State:
         """The initial state of the scene with this seed."""
@@ -100,50 +106,52 @@ class SequentialWorld(ABC):
         return self.place(q, v)
 
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities; `past` actions that are still on their way will arrive."""
+        """The state with these positions and velocities; `past` actions that are still delayed take effect later."""
         q, v = checked_place(self.model, q, v)
         batch = q.shape[:-1]
         flat_q, flat_v = q.reshape(-1, q.shape[-1]), v.reshape(-1, v.shape[-1])
-        # A batch placed in a world whose parameters differ per world is still placed where it has another size.
-        each = self._variants.each and len(flat_q) == len(self._variants.models)
-        placed = self._map(lambda i: self._placed(i if each else 0, flat_q[i], flat_v[i]), len(flat_q))
+        # A batch of another size than the settings is placed with the first model.
+        each = self._each and len(flat_q) == len(self._setups)
+
+        def placed(i: int) -> Snapshot:
+            return self._keep(RapierEngine.placed(self._setups[i if each else 0], flat_q[i], flat_v[i]))
+
         rest = self.scene.rest_action()
         given = np.zeros((*batch, 0, len(rest))) if past is None else np.asarray(past, float)
         hidden = {
-            "memory": self._stacked(placed, batch),
+            "memory": _stacked(self._map(placed, len(flat_q)), batch),
             "past": recent_actions(given, self._past, rest),
             "wrench": np.zeros((*batch, self.model.nbody - 1, 6)),
         }
-        return State(t, q, v, {self._engine_name: hidden})
+        return State(t, q, v, {KEY: hidden})
 
     def step(self, state: State, action: Array) -> State:
         """One control period later. Raises `Diverged` where the result is not finite."""
         action = checked_action(action, self.spec, state.batch)
-        own: dict[str, Array] = state.hidden[self._engine_name]
+        own: dict[str, Array] = state.hidden[KEY]
         n, batch = int(np.prod(state.batch)), state.batch
+        check_batch_size(n, len(self._setups) if self._each else 0)
         past = recent_actions(own["past"], self._past, self.scene.rest_action())
         q, v, wrench = state.q.reshape(n, -1), state.v.reshape(n, -1), own["wrench"].reshape(n, -1, 6)
-        memory = np.asarray(own["memory"])
-        memory = memory.reshape(n, *memory.shape[len(batch) :])
+        memory = np.asarray(own["memory"]).reshape(n)
         flat_past, flat_action = past.reshape(n, *past.shape[-2:]), action.reshape(n, -1)
 
-        def one(i: int) -> Stepped:
-            which = self._variants.index(i, n)
-            delay = self._delays[which]
-            commands = delay.arriving(flat_past[i, self._past - delay.past :], flat_action[i])
-            force = wrench[i] if wrench[i].any() else None
-            return self._stepped(which, Stepped(q[i], v[i], memory[i]), commands, force)
+        def stepped(i: int) -> tuple[Array, Array, Snapshot]:
+            setup = self._setups[i if self._each else 0]
+            engine = self._engine(setup, memory[i], q[i], v[i])
+            commands = setup.arriving(flat_past[i, self._past - setup.past :], flat_action[i])
+            with refusing("continue from this state"):
+                engine.run(setup.actuation.clipped(commands), wrench[i] if wrench[i].any() else None)
+            return *engine.read(), self._keep(engine)
 
-        done: list[Stepped] = self._map(one, n)
+        after_q, after_v, snapshots = zip(*self._map(stepped, n), strict=True)
         hidden = {
-            "memory": self._stacked([part.memory for part in done], batch),
+            "memory": _stacked(snapshots, batch),
             "past": recent_actions(np.concatenate([past, action[..., None, :]], axis=-2), self._past, action),
             "wrench": np.zeros((*batch, self.model.nbody - 1, 6)),
         }
-        after_q = np.stack([part.q for part in done]).reshape(state.q.shape)
-        after_v = np.stack([part.v for part in done]).reshape(state.v.shape)
-        after = State(state.t + self.spec.dt, after_q, after_v, {self._engine_name: hidden})
-        return check_finite(after, self.scene.name, self._engine_name)
+        q, v = np.stack(after_q).reshape(state.q.shape), np.stack(after_v).reshape(state.v.shape)
+        return check_finite(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, KEY)
 
     def observe(self, state: State) -> Observation:
         """The robot's joints and the objects' poses."""
@@ -151,78 +159,31 @@ class SequentialWorld(ABC):
 
     def nudge(self, state: State, wrench: Array) -> State:
         """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
-        own = {**state.hidden[self._engine_name], "wrench": checked_wrench(self.model, state, wrench)}
-        return state.with_hidden(self._engine_name, own)
+        own = {**state.hidden[KEY], "wrench": checked_wrench(self.model, state, wrench)}
+        return state.with_hidden(KEY, own)
 
-    @abstractmethod
-    def _placed(self, which: int, q: Array, v: Array) -> Any:
-        """What the engine remembers of a world of one variant at these positions and velocities."""
+    def _engine(self, setup: RapierSetup, snapshot: Snapshot, q: Array, v: Array) -> RapierEngine:
+        """An engine in a state: the live one, one restored, or one placed where the parameters differ."""
+        kept, engine = self._live.pop(id(snapshot), (None, None))
+        if kept is snapshot and engine is not None and engine.setup is setup:
+            return engine
+        if snapshot.model == setup.digest:
+            return RapierEngine(setup, snapshot.content)
+        return RapierEngine.placed(setup, q, v)
 
-    @abstractmethod
-    def _stepped(self, which: int, before: Stepped, commands: Array, wrench: Array | None) -> Stepped:
-        """A world of one variant after one physics step per row of commands [steps, nu]."""
+    def _keep(self, engine: RapierEngine) -> Snapshot:
+        snapshot = Snapshot(engine.setup.digest, engine.snapshot())
+        while len(self._live) >= MAX_LIVE_ENGINES:
+            self._live.pop(next(iter(self._live)), None)
+        self._live[id(snapshot)] = (snapshot, engine)
+        return snapshot
 
-    def _map(self, work: Callable[[int], Any], n: int) -> list[Any]:
-        return [work(i) for i in range(n)]
-
-    def _stacked(self, memories: Sequence[Any], batch: tuple[int, ...]) -> Array:
-        return np.stack(memories).reshape(*batch, *np.shape(memories[0]))
-
-
-@array_dataclass
-class ModelVariants:
-    """The models of a tuned scene: one, or one per world of a batch."""
-
-    models: tuple[mujoco.MjModel, ...]
-    steps: int
-    """Physics steps per control period."""
-    each: bool
-    """Whether there is one model per world."""
-
-    def index(self, world: int, of: int) -> int:
-        """Which model a world of a batch has."""
-        check_batch_size(of, len(self.models) if self.each else 0)
-        return world if self.each else 0
-
-
-def model_variants(scene: Scene, settings: Settings) -> ModelVariants:
-    """The scene's model with parameters set; arrays of values give a model per world."""
-    resolved = address.ordered(scene.model, settings)
-    each = settings_per_world(resolved)
-    steps = max(1, round(scene.dt / float(resolved.get(address.TIMESTEP) or scene.model.opt.timestep)))
-    shared = {name: float(value) for name, value in resolved.items() if name not in each}
-    shared[address.TIMESTEP] = scene.dt / steps
-    count = len(next(iter(each.values()), [0]))
-    rows = [{**shared, **{name: float(values[i]) for name, values in each.items()}} for i in range(count)]
-    return ModelVariants(tuple(address.write(scene.model, row) for row in rows), steps, bool(each))
-
-
-@array_dataclass
-class CommandDelay:
-    """Delay of commands: how many physics steps each takes to reach its actuator."""
-
-    delays: Array
-    """Delay of each actuator in physics steps [nu]."""
-    steps: int
-    """Physics steps per control period."""
-
-    @property
-    def past(self) -> int:
-        """How many past actions are still on their way."""
-        return int(-(-self.delays.max(initial=0) // self.steps))
-
-    def arriving(self, past: Array, action: Array) -> Array:
-        """What reaches the actuators in each physics step of a period [steps, nu], after `past` [past, nu]."""
-        if not self.past:
-            return np.broadcast_to(action, (self.steps, len(action)))
-        given = np.concatenate([past, action[None]])
-        when = np.arange(self.steps)[:, None] - self.delays
-        return given[self.past + when // self.steps, np.arange(len(action))]
-
-
-def command_delay(model: mujoco.MjModel, steps: int) -> CommandDelay:
-    """The delays of a model, each to the nearest physics step."""
-    return CommandDelay(np.rint(model.actuator_delay / model.opt.timestep).astype(int), steps)
+    def _map(self, work: Callable[[int], T], n: int) -> list[T]:
+        workers = min(n, self.threads or usable_cores())
+        if workers <= 1:
+            return [work(i) for i in range(n)]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(work, range(n), chunksize=-(-n // workers)))
 
 
 def recent_actions(past: Array, count: int, rest: Array) -> Array:
@@ -234,7 +195,26 @@ def recent_actions(past: Array, count: int, rest: Array) -> Array:
     return np.concatenate([np.repeat(filler, count - have, axis=-2), past], axis=-2)
 
 
-Triple: TypeAlias = tuple[float, float, float]
+def _variants(scene: Scene, settings: Settings) -> tuple[list[mujoco.MjModel], int, bool]:
+    """The scene's models with parameters set, physics steps per control period, and whether each world has its own."""
+    resolved = address.ordered(scene.model, settings)
+    each = settings_per_world(resolved)
+    steps = max(1, round(scene.dt / float(resolved.get(address.TIMESTEP) or scene.model.opt.timestep)))
+    shared = {name: float(value) for name, value in resolved.items() if name not in each}
+    shared[address.TIMESTEP] = scene.dt / steps
+    count = len(next(iter(each.values()), [0]))
+    rows = [{**shared, **{name: float(values[i]) for name, values in each.items()}} for i in range(count)]
+    return [address.write(scene.model, row) for row in rows], steps, bool(each)
+
+
+def _stacked(snapshots: Sequence[Snapshot], batch: tuple[int, ...]) -> Array:
+    out = np.empty(len(snapshots), object)
+    out[:] = snapshots
+    return out.reshape(batch)
+
+
+def _rebuilt(scene: Scene, threads: int, settings: Settings) -> RapierWorld:
+    return RapierWorld(scene, threads=threads, settings=settings)
 
 
 @array_dataclass
@@ -242,29 +222,48 @@ class RapierSetup:
     """How one model is built, actuated and read; worlds with that model share it."""
 
     model: mujoco.MjModel
+    digest: bytes
+    """Fingerprint of the model: a state of one model is not continued with the masses of another."""
     built: RapierModel
     actuation: JointActuation
     motors: tuple[JointMotor, ...]
     computed: ComputedTorques
     initial: bytes
     """The world with all joints at their reference and at rest."""
+    steps: int
+    """Physics steps per control period."""
+    delays: Array
+    """Delay of each actuator, to the nearest physics step [nu]."""
 
     @classmethod
-    def of(cls, model: mujoco.MjModel) -> Self:
+    def of(cls, model: mujoco.MjModel, steps: int) -> Self:
         """The setup of a model, or `Unsupported` if rapier lacks something it needs."""
-        check_support(model, "rapier")
+        check_support(model, KEY)
         with refusing("build this scene"):
-            return cls._built(model)
+            built, actuation, couplings = build(model), joint_actuation(model), joint_couplings(model)
+            motors = joint_motors(model, built, actuation, couplings.dofs)
+            set_motors(built, actuation, motors)
+            add_equalities(model, built)
+            add_joint_friction(model, built, actuation, motors)
+            computed = ComputedTorques.of(model, actuation, motors, couplings)
+            initial = built.world.snapshot()
+        mujoco.mj_saveModel(model, None, whole := np.empty(mujoco.mj_sizeModel(model), np.uint8))
+        digest = hashlib.blake2b(whole.tobytes(), digest_size=DIGEST_BYTES).digest()
+        delays = np.rint(model.actuator_delay / model.opt.timestep).astype(int)
+        return cls(model, digest, built, actuation, motors, computed, initial, steps, delays)
 
-    @classmethod
-    def _built(cls, model: mujoco.MjModel) -> Self:
-        built, actuation, couplings = build(model), joint_actuation(model), joint_couplings(model)
-        motors = joint_motors(model, built, actuation, couplings.dofs)
-        set_motors(built, actuation, motors)
-        add_equalities(model, built)
-        add_joint_friction(model, built, actuation, motors)
-        computed = ComputedTorques.of(model, actuation, motors, couplings)
-        return cls(model, built, actuation, motors, computed, built.world.snapshot())
+    @property
+    def past(self) -> int:
+        """Number of past actions that have not taken effect yet."""
+        return int(-(-self.delays.max(initial=0) // self.steps))
+
+    def arriving(self, past: Array, action: Array) -> Array:
+        """The commands of the actuators in each physics step of a period [steps, nu], after `past` [past, nu]."""
+        if not self.past:
+            return np.broadcast_to(action, (self.steps, len(action)))
+        given = np.concatenate([past, action[None]])
+        when = np.arange(self.steps)[:, None] - self.delays
+        return given[self.past + when // self.steps, np.arange(len(action))]
 
 
 class RapierEngine:
@@ -406,106 +405,3 @@ def _rotated(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
     a, b, c = vector
     tx, ty, tz = 2 * (y * c - z * b), 2 * (z * a - x * c), 2 * (x * b - y * a)
     return a + w * tx + y * tz - z * ty, b + w * ty + z * tx - x * tz, c + w * tz + x * ty - y * tx
-
-
-KEY = "rapier"
-"""Snapshot, delayed commands and the nudge of each world are kept under this key."""
-MAX_LIVE_ENGINES = 512
-"""How many engines are kept in the state they returned last."""
-DIGEST_BYTES = 16
-"""Length of the fingerprint of the model of a snapshot."""
-
-
-class Snapshot:
-    """Rapier's state as bytes, and the fingerprint of its model.
-
-    Bytes alone would become text to numpy, which drops zeros at their end.
-    """
-
-    __slots__ = ("bytes", "model")
-
-    def __init__(self, model: bytes, content: bytes):
-        self.model, self.bytes = model, content
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Snapshot) and (self.model, self.bytes) == (other.model, other.bytes)
-
-    def __hash__(self) -> int:
-        return hash((self.model, self.bytes))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Snapshot, (self.model, self.bytes)
-
-
-class RapierWorld(SequentialWorld):
-    """A scene in rapier.
-
-    `step` depends on nothing but its arguments: rapier's whole state travels in `State.hidden` as bytes. A world that
-    returned a state also keeps the engine that is in it, which saves restoring the bytes; results are the same.
-    """
-
-    def __init__(self, scene: Scene | str | Path, *, threads: int = 1, settings: Settings | None = None):
-        super().__init__(scene, settings, KEY)
-        self.threads = threads
-        """Threads a batch is stepped on; all cores where 0."""
-        self._setups = tuple(RapierSetup.of(model) for model in self._variants.models)
-        self._digests = tuple(_digest(model) for model in self._variants.models)
-        self._live: dict[int, tuple[Snapshot, RapierEngine]] = {}
-
-    def tuned(self, settings: Settings) -> RapierWorld:
-        """The same world with some parameters set; arrays hold one value per world of a batch."""
-        resolved = address.ordered(self.scene.model, settings)
-        return RapierWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.scene, self.threads, self.settings)
-
-    def _placed(self, which: int, q: Array, v: Array) -> Snapshot:
-        return self._keep(which, RapierEngine.placed(self._setups[which], q, v))
-
-    def _stepped(self, which: int, before: Stepped, commands: Array, wrench: Array | None) -> Stepped:
-        engine = self._engine(which, before)
-        with refusing("continue from this state"):
-            engine.run(self._setups[which].actuation.clipped(commands), wrench)
-        q, v = engine.read()
-        return Stepped(q, v, self._keep(which, engine))
-
-    def _engine(self, which: int, before: Stepped) -> RapierEngine:
-        """An engine in a state: the live one, one restored, or one placed where the parameters differ."""
-        snapshot: Snapshot = before.memory
-        kept, engine = self._live.pop(id(snapshot), (None, None))
-        setup = self._setups[which]
-        if kept is snapshot and engine is not None and engine.setup is setup:
-            return engine
-        if snapshot.model == self._digests[which]:
-            return RapierEngine(setup, snapshot.bytes)
-        return RapierEngine.placed(setup, before.q, before.v)
-
-    def _keep(self, which: int, engine: RapierEngine) -> Snapshot:
-        snapshot = Snapshot(self._digests[which], engine.snapshot())
-        while len(self._live) >= MAX_LIVE_ENGINES:
-            self._live.pop(next(iter(self._live)), None)
-        self._live[id(snapshot)] = (snapshot, engine)
-        return snapshot
-
-    def _map(self, work: Callable[[int], Any], n: int) -> list[Any]:
-        workers = min(n, self.threads or usable_cores())
-        if workers <= 1:
-            return super()._map(work, n)
-        with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(work, range(n), chunksize=-(-n // workers)))
-
-    def _stacked(self, memories: Sequence[Any], batch: tuple[int, ...]) -> Array:
-        out = np.empty(len(memories), object)
-        out[:] = memories
-        return out.reshape(batch)
-
-
-def _rebuilt(scene: Scene, threads: int, settings: Settings) -> RapierWorld:
-    return RapierWorld(scene, threads=threads, settings=settings)
-
-
-def _digest(model: mujoco.MjModel) -> bytes:
-    """A fingerprint of a model, so that a state of one is not continued with the masses of another."""
-    mujoco.mj_saveModel(model, None, whole := np.empty(mujoco.mj_sizeModel(model), np.uint8))
-    return hashlib.blake2b(whole.tobytes(), digest_size=DIGEST_BYTES).digest()

@@ -30,9 +30,8 @@ from instep.core.world import Array, Observation, Settings, Spec, State, Traject
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .engine_model import check_batch_size, check_finite, finite_worlds
 from .mujoco_world import KEY, SENSORS, MujocoWorld
-from .world_batches import INPUTS
+from .world_batches import INPUTS, check_batch_size, check_finite, finite_worlds
 
 _log = logging.getLogger(__name__)
 ROWS = int(mujoco.mjtState.mjSTATE_INTEGRATION)

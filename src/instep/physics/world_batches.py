@@ -1,13 +1,11 @@
-"""How many threads step a batch, chosen by measuring.
+"""Batches of worlds: threads, sizes, finite results, and inputs of actuators beside their commands.
 
-All threads wait for each other after every native call. On cores that other programs use too, one of them is late most
-of the time, and a single thread may be faster than two. Results do not depend on the number of threads.
-
-Inputs of actuators beside their commands: motors that are switched off, and servos at another gain.
+All threads wait for each other after every native call, so a single thread can be faster than two on cores that other
+programs use. The number of threads is therefore chosen by measuring; results do not depend on it.
 
 A recording whose motors were switched off, or whose gains changed, holds them in its column `inputs`, labelled
 `elbow.enable` and `elbow.gain`. A MuJoCo world takes these numbers through `switch`, for one control step. `enable`
-scales the whole force of an actuator, so that 0 disconnects it; `gain` scales the stiffness of a position servo alone.
+scales the whole force of an actuator; `gain` scales the stiffness of a position servo alone.
 """
 
 from __future__ import annotations
@@ -18,9 +16,11 @@ import mujoco
 import numpy as np
 from mujoco import batch as mjbatch
 
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, Diverged
+from instep.core.param import Address
 from instep.core.processes import usable_cores
-from instep.core.world import Array, Channel, Spec, State, vector
+from instep.core.world import Array, Channel, Settings, Spec, State, vector
+from instep.scene import address
 
 STEPS_PER_THREAD = 32
 """Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
@@ -35,7 +35,7 @@ class ThreadChoice:
 
     def __init__(self, most: int):
         self._lock = threading.Lock()
-        self._times: dict[int, float | None] = dict.fromkeys(_numbers(most))
+        self._times: dict[int, float | None] = dict.fromkeys(most >> k for k in range(most.bit_length()))
         self._total = self._tried = 0.0
         self._turn = 0
 
@@ -76,14 +76,6 @@ def most_threads(worlds: int, steps: int) -> int:
     return max(1, min(usable_cores(), worlds, worlds * steps // STEPS_PER_THREAD))
 
 
-def _numbers(most: int) -> list[int]:
-    """Most, half of it, and so on down to one."""
-    found = [most]
-    while found[-1] > 1:
-        found.append(found[-1] // 2)
-    return found
-
-
 ENABLE = ".enable"
 """Suffix of the input that switches an actuator off (0) and on (1)."""
 GAIN = ".gain"
@@ -98,7 +90,8 @@ _NO_BIAS, _AFFINE = int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_A
 def input_channel(model: mujoco.MjModel) -> Channel:
     """The inputs a model's actuators take: `enable` of each, and `gain` of each position servo."""
     names = [model.actuator(a).name for a in range(model.nu)]
-    servos = [name for a, name in enumerate(names) if _is_servo(model, a)]
+    affine = (model.actuator_gaintype == _FIXED) & (model.actuator_biastype == _AFFINE)
+    servos = [names[a] for a in np.flatnonzero(affine & (model.actuator_biasprm[:, 1] != 0))]
     return vector([*(name + ENABLE for name in names), *(name + GAIN for name in servos)], "1")
 
 
@@ -126,6 +119,8 @@ class ActuatorInputs:
         names = [model.actuator(a).name for a in range(model.nu)]
         self._enable = [(labels.index(n + ENABLE), a) for a, n in enumerate(names) if n + ENABLE in labels]
         self._gain = [(labels.index(n + GAIN), a) for a, n in enumerate(names) if n + GAIN in labels]
+        linear_gain = np.isin(model.actuator_gaintype, (_FIXED, _AFFINE_GAIN))
+        self._linear = linear_gain & np.isin(model.actuator_biastype, (_NO_BIAS, _AFFINE))
         self._base: dict[str, Array] = {}
         self._changed = False
 
@@ -146,19 +141,98 @@ class ActuatorInputs:
             bias[:, a, 1] *= values[:, column]
         for column, a in self._enable:
             share = values[:, column, None]
-            if _is_affine(self._batch.model, a):
+            if self._linear[a]:
                 gain[:, a] *= share
                 bias[:, a] *= share
             else:  # parameters of a muscle or a motor cannot be zero, so the transmission is disconnected
                 gear[:, a] *= share
 
 
-def _is_affine(model: mujoco.MjModel, a: int) -> bool:
-    """Whether the force of an actuator is linear in its gain and bias parameters."""
-    return model.actuator_gaintype[a] in (_FIXED, _AFFINE_GAIN) and model.actuator_biastype[a] in (_NO_BIAS, _AFFINE)
+MAX_VALUE = 1e10
+"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
 
 
-def _is_servo(model: mujoco.MjModel, a: int) -> bool:
-    """Whether an actuator is a position servo."""
-    affine = model.actuator_gaintype[a] == _FIXED and model.actuator_biastype[a] == _AFFINE
-    return bool(affine and model.actuator_biasprm[a, 1] != 0)
+def checked_place(model: mujoco.MjModel, q: Array, v: Array) -> tuple[Array, Array]:
+    """Positions and velocities of the right size, as new arrays that share their leading axes."""
+    q, v = np.asarray(q, float), np.asarray(v, float)
+    if q.shape[-1:] != (model.nq,) or v.shape[-1:] != (model.nv,):
+        raise BadInput(
+            f"A state of this scene has {model.nq} positions and {model.nv} velocities, not {q.shape} and {v.shape}."
+        )
+    try:
+        batch = np.broadcast_shapes(q.shape[:-1], v.shape[:-1])
+    except ValueError:
+        raise BadInput(f"Positions {q.shape} and velocities {v.shape} of a batch need the same leading axes.") from None
+    return np.broadcast_to(q, (*batch, model.nq)).copy(), np.broadcast_to(v, (*batch, model.nv)).copy()
+
+
+def checked_wrench(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
+    """A finite wrench (force [N], torque [Nm]) per body [..., nbody - 1, 6], as a new array."""
+    wrench = np.array(wrench, float)
+    expected = (*state.batch, model.nbody - 1, 6)
+    if wrench.shape != expected or not np.isfinite(wrench).all():
+        raise BadInput(
+            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
+        )
+    return wrench
+
+
+def settings_per_world(settings: Settings) -> dict[str, Array]:
+    """The settings that differ between the worlds of a batch, all of one length; delays are checked on the way."""
+    each = {name: np.asarray(value, float) for name, value in settings.items() if np.ndim(value) > 0}
+    sizes = {name: len(value) for name, value in each.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
+    if address.TIMESTEP in each:
+        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
+    for name, value in settings.items():
+        if Address.parse(name).field == "delay" and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
+            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
+    return each
+
+
+def check_batch_size(n: int, settings: int) -> None:
+    """Raise `BadInput` where n worlds are stepped with settings for another number of them (0: any number)."""
+    if settings not in (0, n):
+        raise BadInput(f"This world holds {settings} settings per parameter, so it steps {settings} worlds, not {n}.")
+
+
+def check_finite(state: State, scene: str, engine: str, error: str = "") -> State:
+    """The state, or `Diverged` with the worlds that are not finite (all of them where only `error` says so)."""
+    if not error and not state.batch and is_small(state):
+        return state
+    if not error and all(np.abs(part).max(initial=0.0) < MAX_VALUE for part in (state.q, state.v)):
+        return state  # a number that is not finite is not smaller
+    finite = finite_worlds(state.q, state.v)
+    lost = np.flatnonzero(~finite.reshape(-1)) if not finite.all() else np.arange(finite.size)
+    q, v = state.q.copy(), state.v.copy()
+    q[~finite], v[~finite] = np.nan, np.nan
+    which = f"world {', '.join(str(i) for i in lost[:5])} of {finite.size}" if state.batch else "the simulation"
+    raise Diverged(
+        f"In scene {scene!r} {which} diverged in {engine} at t = {state.t:.4g} s{f' ({error})' if error else ''}; "
+        f"a smaller timestep, softer gains or valid masses may help.",
+        tuple(int(i) for i in lost),
+        State(state.t, q, v, state.hidden),
+    )
+
+
+def is_small(state: State) -> bool:
+    """Whether one world is certainly finite: its sum of squares says it in a tenth of the time of a look at each."""
+    return bool(state.q @ state.q + state.v @ state.v < MAX_VALUE**2)
+
+
+def finite_worlds(q: Array, v: Array) -> Array:
+    """Which worlds have finite positions and velocities [..., n] of a size that an engine can bear [...]."""
+    values = np.concatenate([q, v], axis=-1)
+    return np.asarray((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1))
+
+
+def tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
+    """A native batch of n worlds, with the settings that differ between them written in."""
+    batch = mjbatch.Batch(model, n, threads or 0)
+    for name, values in each.items():
+        for target in address.targets(model, name):
+            batch.expand(target.field)[(slice(None), *target.index)] = target.factor * values
+    if each:
+        batch.set_const()
+    return batch

@@ -65,6 +65,7 @@ _MOTION = Entry(
 _SCHEMA: Mapping[str, Entry] = {
     "about": ANY_TEXT, "model": TEXT, "rate": POSITIVE, "source": ANY_TEXT, "robot": TABLE, "objects": TABLE,
     "start": TABLE, "cameras": table_of(TABLE), "params": table_of(RANGE), "settings": table_of(NUMBER), "task": TABLE,
+    "actuators": table_of(table_of(NUMBER)), "inputs": table_of(TEXT),
 }  # fmt: skip
 """Entries of scene.toml; those of its tables:"""
 _PARTS: Mapping[str, Mapping[str, Entry]] = {
@@ -105,6 +106,10 @@ class Scene:
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
     motion_limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`velocity`, `acceleration` and `jerk` of the robot's commands, each one number or by action label."""
+    actuators: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    """Parameters of actuator models by address, under the name of the model."""
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Metadata field of a recording that holds an action which is not among its columns, by action label."""
     jointed: tuple[str, ...] = ()
     """Bodies on a hinge or slide that no motor drives, such as drawers and lids, which a twin finds in images."""
     _delayed: list[mujoco.MjModel] = field(default_factory=list[mujoco.MjModel], init=False, repr=False)
@@ -119,6 +124,11 @@ class Scene:
     def dt(self) -> float:
         """Control period [s]."""
         return self.reader.spec.dt
+
+    @property
+    def actuator_settings(self) -> dict[str, float]:
+        """The parameters of all actuator models by address."""
+        return {name: float(value) for table in self.actuators.values() for name, value in table.items()}
 
     @classmethod
     def load(cls, where: str | Path) -> Scene:
@@ -325,7 +335,7 @@ def _from_folder(root: Path) -> Scene:
     return Scene(
         root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, initial,
         table.get("params", {}), settings, table.get("task", {}), table.get("robot", {}).get("limits", {}),
-        jointed,
+        table.get("actuators", {}), table.get("inputs", {}), jointed,
     )  # fmt: skip
 
 
@@ -406,15 +416,21 @@ def write_scene_table(path: Path, scene: Scene, about: str = "", *, cameras: Seq
     path.write_text(tomlkit.dumps(table), encoding="utf-8")
 
 
-def write_settings(path: Path, settings: Mapping[str, float]) -> None:
-    """Replace the `[settings]` of a TOML file, which is made where it is missing; all else stays as it is.
+def write_settings(path: Path, settings: Mapping[str, float], *where: str) -> None:
+    """Replace a table of a TOML file (default `[settings]`); all else stays as it is, comments included.
 
-    Comments stay too, also those beside a setting that keeps its name.
+    The file and the table are made where they are missing. `where` are the names of a nested table.
     """
     import tomlkit
 
-    table: Any = commented_table(path) if path.is_file() else tomlkit.document()
-    before, new = table.get("settings"), tomlkit.table()
+    document: Any = commented_table(path) if path.is_file() else tomlkit.document()
+    *outer, last = where or ("settings",)
+    table = document
+    for name in outer:
+        if name not in table:
+            table.add(name, tomlkit.table(is_super_table=True))
+        table = table[name]
+    before, new = table.get(last), tomlkit.table()
     body: list[tuple[Any, Any]] = list(before.value.body) if before is not None else []
     # What follows the last setting belongs to the next table.
     end = max((i + 1 for i, (key, _) in enumerate(body) if key is not None), default=0)
@@ -432,10 +448,10 @@ def write_settings(path: Path, settings: Mapping[str, float]) -> None:
     for _, item in body[end:]:
         new.add(item)
     if before is not None:
-        table["settings"] = new
+        table[last] = new
     else:
-        table.add("settings", new)
-    path.write_text(tomlkit.dumps(table), encoding="utf-8")
+        table.add(last, new)
+    path.write_text(tomlkit.dumps(document), encoding="utf-8")
 
 
 def commented_table(path: Path) -> Any:

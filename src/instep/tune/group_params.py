@@ -20,7 +20,6 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.reading import read_json_table
 from instep.core.world import Array, Observation, Settings, Spec, State, SwitchedSimulator, vector
-from instep.physics.actuators import read_actuators
 from instep.physics.engines import open_world
 from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 
@@ -185,7 +184,7 @@ def open_written(folder: Path) -> SceneSimulator:
     grouped = GroupedWorld(world, made["names"])
     for group in grouped.groups:
         scene = Scene.load(folder / GROUP_FOLDER / group)
-        values = {**scene.settings, **read_actuators(scene.root)}
+        values = {**scene.settings, **scene.actuator_settings}
         grouped = grouped.tuned({f"{address}@{group}": values[address] for address in made["own"]})
     return grouped
 

@@ -35,7 +35,7 @@ from instep.core.errors import BadInput, MissingExtra
 from instep.core.param import Address
 from instep.core.reading import parsing, read_file, read_json_table
 from instep.core.world import frozen_dataclass
-from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_actuators
+from instep.physics.actuators import owner_of, write_actuators
 from instep.physics.delta_model import DELTA_FILE
 from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene, write_scene_table, write_settings
@@ -56,11 +56,11 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     The folder is complete: it loads anywhere, and taking the settings out again gives the old scene back.
     """
     copy_scene(scene, out)
-    own = {name: value for name, value in settings.items() if is_actuator_param(scene.model, name)}
+    own = {name: value for name, value in settings.items() if owner_of(scene, name)}
     rest = {name: value for name, value in settings.items() if name not in own}
     merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
     if own:
-        write_settings(out / ACTUATORS_FILE, {**read_actuators(scene.root), **own})
+        write_actuators(out / SCENE_FILE, scene, own)
     write_settings(out / SCENE_FILE, merged)
     record = {
         "instep": __version__,
@@ -246,15 +246,15 @@ class ExportedFile:
 
 def all_settings(scene: Scene, settings: Mapping[str, float]) -> dict[str, float]:
     """The settings of a scene and of its actuator models, with others added; patterns are resolved."""
-    merged = {**scene.settings, **read_actuators(scene.root), **settings}
-    own = {name: float(value) for name, value in merged.items() if is_actuator_param(scene.model, name)}
+    merged = {**scene.settings, **scene.actuator_settings, **settings}
+    own = {name: float(value) for name, value in merged.items() if owner_of(scene, name)}
     rest = {name: value for name, value in merged.items() if name not in own}
     return {**{name: float(value) for name, value in address.ordered(scene.model, rest).items()}, **own}
 
 
 def tuned_model(scene: Scene, settings: Mapping[str, float]) -> mujoco.MjModel:
     """The compiled model with those settings that are parameters of it, native delays included."""
-    plain = {name: value for name, value in settings.items() if not is_actuator_param(scene.model, name)}
+    plain = {name: value for name, value in settings.items() if not owner_of(scene, name)}
     history = address.LONGEST_DELAY if address.needs_memory(plain) else 0.0
     return address.write(compile_model(scene.source, history=history), plain)
 
@@ -263,7 +263,7 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Expor
     """The scene as one MJCF file with the settings written in as numbers, and the meshes and textures beside it."""
     settings = all_settings(scene, settings)
     model = tuned_model(scene, settings)
-    notes = [name for name in settings if is_actuator_param(model, name)]
+    notes = [name for name in settings if owner_of(scene, name)]
     _save_mjcf(path, scene, settings, model, notes)
     # MuJoCo does not write every field of a model back; what a reader would not find becomes a note.
     back = address.read(_opened(path, scene), [name for name in settings if name not in notes])
@@ -298,7 +298,7 @@ def _save_mjcf(
     for name in notes:
         spec.add_numeric(name=f"instep:{name}", data=[settings[name]], size=1)
     fresh = mujoco.MjModel.from_xml_string(spec.to_xml(), dict(scene.source.files))
-    plain = [name for name in settings if not is_actuator_param(model, name)]
+    plain = [name for name in settings if not owner_of(scene, name)]
     changed = {target.field for name in plain for target in address.targets(model, name)}
     for field in sorted({*changed, *DEPENDENT_FIELDS} - {*DELAY_FIELDS}):
         if field.startswith("opt."):

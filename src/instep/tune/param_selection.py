@@ -14,7 +14,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
 from instep.core.poses import matrix_from_quat
 from instep.core.world import frozen_dataclass
-from instep.physics.actuator_models import TERMS
+from instep.physics.actuator_models import FRICTION
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -262,7 +262,7 @@ class _Selected:
             ),
             values["frictionloss"] or 1e-3 * strength,
         )
-        self.add_models(*(f"joint.{joint}.{term}" for term in TERMS))
+        self.add_models(*(f"joint.{joint}.{term}" for term in FRICTION))
         if held or not self.add_link(joint, values["armature"]):
             self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.003, 20.0), "kg m2")
         if values["frictionloss"] == 0:

@@ -33,7 +33,7 @@ from instep.gap.torque_gap import (
     torque_runs,
     torque_scores,
 )
-from instep.physics.actuators import ACTUATORS_FILE, read_actuators
+from instep.physics.actuators import write_actuators
 from instep.physics.inverse_dynamics import body_inertia, inertial_parameters, rigid_groups, with_inertial_parameters
 from instep.report.page import HtmlReport, write_html
 from instep.report.plots import matplotlib_figure
@@ -389,7 +389,7 @@ def write_torque_scene(scene: Scene, changes: TorqueChanges, out: Path, provenan
     """Write a copy of the scene with the changes, and return it as opened again from disk.
 
     Masses, centres of mass and full inertias are written into the model file, friction, damping and rotor inertia into
-    `[settings]`, load-dependent friction into `actuators.toml`, and sensor offsets into `torque_sensors.toml`, which
+    `[settings]`, load-dependent friction into `[actuators]`, and sensor offsets into `torque_sensors.toml`, which
     `instep gap --torque` reads.
     """
     copy_scene(scene, out)
@@ -405,7 +405,7 @@ def write_torque_scene(scene: Scene, changes: TorqueChanges, out: Path, provenan
     plain = {k: v for k, v in changes.settings.items() if k not in loads and not k.startswith("option.gravity_")}
     write_settings(out / SCENE_FILE, {**kept, **plain})
     if loads:
-        write_settings(out / ACTUATORS_FILE, {**read_actuators(scene.root), **loads})
+        write_actuators(out / SCENE_FILE, scene, loads)
     write_settings(out / OFFSETS_FILE, changes.offsets)
     record = {
         "instep": __version__,
