@@ -18,20 +18,19 @@ from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State, array_dataclass
+from instep.lab.visual_forces import ForceOptions, VisualForces
 from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import (
     CameraRig,
     Correction,
-    ForceOptions,
     JointBlend,
     NoCorrection,
     PoseFilter,
     RefinedRig,
     Twin,
     TwinOptions,
-    VisualForces,
     block_median,
     recorded_rig,
     refine_rig,
@@ -187,7 +186,7 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, RefinedRig]) -> 
         return []
     parked = parked_joints(scene)
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
-    options = TwinOptions(correct=kinds[name])  # type: ignore[arg-type]
+    options = TwinOptions(correct=kinds[name])
     outlines = {scene.objects[0]: prepared.refined.outline}
     how = correction_of(scene, prepared.rig, options, outlines=outlines, joints_known=False)
     twin = Twin(open_world(scene), Recording(episode), how, blend=JointBlend(park=parked))

@@ -25,30 +25,25 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, RenderedImage, plain_backdrop, psnr
+from instep.splat.image import RenderedImage, plain_backdrop, psnr
 from instep.splat.raster import reference
 from instep.splat.raster.gradients import ImageGradient
-from instep.splat.raster.pose_normals import TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
 from splat_scenes import STILL, camera, table_arm_and_tee
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
-"""Where the real T-block is searched, as `pusht`."""
 BARS = {5_000: 4.0, 20_000: 8.0, 100_000: 20.0}
 """Longest time of an image [ms], by the number of Gaussians."""
 PARTS = ("means", "quats", "scales", "opacities", "sh")
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
-    """Forward and backward against bars and the peer, exactness, the pose Jacobian of a real body, and the compile."""
+    """Forward and backward against goals and the peer, exactness, and the time to compile."""
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     seconds = 0.5 if quick else 8.0
     rows: list[Row] = []
     for n in (5_000,) if quick else BARS:
         rows += _of_size(n, seconds)
     rows.append(_finite_differences())
-    rows += _tee(seconds)
     rows += _first_start()
     return rows
 
@@ -72,8 +67,7 @@ def _of_size(n: int, seconds: float) -> list[Row]:
             at_least=45.0,
         ),
     ]
-    rows += _against_torch(what, gaussians, eye, forward, both)
-    return rows + (_against_newton(what, gaussians, eye, forward) if n <= 5_000 else [])
+    return [*rows, *_against_torch(what, gaussians, eye, forward, both)]
 
 
 def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: float) -> tuple[Row, Row]:
@@ -146,23 +140,6 @@ def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, b
     return rows
 
 
-def _against_newton(what: str, gaussians: Gaussians, eye: Camera, forward: Row) -> list[Row]:
-    """newton's ray-traced camera on the CPU, with its own settings; nothing where newton is not installed."""
-    try:
-        from raster_newton import newton_camera
-    except ImportError:
-        print("newton is not installed: no second peer")
-        return []
-    draw = newton_camera(gaussians, eye)
-    alike = psnr(draw(), Rasterizer(gaussians).render(eye, STILL).colour)
-    timed = _timed(f"{what}: newton's camera on the CPU, forward, its default settings", draw, 1.0, least=3)
-    return [
-        timed,
-        row(f"{what}: PSNR of newton's image against ours", alike, "dB"),
-        row(f"{what}: newton / instep, forward", timed["value"] / forward["value"], "x", at_least=3.0),
-    ]
-
-
 def _best_of_threads(name: str, job: Callable[[], Any]) -> Row:
     """The peer on one thread and on all, whichever is faster: on a busy machine its threads wait for each other."""
     import torch
@@ -197,47 +174,6 @@ def _finite_differences() -> Row:
             numeric[i] = (ends[0] - ends[1]) / (2 * step)
         worst = max(worst, _relative(np.asarray(getattr(ours, part)).reshape(-1), numeric))
     return row("gradients against finite differences, largest difference / largest", worst, at_most=1e-3)
-
-
-def _tee(seconds: float) -> list[Row]:
-    """The normal equations of the pose of the real T-block, three cameras, in its region of each image."""
-    from instep.splat.capture import load_capture
-
-    folder = next((place / "pusht" for place in RECORDINGS if (place / "pusht").is_dir()), None)
-    if folder is None:
-        print("no recording of the T-block: its pose Jacobian is not measured")
-        return []
-    from instep.core.poses import pose
-
-    capture = load_capture(folder)
-    body = capture.bodies[0]
-    raster, where = Rasterizer(body.gaussians), pose(body.world_from_body)[None]
-    views, pixels = [], 0
-    for shot in capture.recordings:
-        frame = np.asarray(shot.images[0]).astype(np.float32) / np.float32(255.0)
-        region = _around(raster.render(shot.camera, where).alpha)
-        behind = Backdrop(frame, np.full(frame.shape[:2], np.inf, np.float32))
-        views.append(TargetImage(shot.camera, frame, None, behind, region))
-        pixels += (region[2] - region[0]) * (region[3] - region[1])
-    name = f"pose Jacobian of the T-block, {len(body.gaussians)} Gaussians, {len(views)} cameras 480x270"
-    rows = [
-        _timed(name, lambda: pose_normals(raster, views, where, raster.gaussians.names), seconds, 4.0),
-        row("T-block: pixels in its regions of interest", pixels, ""),
-    ]
-    parts = pose_normals(raster, views, where, raster.gaussians.names)
-    eigen = np.linalg.eigvalsh(np.sum([part.information[0] for part in parts], axis=0))
-    rows.append(row("T-block: least / largest eigenvalue of its information", eigen[0] / eigen[-1], ""))
-    return rows
-
-
-def _around(alpha: Array, margin: int = 6) -> tuple[int, int, int, int]:
-    """The rectangle around what is rendered, with a margin for what it may do next [pixels]."""
-    rows, columns = np.nonzero(alpha > 0.05)
-    height, width = alpha.shape
-    return (
-        max(0, int(columns.min()) - margin), max(0, int(rows.min()) - margin),
-        min(width, int(columns.max()) + 1 + margin), min(height, int(rows.max()) + 1 + margin),
-    )  # fmt: skip
 
 
 _START = """

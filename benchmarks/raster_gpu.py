@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,8 +19,6 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import RenderedImage
-from instep.splat.raster import cuda as gpu
-from instep.splat.raster import gradients
 from instep.splat.raster.fused import FusedRasterizer, PixelTensors
 from instep.splat.raster.fused_kernels import RenderChannels
 from instep.splat.raster.gradients import ImageGradient
@@ -29,241 +26,237 @@ from instep.splat.raster.rasterizer import Rasterizer
 from pusht_images import image_policy_rows
 from splat_scenes import STILL, camera, table_arm_and_tee
 
-COUNT, TEE = 5_498, 498
 WORKLOADS = ((4096, 64, 48, 5_000, 6.0), (4096, 128, 96, 5_000, 5.0), (512, 320, 240, 20_000, 3.5))
-"""Cameras, width, height, Gaussians, and how many times faster than gsplat is wanted."""
-PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
+"""Cameras, width, height, Gaussians, and the wanted speed over gsplat."""
 POSED = ((1024, 84, 84, 5_000, 3.0), (1024, 96, 96, 5_000, 3.0))
-"""Worlds with poses of their own, width, height, Gaussians, and how many times faster than gsplat is wanted."""
+"""Worlds with poses of their own, width, height, Gaussians, and the wanted speed over gsplat."""
 CPU_CAMERAS = 16
+COUNT, TEE = 5_498, 498
+PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
-    """Agreement first, then times; `out` receives nothing but what the rows say."""
-    gaussians = table_arm_and_tee(COUNT, tee=TEE)
-    cameras = [camera(f"eye {i}", 480, 270, around=1.3 * i) for i in range(3)]
-    repeats = 10 if quick else 100
+    """Times and agreement of images and gradients; fits; a policy from images."""
     many = 3 if quick else 20
-    fused = [row for workload in WORKLOADS for row in _many_images(*workload, many)]
-    fused += [row for workload in POSED for row in _posed_worlds(*workload, many)]
-    fused += [*_harmonics(many), *_differentiated(gaussians, cameras, repeats)]
-    fused += fitting_rows(1 if quick else 3)
-    fused += image_policy_rows(5 if quick else 30)
-    if find_spec("gsplat") is None:
-        return fused
-    return [*fused, *_agreement(gaussians, cameras), *_times(gaussians, cameras, repeats)]
+    rows = [one for workload in WORKLOADS for one in _many_images(*workload, many)]
+    rows += [one for workload in POSED for one in _posed_worlds(*workload, many)]
+    rows += [*_harmonics(many), *_differentiated(10 if quick else 100), *_agreement()]
+    return [*rows, *fitting_rows(1 if quick else 3), *image_policy_rows(5 if quick else 30)]
 
 
 def _many_images(count: int, width: int, height: int, n: int, wanted: float, repeats: int) -> list[Row]:
-    """Every camera on a circle around the scene, forward only: time, agreement, memory."""
-    import torch
-
-    gaussians = table_arm_and_tee(n)
-    cameras = _circle(count, width, height)
-    fused, what = FusedRasterizer(gaussians), f"{count} x {width}x{height}, {n} Gaussians"
+    """Every camera on a circle around the scene, forward only."""
+    gaussians, cameras = table_arm_and_tee(n), _circle(count, width, height)
+    fused, cpu, what = FusedRasterizer(gaussians), Rasterizer(gaussians), f"{count} x {width}x{height}, {n} Gaussians"
     views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
-    shown, memory = _peak(lambda: fused.render_worlds(views, poses).colour[0])
-    same = bool((shown == fused.render_worlds(views, poses).colour[0]).all())
-    cpu, chosen = Rasterizer(gaussians), range(0, count, count // CPU_CAMERAS)
-    pairs = [(shown[i].cpu().numpy(), cpu.render(cameras[i], STILL).colour) for i in chosen]
-    ours = _device_time(lambda: fused.render_worlds(views, poses), repeats)
-    rows = [
-        row(f"ours, forward, {what}", ours),
-        row(f"ours, memory, {what}", memory, "MiB"),
+
+    def ours() -> Any:
+        return fused.render_worlds(views, poses).colour[0]
+
+    shown = ours()
+    pairs = [(shown[i].cpu().numpy(), cpu.render(cameras[i], STILL).colour) for i in range(0, count, count // 16)]
+    return [
         row(f"ours, PSNR to the CPU, {what}", min(_psnr(a, b) for a, b in pairs), "dB", at_least=45.0),
         row(f"ours, largest colour difference to the CPU, {what}", max(_apart(a, b) for a, b in pairs), at_most=1e-2),
-        row(f"ours, identical on repeat, {what}", float(same), at_least=1.0),
-    ]
-    if find_spec("gsplat") is None:
-        return rows
-    render = _forward_gsplat(gaussians, cameras)
-    with torch.no_grad():
-        theirs_shown, theirs_memory = _peak(render)
-        theirs = _device_time(render, repeats)
-    apart = (theirs_shown - shown).abs()
-    return [
-        *rows,
-        row(f"gsplat, forward, {what}", theirs),
-        row(f"gsplat, memory, {what}", theirs_memory, "MiB"),
-        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x", at_least=wanted),
-        row(f"memory, ours / gsplat, {what}", memory / theirs_memory, at_most=0.5),
-        row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
-        row(f"PSNR to gsplat, {what}", float(-10 * torch.log10((apart**2).mean())), "dB", at_least=45.0),
+        row(f"ours, identical on repeat, {what}", float(bool((shown == ours()).all())), at_least=1.0),
+        *_beside(what, ours, _forward_gsplat(gaussians, cameras), wanted, repeats),
     ]
 
 
 def _posed_worlds(worlds: int, width: int, height: int, n: int, wanted: float, repeats: int) -> list[Row]:
     """Bodies with poses of their own in every world, seen by one camera: colour, depth and alpha."""
+    gaussians, eye, rng = table_arm_and_tee(n), camera("eye", width, height), np.random.default_rng(5)
+    placed = np.tile(STILL, (worlds, 1, 1))
+    placed[:, 1:, :2] = rng.uniform(-0.1, 0.1, (worlds, 2, 2))
+    half = 0.5 * rng.uniform(-0.5, 0.5, (worlds, 2))
+    placed[:, 1:, 3], placed[:, 1:, 6] = np.cos(half), np.sin(half)
+    fused, cpu = FusedRasterizer(gaussians), Rasterizer(gaussians)
+    what, channels = (
+        f"{worlds} worlds, {width}x{height}, {n} Gaussians, depth, alpha",
+        RenderChannels(alpha=True, depth=True),
+    )
+    views, poses = fused.camera_set([eye]), fused.pose_tensor(placed)
+
+    def ours() -> Any:
+        return fused.render_worlds(views, poses, channels).colour[:, 0]
+
+    shown = ours()
+    worst = max(
+        _apart(shown[i].cpu().numpy(), cpu.render(eye, placed[i]).colour) for i in range(0, worlds, worlds // 16)
+    )
+    return [
+        row(f"ours, largest colour difference to the CPU, {what}", worst, at_most=1e-2),
+        *_beside(what, ours, _posed_gsplat(gaussians, eye, placed), wanted, repeats),
+    ]
+
+
+def _harmonics(repeats: int) -> list[Row]:
+    """The first workload with harmonics of degree 3."""
+    count, width, height, n, _ = WORKLOADS[0]
+    gaussians, cameras = _with_shine(table_arm_and_tee(n)), _circle(count, width, height)
+    fused, what = FusedRasterizer(gaussians), f"degree 3, {count} x {width}x{height}, {n} Gaussians"
+    views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
+    theirs = _forward_gsplat(gaussians, cameras, degree=3)
+    return _beside(what, lambda: fused.render_worlds(views, poses).colour[0], theirs, None, repeats)
+
+
+def _beside(
+    what: str, ours: Callable[[], Any], theirs: Callable[[], Any] | None, wanted: float | None, repeats: int
+) -> list[Row]:
+    """Time, memory and colours of ours and of gsplat."""
     import torch
 
-    gaussians, eye = table_arm_and_tee(n), camera("eye", width, height)
-    fused, what = FusedRasterizer(gaussians), f"{worlds} worlds, {width}x{height}, {n} Gaussians, depth, alpha"
-    views, poses = fused.camera_set([eye]), fused.pose_tensor(_random_poses(worlds))
-    channels = RenderChannels(alpha=True, depth=True)
-    shown, memory = _peak(lambda: fused.render_worlds(views, poses, channels))
-    cpu, placed = Rasterizer(gaussians), poses.cpu().numpy()
-    chosen = range(0, worlds, worlds // CPU_CAMERAS)
-    pairs = [(shown.colour[i, 0].cpu().numpy(), cpu.render(eye, placed[i]).colour) for i in chosen]
-    ours = _device_time(lambda: fused.render_worlds(views, poses, channels), repeats)
-    rows = [
-        row(f"ours, forward, {what}", ours),
-        row(f"ours, largest colour difference to the CPU, {what}", max(_apart(a, b) for a, b in pairs), at_most=1e-2),
-    ]
-    if find_spec("gsplat") is None:
+    shown, memory = _peak(ours)
+    taken = _device_time(ours, repeats)
+    rows = [row(f"ours, forward, {what}", taken), row(f"ours, memory, {what}", memory, "MiB")]
+    if theirs is None:
         return rows
-    render = _posed_gsplat(gaussians, eye, poses)
     with torch.no_grad():
-        other, theirs_memory = _peak(render)
-        theirs = _device_time(render, repeats)
-    apart = (other[:, 0, ..., :3] - shown.colour[:, 0]).abs()
+        other, more = _peak(theirs)
+        longer, apart = _device_time(theirs, repeats), (other - shown).abs()
     return [
         *rows,
-        row(f"gsplat, forward, {what}", theirs),
-        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x", at_least=wanted),
-        row(f"memory, ours / gsplat, {what}", memory / theirs_memory, at_most=0.5),
+        row(f"gsplat, forward, {what}", longer),
+        row(f"gsplat, memory, {what}", more, "MiB"),
+        row(f"ours over gsplat, {what}", longer.value / taken.value, "x", at_least=wanted),
+        row(f"memory, ours / gsplat, {what}", memory / more, at_most=0.5),
         row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
         row(f"PSNR to gsplat, {what}", float(-10 * torch.log10((apart**2).mean())), "dB", at_least=45.0),
     ]
 
 
-def _random_poses(worlds: int) -> Array:
-    """Poses in which arm and block are shifted by up to 10 cm and turned by up to 0.5 rad about the vertical."""
-    rng = np.random.default_rng(5)
-    poses = np.tile(STILL, (worlds, 1, 1))
-    poses[:, 1:, :2] = rng.uniform(-0.1, 0.1, (worlds, 2, 2))
-    half = 0.5 * rng.uniform(-0.5, 0.5, (worlds, 2))
-    poses[:, 1:, 3], poses[:, 1:, 6] = np.cos(half), np.sin(half)
-    return poses
+def _differentiated(repeats: int) -> list[Row]:
+    """Three images forward and backward, by poses alone and by everything; thousands by poses, beside gsplat."""
 
+    def both(scene: Gaussians, cameras: list[Camera], everything: bool) -> Callable[[], Any]:
+        fused = FusedRasterizer(scene)
+        views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
+        return lambda: fused.render_worlds_with_gradients(
+            views, poses, lambda images: PixelTensors(images.colour), gaussians=everything
+        )
 
-def _posed_gsplat(gaussians: Gaussians, eye: Camera, poses: Any) -> Callable[[], Any]:
-    """The same images by gsplat: bodies are placed by torch, worlds are its batch."""
-    import torch
-    from gsplat import rasterization
-
-    from instep.core.poses import matrix_from_quat
-
-    cuda, worlds = gpu.CudaRasterizer(gaussians), len(poses)
-    parts, body = cuda.parts, torch.tensor(np.asarray(gaussians.body, np.int64), device="cuda")
-    shift, turned = poses[..., :3].float(), poses[..., 3:].float()
-    turn = torch.tensor(matrix_from_quat(poses[..., 3:].cpu().numpy()).astype(np.float32), device="cuda")
-    places = np.linalg.inv(eye.body_from_camera).astype(np.float32)
-    view = torch.tensor(places, device="cuda").expand(worlds, 1, 4, 4).contiguous()
-    lens = torch.tensor(eye.K.astype(np.float32), device="cuda").expand(worlds, 1, 3, 3).contiguous()
-    colours = torch.tensor(np.asarray(gaussians.colours, np.float32), device="cuda")
-
-    def all_worlds(values: Any) -> Any:
-        return values.expand(worlds, *values.shape)
-
-    def render() -> Any:
-        means = (turn[:, body] @ parts["means"][:, :, None])[..., 0] + shift[:, body]
-        quats = gpu.quat_mul(turned[:, body], all_worlds(parts["quats"]))
-        return rasterization(
-            means, quats, all_worlds(parts["scales"]), all_worlds(parts["opacities"]),
-            colours.expand(worlds, 1, *colours.shape), view, lens, eye.width, eye.height, packed=False,
-            render_mode="RGB+ED",
-        )[0]  # fmt: skip
-
-    return render
-
-
-def _harmonics(repeats: int) -> list[Row]:
-    """The first workload with harmonics of degree 3."""
-    import torch
-
+    tee, three, what = table_arm_and_tee(COUNT, tee=TEE), _three(), f"3 x 480x270, {COUNT} Gaussians"
     count, width, height, n, _ = WORKLOADS[0]
-    gaussians, cameras = _with_shine(table_arm_and_tee(n), 3), _circle(count, width, height)
-    fused, what = FusedRasterizer(gaussians), f"degree 3, {count} x {width}x{height}, {n} Gaussians"
-    views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
-    ours = _device_time(lambda: fused.render_worlds(views, poses), repeats)
-    rows = [row(f"ours, forward, {what}", ours)]
-    if find_spec("gsplat") is None:
-        return rows
-    render = _forward_gsplat(gaussians, cameras, degree=3)
-    with torch.no_grad():
-        apart = (render() - fused.render_worlds(views, poses).colour[0]).abs()
-        theirs = _device_time(render, repeats)
-    return [
-        *rows,
-        row(f"gsplat, forward, {what}", theirs),
-        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x"),
-        row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
+    scene, many, small = (
+        table_arm_and_tee(n),
+        _circle(count, width, height),
+        f"{count} x {width}x{height}, {n} Gaussians",
+    )
+    everything = _device_time(both(tee, three, True), repeats)
+    ours = _device_time(both(scene, many, False), max(3, repeats // 10))
+    rows = [
+        row(f"ours, forward + backward by poses, {what}", _device_time(both(tee, three, False), repeats)),
+        row(f"ours, forward + backward by poses and Gaussians, {what}", everything, at_most=1.3),
+        row(f"ours, forward + backward by poses, {small}", ours),
     ]
+    render, views = _forward_gsplat(scene, many), _views(many)
+    if render is None:
+        return rows
+    views.requires_grad_(True)
+
+    def theirs() -> None:
+        image = render(views)
+        image.backward(image.detach())
+        views.grad = None
+
+    longer = _device_time(theirs, max(3, repeats // 10))
+    ratio = longer.value / ours.value
+    rows.append(row(f"gsplat, forward + backward by poses, {small}", longer))
+    return [*rows, row(f"ours over gsplat, forward + backward by poses, {small}", ratio, "x", at_least=2.0)]
+
+
+def _agreement() -> list[Row]:
+    """Gradients on the device against those on the CPU, of three images."""
+    rows: list[Row] = []
+    weights = np.random.default_rng(7).normal(size=(270, 480, 3)).astype(np.float32)
+
+    def loss(image: RenderedImage) -> ImageGradient:
+        return ImageGradient(weights, weights[..., 0])
+
+    plain = table_arm_and_tee(COUNT, tee=TEE)
+    for degree, scene in ((0, plain), (3, _with_shine(plain))):
+        cpu, cuda = Rasterizer(scene), FusedRasterizer(scene)
+        found = [[one.render_with_gradients(eye, STILL, loss)[1] for one in (cpu, cuda)] for eye in _three()]
+        for part in PARTS:
+            pairs = [(np.asarray(getattr(a, part)), np.asarray(getattr(b, part))) for a, b in found]
+            norm = max(float(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in pairs)
+            rows.append(row(f"gradient by {part}, degree {degree}, norm of the difference / norm", norm, at_most=1e-3))
+    return rows
+
+
+def _three() -> list[Camera]:
+    return [camera(f"eye {i}", 480, 270, around=1.3 * i) for i in range(3)]
 
 
 def _circle(count: int, width: int, height: int) -> list[Camera]:
     return [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
 
 
-def _differentiated(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
-    """Three images forward and backward, by poses alone and by everything; thousands by poses, beside gsplat."""
-    fused = FusedRasterizer(gaussians)
-    views, poses, what = fused.camera_set(cameras), fused.pose_tensor(STILL), f"3 x 480x270, {COUNT} Gaussians"
-
-    def both(everything: bool) -> Callable[[], Any]:
-        return lambda: fused.render_worlds_with_gradients(
-            views, poses, lambda images: PixelTensors(images.colour), gaussians=everything
-        )
-
-    count, width, height, n, _ = WORKLOADS[0]
-    many, scene = _circle(count, width, height), table_arm_and_tee(n)
-    small, small_what = FusedRasterizer(scene), f"{count} x {width}x{height}, {n} Gaussians"
-    small_views, small_poses = small.camera_set(many), small.pose_tensor(STILL)
-    ours = _device_time(
-        lambda: small.render_worlds_with_gradients(
-            small_views, small_poses, lambda images: PixelTensors(images.colour)
-        ),
-        max(3, repeats // 10),
-    )
-    rows = [
-        row(f"ours, forward, {what}", _device_time(lambda: fused.render_worlds(views, poses), repeats)),
-        row(f"ours, forward + backward by poses, {what}", _device_time(both(False), repeats)),
-        row(f"ours, forward + backward by poses and Gaussians, {what}", _device_time(both(True), repeats), at_most=1.3),
-        row(f"ours, forward + backward by poses, {small_what}", ours),
-    ]
-    if find_spec("gsplat") is None:
-        return rows
-    render, views_given = _forward_gsplat(scene, many), _views(many)
-    views_given.requires_grad_(True)
-
-    def theirs_both() -> None:
-        image = render(views_given)
-        image.backward(image.detach())
-        views_given.grad = None
-
-    theirs = _device_time(theirs_both, max(3, repeats // 10))
-    return [
-        *rows,
-        row(f"gsplat, forward + backward by poses, {small_what}", theirs),
-        row(
-            f"ours over gsplat, forward + backward by poses, {small_what}", theirs.value / ours.value, "x", at_least=2.0
-        ),
-    ]
+def _with_shine(gaussians: Gaussians) -> Gaussians:
+    shaded = gaussians.with_degree(3)
+    tint = 0.05 * np.random.default_rng(3).normal(size=shaded.sh.shape)
+    tint[:, 0] = 0.0
+    return replace(shaded, sh=shaded.sh + tint)
 
 
-def _forward_gsplat(gaussians: Gaussians, cameras: list[Camera], degree: int | None = None) -> Callable[..., Any]:
+def _tensor(values: Array) -> Any:
     import torch
-    from gsplat import rasterization
 
-    def tensor(values: Array) -> Any:
-        return torch.tensor(np.asarray(values, np.float32), device="cuda")
-
-    names = ("means", "quats", "scales", "opacities", "colours" if degree is None else "sh")
-    parts, places = [tensor(getattr(gaussians, name)) for name in names], _views(cameras)
-    lenses, size = tensor(np.stack([c.K for c in cameras])), (cameras[0].width, cameras[0].height)
-    return lambda views=places: rasterization(*parts, views, lenses, *size, packed=False, sh_degree=degree)[0]
+    return torch.tensor(np.asarray(values, np.float32), device="cuda")
 
 
 def _views(cameras: list[Camera]) -> Any:
     """camera_from_world [cameras, 4, 4] on the device."""
-    import torch
+    return _tensor(np.stack([np.linalg.inv(c.body_from_camera) for c in cameras]))
 
-    places = np.stack([np.linalg.inv(c.body_from_camera) for c in cameras])
-    return torch.tensor(places.astype(np.float32), device="cuda")
+
+def _forward_gsplat(
+    gaussians: Gaussians, cameras: list[Camera], degree: int | None = None
+) -> Callable[..., Any] | None:
+    """gsplat's images of one world; None if gsplat is not installed."""
+    if find_spec("gsplat") is None:
+        return None
+    from gsplat import rasterization
+
+    names = ("means", "quats", "scales", "opacities", "colours" if degree is None else "sh")
+    parts, places = [_tensor(getattr(gaussians, name)) for name in names], _views(cameras)
+    lenses, size = _tensor(np.stack([c.K for c in cameras])), (cameras[0].width, cameras[0].height)
+    return lambda views=places: rasterization(*parts, views, lenses, *size, packed=False, sh_degree=degree)[0]
+
+
+def _posed_gsplat(gaussians: Gaussians, eye: Camera, poses: Array) -> Callable[[], Any] | None:
+    """gsplat's images with bodies that torch places; worlds are its batch."""
+    if find_spec("gsplat") is None:
+        return None
+    import torch
+    from gsplat import rasterization
+
+    from instep.core.poses import matrix_from_quat
+
+    worlds, body = len(poses), torch.tensor(np.asarray(gaussians.body, np.int64), device="cuda")
+    means, quats, scales, opacities, colours = (
+        _tensor(getattr(gaussians, name)) for name in ("means", "quats", "scales", "opacities", "colours")
+    )
+    shift, turned, turn = _tensor(poses[..., :3]), _tensor(poses[..., 3:]), _tensor(matrix_from_quat(poses[..., 3:]))
+    view = _views([eye]).expand(worlds, 1, 4, 4).contiguous()
+    lens = _tensor(eye.K).expand(worlds, 1, 3, 3).contiguous()
+
+    def render() -> Any:
+        placed, a = (turn[:, body] @ means[:, :, None])[..., 0] + shift[:, body], turned[:, body]
+        real = a[..., :1] * quats[:, :1] - (a[..., 1:] * quats[:, 1:]).sum(-1, keepdim=True)
+        rest = a[..., :1] * quats[:, 1:] + quats[:, :1] * a[..., 1:]
+        rest = rest + torch.linalg.cross(a[..., 1:], quats[:, 1:].expand_as(a[..., 1:]))
+        return rasterization(
+            placed, torch.cat([real, rest], dim=-1), scales.expand(worlds, *scales.shape),
+            opacities.expand(worlds, *opacities.shape), colours.expand(worlds, 1, *colours.shape), view, lens,
+            eye.width, eye.height, packed=False, render_mode="RGB+ED",
+        )[0][:, 0, ..., :3]  # fmt: skip
+
+    return render
 
 
 def _peak(job: Callable[[], Any]) -> tuple[Any, float]:
-    """What a job gives, and the memory it took on the device [MiB], its result included."""
+    """The result of a job, and its memory on the device [MiB], the result included."""
     import torch
 
     torch.cuda.empty_cache()
@@ -294,135 +287,5 @@ def _psnr(a: Array, b: Array) -> float:
     return float(-10 * np.log10(max(1e-20, float(np.mean((np.asarray(a, float) - b) ** 2)))))
 
 
-def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
-    cpu, cuda = Rasterizer(gaussians), gpu.CudaRasterizer(gaussians)
-    pairs = list(zip([cpu.render(c, STILL) for c in cameras], cuda.render_cameras(cameras, STILL), strict=True))
-    flipped = sum(int((np.abs(a.colour - b.colour).max(axis=-1) > 1e-3).sum()) for a, b in pairs)
-    pixels = sum(a.alpha.size for a, _ in pairs)
-    rows = [
-        row("colour, largest difference to the CPU", max(_apart(a.colour, b.colour) for a, b in pairs), at_most=1e-3),
-        row("alpha, largest difference to the CPU", max(_apart(a.alpha, b.alpha) for a, b in pairs), at_most=1e-3),
-        row("depth, largest difference where covered", max(_deep(a, b) for a, b in pairs), "m", at_most=1e-3),
-        # Coverage just above 1/255 on one side and below on the other changes a pixel by up to 0.004.
-        row("pixels whose colour differs by more than 1e-3", flipped, f"of {pixels}"),
-    ]
-    for degree in (0, 3):
-        shaded = _with_shine(gaussians, degree)
-        cpu, cuda = Rasterizer(shaded), gpu.CudaRasterizer(shaded)
-        found = [_slopes(cpu, cuda, c) for c in cameras]
-        for part in PARTS:
-            # The largest is the difference of one Gaussian at the edge of 1/255 in some pixel; the norm is of all.
-            whole = max(_norm(getattr(a, part), getattr(b, part)) for a, b in found)
-            worst = max(_relative(getattr(a, part), getattr(b, part)) for a, b in found)
-            rows.append(row(f"gradient by {part}, degree {degree}, norm of the difference / norm", whole))
-            rows.append(row(f"gradient by {part}, degree {degree}, largest difference / largest", worst, at_most=1e-3))
-    return rows
-
-
-def _slopes(cpu: Rasterizer, cuda: gpu.CudaRasterizer, eye: Camera) -> tuple[gradients.Gradients, gradients.Gradients]:
-    weights = np.random.default_rng(7).normal(size=(eye.height, eye.width, 3)).astype(np.float32)
-
-    def loss(image: RenderedImage) -> ImageGradient:
-        return ImageGradient(weights, weights[..., 0])
-
-    return cpu.render_with_gradients(eye, STILL, loss)[1], cuda.render_with_gradients(eye, STILL, loss)[1]
-
-
-def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
-    shaded = gaussians.with_degree(degree)
-    tint = 0.05 * np.random.default_rng(3).normal(size=shaded.sh.shape)
-    tint[:, 0] = 0.0
-    return replace(shaded, sh=shaded.sh + tint)
-
-
-def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
-    import torch
-
-    cpu, cuda = Rasterizer(gaussians), gpu.CudaRasterizer(gaussians)
-    for part in cuda.parts.values():
-        part.requires_grad_(True)
-
-    def forward() -> None:
-        with torch.no_grad():
-            cuda.render_tensors(cameras, STILL)
-        torch.cuda.synchronize()
-
-    def both() -> None:
-        colour, _, _ = cuda.render_tensors(cameras, STILL)
-        (colour**2).mean().backward()
-        torch.cuda.synchronize()
-
-    def loss(image: RenderedImage) -> ImageGradient:
-        return ImageGradient(image.colour * np.float32(2 / image.colour.size))
-
-    what = f"3 x 480x270, {COUNT} Gaussians"
-    jobs: list[tuple[str, Callable[[], Any], float | None]] = [
-        (f"GPU forward, on the device, {what}", forward, None),
-        (f"GPU forward + backward, on the device, {what}", both, None),
-        (f"GPU forward, NumPy out, {what}", lambda: cuda.render_cameras(cameras, STILL), None),
-        (f"CPU forward, {what}", lambda: [cpu.render(c, STILL) for c in cameras], None),
-        (
-            f"CPU forward + backward, {what}",
-            lambda: [cpu.render_with_gradients(c, STILL, loss) for c in cameras],
-            None,
-        ),
-    ]
-    rows = [_timed(name, job, repeats) for name, job, _ in jobs]
-    rows.append(_timed(_bare_name(what), _bare_gsplat(cuda, cameras), repeats))
-    return rows
-
-
-def _bare_name(what: str) -> str:
-    return f"gsplat alone, forward + backward, {what}"
-
-
-def _bare_gsplat(cuda: gpu.CudaRasterizer, cameras: list[Camera]) -> Callable[[], None]:
-    """The library without our bodies and harmonics around it."""
-    import torch
-    from gsplat import rasterization
-
-    parts = {name: value.detach().clone().requires_grad_(True) for name, value in cuda.parts.items()}
-    places = np.stack([np.linalg.inv(c.body_from_camera) for c in cameras]).astype(np.float32)
-    views = torch.tensor(places, device="cuda")
-    lenses = torch.tensor(np.stack([c.K for c in cameras]).astype(np.float32), device="cuda")
-
-    def both() -> None:
-        colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
-        image, _, _ = rasterization(
-            parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, views, lenses,
-            cameras[0].width, cameras[0].height, packed=False,
-        )  # fmt: skip
-        (image**2).mean().backward()
-        torch.cuda.synchronize()
-
-    return both
-
-
-def _timed(name: str, job: Callable[[], Any], repeats: int) -> Row:
-    """Median time of many runs [ms] and the range the middle 95 % of them lie in."""
-    for _ in range(5):
-        job()
-    taken = np.empty(repeats)
-    for i in range(repeats):
-        start = time.perf_counter()
-        job()
-        taken[i] = time.perf_counter() - start
-    low, middle, high = 1e3 * np.quantile(taken, [0.025, 0.5, 0.975])
-    return row(name, Estimate(float(middle), float(low), float(high), repeats, "ms"))
-
-
 def _apart(a: Array, b: Array) -> float:
     return float(np.abs(a - b).max())
-
-
-def _deep(a: RenderedImage, b: RenderedImage) -> float:
-    seen = (a.alpha > 0.1) & (b.alpha > 0.1)
-    return _apart(a.depth[seen], b.depth[seen])
-
-
-def _relative(a: Array, b: Array) -> float:
-    return float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(float(np.abs(a).max()), 1e-12))
-
-
-def _norm(a: Array, b: Array) -> float:
-    return float(np.linalg.norm(np.asarray(a, float) - b) / max(float(np.linalg.norm(a)), 1e-12))

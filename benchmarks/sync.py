@@ -2,39 +2,29 @@
 
 The simulated robot has another friction, other servos, other light, and noisy images that arrive one frame late. Images
 are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
-A machine half as fast is this one, pinned to one core, with clocks that run twice as fast: all work has half the time.
-
-    python -m benchmarks sync
-    python -m benchmarks.sync render FOLDER          # keep the images, where there are graphics
-    python -m benchmarks.sync from FOLDER sync_quiet # measure from kept images and keep the rows under that name
+A machine half as fast is this one, pinned to one core, with clocks that run twice as fast.
 """
 
 from __future__ import annotations
 
 import copy
-import lzma
 import os
 import shutil
-import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from harness import Row, keep_results, row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State, array_dataclass
 from instep.data import Recorder
 from instep.physics.engines import open_world
-from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.policy.task_experts import expert_of
 from instep.robot import Recording, lower_priority, realtime_priority
 from instep.scene.folder import Scene
@@ -44,12 +34,11 @@ from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median
 from instep.twin.camera_frames import left_out
 from instep.twin.camera_rig import IMAGES
 from instep.twin.twin import COUNTS, STAGES
-from rendered_recordings import PerfectImage, render_recording, with_images
+from rendered_recordings import render_recording
+from harness import Row, row
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the simulated robot: the scene has 0.4 and 500."""
-COLOURS = FilterOptions(residual="both")
-"""The filter that compares colours as well as silhouettes."""
 HALF = 2.0
 """Factor of the clocks on a machine half as fast."""
 BEGIN = 10
@@ -97,24 +86,18 @@ SHORT: tuple[Cut, ...] = ((60, 5, 0), (120, 3, 2))
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Record a simulated robot, follow it in real time, and return one row per number."""
-    return measured(out, SHORT if quick else CUTS, rendered)
-
-
-def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode]) -> list[dict[str, Any]]:
-    """The rows of runs through recordings."""
+    cuts = SHORT if quick else CUTS
     rans: dict[int, list[Ran]] = {60: [], 120: []}
-    coloured, halved = list[Ran](), list[Row]()
+    halved = list[Row]()
     dense, taken = (np.nan, 0), steal()
     for rate, seconds, seed in cuts:
-        scene, shown = at_rate(rate), recorded((rate, seconds, seed))
+        scene = at_rate(rate)
+        shown = render_recording(scene, motion(scene, rate * seconds, seed))
         if seed == 0:
-            for options in (FilterOptions(), COLOURS):
-                _in_time(scene, shown.rows(0, 6), options)  # compiles everything before the clock matters
+            _in_time(scene, shown.rows(0, 6))  # compiles everything before the clock matters
             dense = _dense(scene, shown.rows(0, 10 * seconds))
-            coloured.append(_in_time(scene, shown.rows(0, 20 * seconds), COLOURS, out / "recorded_colours"))
-            for what, options in (("silhouettes", FilterOptions()), ("silhouettes and colours", COLOURS)):
-                halved += _halved(what, scene, shown, options, out / "recorded_halved")
-        rans[rate].append(_in_time(scene, shown, FilterOptions(), out / f"recorded_{rate}_{seed}"))
+            halved += _halved(scene, shown, out / "recorded_halved")
+        rans[rate].append(_in_time(scene, shown, out / f"recorded_{rate}_{seed}"))
         rans[rate][-1] = replace(rans[rate][-1], recorded=_without_images(shown))
     work = np.concatenate([ran.work for ran in rans[60]])
     plain = _plain_work(1 / 60, float(np.median(work)), 30 * cuts[0][1])
@@ -122,7 +105,6 @@ def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode])
     return [
         *_rows(rans[60], dense),
         *_fast("120 Hz", rans[120]),
-        *_fast("silhouettes and colours", coloured),
         *halved,
         row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
         row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
@@ -136,34 +118,6 @@ def at_rate(rate: int) -> Scene:
     model = copy.copy(scene.model)
     model.opt.timestep = 1 / (8 * rate)
     return replace(scene, model=model, reader=observation_reader(model, 1 / rate, scene.robot, scene.objects))
-
-
-def rendered(cut: Cut) -> Episode:
-    """A recording, made now."""
-    scene = at_rate(cut[0])
-    return render_recording(scene, motion(scene, cut[0] * cut[1], cut[2]))
-
-
-def keep(folder: Path, cuts: Sequence[Cut] = CUTS) -> None:
-    """Keep recordings for a machine without graphics."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for cut in cuts:
-        scene = at_rate(cut[0])
-        pack(folder / _file(cut), scene, motion(scene, cut[0] * cut[1], cut[2]))
-
-
-def kept(folder: Path) -> Callable[[Cut], Episode]:
-    """Recordings that were kept."""
-
-    def episode_of(cut: Cut) -> Episode:
-        scene = at_rate(cut[0])
-        return with_images(scene, *unpack(folder / _file(cut), scene))
-
-    return episode_of
-
-
-def _file(cut: Cut) -> str:
-    return "video_{}_{}_{}.npz".format(*cut)
 
 
 def steal() -> Array:
@@ -206,12 +160,11 @@ class Restless:
 
 
 def _in_time(
-    scene: Scene, recorded: Episode, options: FilterOptions, folder: Path | None = None, *, slower: float = 1.0,
-    budget: float | None = None,
-) -> Ran:  # fmt: skip
+    scene: Scene, recorded: Episode, folder: Path | None = None, *, slower: float = 1.0, budget: float | None = None
+) -> Ran:
     """A run in real time, on a machine so many times slower; with a folder everything is recorded, images as well."""
     real = Paced(recorded, scene.dt / slower)
-    correct, clock = PoseFilter(scene, CameraRig.of(scene), options), lambda: slower * time.perf_counter()
+    correct, clock = PoseFilter(scene, CameraRig.of(scene)), lambda: slower * time.perf_counter()
     twin = Twin(open_world(scene), real, correct, budget=budget, clock=clock)
     if folder is None:
         return Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, real)
@@ -229,14 +182,14 @@ def _in_time(
     return Ran(episode, recorded, twin, real, dropped)
 
 
-def _halved(what: str, scene: Scene, recorded: Episode, options: FilterOptions, folder: Path) -> list[Row]:
+def _halved(scene: Scene, recorded: Episode, folder: Path) -> list[Row]:
     """A machine half as fast, with the time budget of a robot and without; its error beside the unhurried filter's."""
-    name = f"machine half as fast, {what}"
-    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene), options))
+    name = "machine half as fast, silhouettes"
+    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene)))
     calm = Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, Paced(recorded, scene.dt))
     with _pinned():
-        late = _in_time(scene, recorded, options, folder, slower=HALF)
-        kept = _in_time(scene, recorded, options, folder, slower=HALF, budget=scene.dt)
+        late = _in_time(scene, recorded, folder, slower=HALF)
+        kept = _in_time(scene, recorded, folder, slower=HALF, budget=scene.dt)
     said = left_out(correction_log(kept.episode))
     ratio = float(np.median(kept.error) / np.median(calm.error))
     return [
@@ -396,7 +349,7 @@ class Paced:
 
     def images(self, state: State) -> dict[str, Array]:
         """The images of a twin's state, for the recorder."""
-        seen = self.observe(state.hidden["twin"]["real"])
+        seen = self.observe(state.hidden["twin"].real)
         return {name: value for name, value in seen.items() if name.startswith(IMAGES)}
 
 
@@ -421,72 +374,3 @@ class Pusher:
         push = self._recorded.action[self._k]
         self._k = min(self._k + 1, len(self._recorded) - 1)
         return push + 1e-4 * np.tanh(x @ self._weights[-1])
-
-
-IMAGE = "image."
-
-
-def pack(path: Path, scene: Scene, episode: Episode) -> None:
-    """Keep an episode and the clean images of all cameras of its scene."""
-    kept: dict[str, Any] = {f"column.{name}": column for name, column in episode.columns.items()}
-    renderer = MujocoRenderer(scene)
-    try:
-        for name, camera in scene.cameras.items():
-            images = np.stack([renderer.render(q, camera) for q in episode.q]).reshape(len(episode), -1, 3)
-            changed = [np.flatnonzero((b != a).any(axis=-1)) for a, b in pairwise(images)]
-            gaps = np.concatenate([np.diff(where, prepend=0) for where in changed]).astype(np.uint32)
-            colours = np.concatenate([images[k + 1][where] for k, where in enumerate(changed)])
-            kept[f"{IMAGE}{name}.first"] = images[0].reshape(camera.height, camera.width, 3)
-            kept[f"{IMAGE}{name}.counts"] = np.array([len(where) for where in changed])
-            for part, values in (("gaps", gaps), ("colours", colours)):
-                kept[f"{IMAGE}{name}.{part}"] = np.frombuffer(lzma.compress(values.tobytes()), np.uint8)
-    finally:
-        renderer.close()
-    np.savez_compressed(path, **kept)
-
-
-def unpack(path: Path, scene: Scene) -> tuple[Episode, PerfectImage]:
-    """The episode, and its images."""
-    with np.load(path, allow_pickle=False) as file:
-        parts = {name: file[name] for name in file.files}
-    columns = {name.removeprefix("column."): part for name, part in parts.items() if name.startswith("column.")}
-    episode = Episode(replace(open_world(scene).spec, dt=scene.dt), columns)
-    videos: dict[str, Array] = {}
-
-    def taken(name: str, row: int) -> Array:
-        if name not in videos:
-            videos.clear()  # one camera at a time
-            videos[name] = _images(parts, name)
-        return videos[name][row]
-
-    return episode, taken
-
-
-def _images(parts: dict[str, Array], name: str) -> Array:
-    first, counts = parts[f"{IMAGE}{name}.first"], parts[f"{IMAGE}{name}.counts"]
-    gaps = np.frombuffer(lzma.decompress(parts[f"{IMAGE}{name}.gaps"].tobytes()), np.uint32)
-    colours = np.frombuffer(lzma.decompress(parts[f"{IMAGE}{name}.colours"].tobytes()), np.uint8).reshape(-1, 3)
-    out = np.empty((len(counts) + 1, *first.shape), np.uint8)
-    out[0], at = first, 0
-    for k, n in enumerate(counts.tolist()):
-        out[k + 1] = out[k]
-        out[k + 1].reshape(-1, 3)[np.cumsum(gaps[at : at + n])] = colours[at : at + n]
-        at += n
-    return out
-
-
-def main(words: list[str]) -> None:
-    """Keep rendered videos, or measure from videos that were kept."""
-    if words[:1] == ["render"] and len(words) == 2:
-        keep(Path(words[1]))
-    elif words[:1] == ["from"] and len(words) == 3:
-        with TemporaryDirectory() as folder:
-            rows = measured(Path(folder), CUTS, kept(Path(words[1])))
-        path = Path(__file__).parent / "results" / f"{words[2]}.json"
-        keep_results(path, rows, benchmark="sync", command=f"python -m benchmarks.sync {' '.join(words)}")
-    else:
-        raise SystemExit("usage: sync.py render FOLDER | from FOLDER NAME")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

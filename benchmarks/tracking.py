@@ -1,8 +1,7 @@
-"""Tracking of bodies whose colour nobody named: a real demonstration, a printed box in a hand, rendered scenes.
+"""Tracking of bodies of unknown colour: a real demonstration, a printed box in a hand, rendered scenes, cabinets.
 
-The T of the demonstration is tracked by learned colours alone and compared with the twin that knows its colour, in the
-same cameras. The box is tracked with one camera of unknown focal length from the corners of its first frame, and scored
-on corners that were labelled by hand; beside it, OpenCV's optical flow and pose from points, where OpenCV is installed.
+The T of the demonstration is tracked by learned colours and compared with the twin that knows its colour, in the same
+cameras. The box is tracked with one camera of unknown focal length, and scored on corners that were labelled by hand.
 Rendered scenes have true poses. Cameras are calibrated against robots, planted offsets and a recorded board.
 """
 
@@ -10,10 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.twin import TrackedRecording, TwinOptions, block_median, correction_log, silhouette_overlaps, transform_at
 from instep.twin.camera_rig import IMAGES, recorded_rig
-from instep.twin.tracked_body import pose_from_points
 from instep.twin.tracking import track_recording
 from instep.twin.twin import STAGES
 from tracking_hand_eye import board_rows, planted_rows
@@ -89,7 +85,7 @@ def _pusht(folder: Path, rows: int | None) -> list[dict[str, Any]]:
 
     scene, episode = Scene.load("pusht"), load_episodes(folder)[0]
     episode = episode if rows is None else episode.rows(0, rows)
-    tracked = track_recording(scene, episode, TwinOptions(residual="region"))
+    tracked = track_recording(scene, episode, TwinOptions(residual="learned"))
     named = track_recording(scene, episode, TwinOptions(calibration=tracked.calibration))
     own, keys = tracked.overlaps(), tracked.cameras.key_rows
     judge = replace(recorded_rig(scene, tracked.episode), cameras=tracked.cameras.rig.cameras)
@@ -141,18 +137,7 @@ def _box(folder: Path, rows: int | None) -> list[dict[str, Any]]:
     out.append(row("printed box: focal length", camera.focal[0], "px"))
     out.append(row(f"printed box: focal length less {FOCAL_PX:g} px", off, "px", at_most=FOCAL_TOLERANCE_PX))
     out += _times("printed box, one camera, texture", tracked, 16.0)
-    try:
-        cv2: Any = import_module("cv2")
-    except ModuleNotFoundError:
-        return out
-    known = replace(camera, focal=(FOCAL_PX, FOCAL_PX))
-    start = time.process_time()
-    poses = _opencv(cv2, frames, labels[0], known)
-    spent = (time.process_time() - start) / len(frames)
-    out += _corner_rows(
-        "printed box, OpenCV flow and PnP with the focal length known", labels, known, poses.__getitem__, None
-    )
-    return [*out, row("printed box, OpenCV flow and PnP: mean work per frame", 1e3 * spent, "ms")]
+    return out
 
 
 def _tracked_box(place: Path, frames: Array, corners: dict[str, list[float]]) -> TrackedRecording:
@@ -193,43 +178,3 @@ def _corner_rows(
         row(f"{what}: mean error of labelled corners", mean(errors, "px"), at_most=goal),
         row(f"{what}: labelled frames in which it is lost", lost, "frames", at_most=None if goal is None else 0),
     ]
-
-
-def _opencv(cv2: Any, frames: Array, corners: dict[str, list[float]], camera: Camera) -> list[Array]:
-    """The usual script: points of the first frame on the box, optical flow, pose from points, new points when few."""
-    K, T = camera.K, pose_from_points(camera, np.stack([corner(n) for n in corners]), np.array(list(corners.values())))
-    before = cv2.cvtColor(frames[0], cv2.COLOR_RGB2GRAY)
-    places, pixels, poses = np.zeros((0, 3)), np.zeros((0, 2), np.float32), [T]
-    for frame in frames[1:]:
-        grey = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-        if len(pixels) < 60:
-            places, pixels = _on_box(cv2, before, K, T)
-        moved, found, _ = cv2.calcOpticalFlowPyrLK(before, grey, pixels.reshape(-1, 1, 2), None, winSize=(21, 21))
-        kept = found.ravel() == 1
-        places, pixels = places[kept], moved.reshape(-1, 2)[kept]
-        turn, shift = cv2.Rodrigues(T[:3, :3])[0], T[:3, 3:].copy()
-        done, turn, shift, inliers = cv2.solvePnPRansac(
-            places, pixels.astype(float), K, None, turn, shift, useExtrinsicGuess=True, reprojectionError=3.0
-        )
-        if done and inliers is not None:
-            T = np.eye(4)
-            T[:3, :3], T[:3, 3] = cv2.Rodrigues(turn)[0], np.ravel(shift)
-            places, pixels = places[inliers.ravel()], pixels[inliers.ravel()]
-        before = grey
-        poses.append(T)
-    return poses
-
-
-def _on_box(cv2: Any, grey: Array, K: Array, T: Array) -> tuple[Array, Array]:
-    """Corners of the image on the faces of the box that are turned to the camera: places on it, and pixels."""
-    found = cv2.goodFeaturesToTrack(grey, 1500, 0.01, 6).reshape(-1, 2)
-    rays = np.concatenate([found, np.ones((len(found), 1))], axis=1) @ np.linalg.inv(K).T @ T[:3, :3]
-    eye, best, places = -T[:3, :3].T @ T[:3, 3], np.full(len(found), np.inf), np.zeros((len(found), 3))
-    for axis in range(3):
-        for side in (-1, 1):
-            far = (side * HALF[axis] - eye[axis]) / rays[:, axis]
-            met = eye + far[:, None] * rays
-            on = (np.abs(met) <= HALF + 1e-9).all(axis=1) & (far > 0) & (far < best)
-            best[on], places[on] = far[on], met[on]
-    on = np.isfinite(best)
-    return places[on], found[on].astype(np.float32)

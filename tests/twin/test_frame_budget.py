@@ -11,18 +11,8 @@ from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.twin import CameraRig, FilterOptions, Outline, PoseFilter, Twin, correction_log
-from instep.twin.body_appearance import RegionColours
-from instep.twin.camera_frames import (
-    LEFT_OUT,
-    MIN_POINTS,
-    WORK,
-    Deadline,
-    FrameBudget,
-    body_order,
-    left_out,
-    planned_images,
-    unknown_budget,
-)
+from instep.twin.body_appearance import LearnedAppearance, RegionColours
+from instep.twin.camera_frames import LEFT_OUT, MIN_POINTS, WORK, Deadline, FrameBudget, WorkState, left_out
 from instep.twin.pose_solver import moved, planar_basis, solve_pose
 from instep.twin.tracked_body import StartPose
 
@@ -41,16 +31,17 @@ class Clock:
         return self.now
 
 
-def _budget(clock: Clock, until: float, bodies: int = 1, **costs: float) -> FrameBudget:
-    known = np.tile([costs.get(word, 0.0) for word in WORK], (bodies, 1))
-    return FrameBudget(Deadline(until, clock), known)
+def _budget(clock: Clock, until: float, state: WorkState | None = None, **costs: float) -> FrameBudget:
+    state = state or WorkState.unknown(3, 1)
+    state.costs[:] = [costs.get(word, 0.0) for word in WORK]
+    return FrameBudget(Deadline(until, clock), state)
 
 
 def test_work_fits_where_it_is_expected_to_end_before_the_deadline() -> None:
     budget = _budget(Clock(), 0.010, image=0.002, step=0.001)
     budget.begin_body(0, 1)
     assert budget.fits(image=3, step=4) and not budget.fits(image=3, step=5)
-    assert FrameBudget(None, np.ones((1, len(WORK)))).fits(image=1e9)  # nobody waits
+    assert FrameBudget(None, WorkState.unknown(1, 1)).fits(image=1e9)  # nobody waits
 
 
 def test_expected_times_follow_what_is_measured_and_no_single_interruption() -> None:
@@ -69,7 +60,7 @@ def test_expected_times_follow_what_is_measured_and_no_single_interruption() -> 
 
 def test_bodies_share_the_time_that_is_left() -> None:
     clock = Clock()
-    budget = _budget(clock, 0.012, bodies=3, image=0.005)
+    budget = _budget(clock, 0.012, image=0.005)
     budget.begin_body(0, 3)
     assert budget.left() == pytest.approx(0.004) and not budget.fits(image=1)
     clock.now += 0.002  # it needed less than its share: the others have more
@@ -77,42 +68,40 @@ def test_bodies_share_the_time_that_is_left() -> None:
     assert budget.left() == pytest.approx(0.005) and budget.fits(image=1)
 
 
-def test_images_that_tell_most_come_first_and_none_waits_for_ever() -> None:
-    memory = unknown_budget(1, 3)
-    memory["told"][0] = [100.0, 60.0, 0.0]  # the last one sees nothing
+def test_images_with_most_information_come_first_and_none_waits_for_ever() -> None:
+    state = WorkState.unknown(1, 3)
+    state.information[0] = [100.0, 60.0, 0.0]  # the last one sees nothing
     taken: list[int] = []
     for _ in range(60):
-        budget = _budget(Clock(), 0.004, image=0.002, step=0.001)
+        budget = _budget(Clock(), 0.004, state, image=0.002, step=0.001)
         budget.begin_body(0, 1)
-        [c] = planned_images(budget, 0, [True] * 3, [True] * 3, memory)
+        [c] = budget.planned_images([True] * 3, [True] * 3)
         assert budget.counts["images"] == 2
         taken.append(c)
-        memory["untold"][0] += 1.0
-        memory["untold"][0, c] = 1.0
+        state.compared(0, {c: float(state.information[0, c])})
     share = np.bincount(taken, minlength=3)
     assert share[0] >= share[1] > share[2] > 0
 
 
 def test_cameras_that_are_only_scored_come_last() -> None:
-    memory = unknown_budget(1, 3)
-    memory["told"][0] = [100.0, 60.0, 50.0]
-    budget = _budget(Clock(), 0.008, image=0.002, step=0.001)
+    state = WorkState.unknown(1, 3)
+    state.information[0] = [100.0, 60.0, 50.0]
+    budget = _budget(Clock(), 0.008, state, image=0.002, step=0.001)
     budget.begin_body(0, 1)
-    assert planned_images(budget, 0, [True] * 3, [False, True, True], memory) == [1, 2]
+    assert budget.planned_images([True] * 3, [False, True, True]) == [1, 2]
 
 
 def test_the_first_body_is_corrected_however_late_it_is_and_the_next_one_comes_first_then() -> None:
-    memory = unknown_budget(2, 1)
-    clock = Clock()
+    state, clock = WorkState.unknown(2, 1), Clock()
     clock.now = 1.0  # long after the deadline
-    budget = _budget(clock, 0.0, bodies=2, image=0.002, step=0.001)
+    budget = _budget(clock, 0.0, state, image=0.002, step=0.001)
     budget.begin_body(0, 2)
-    assert planned_images(budget, 0, [True], [True], memory) == [0]
+    assert budget.planned_images([True], [True]) == [0]
     budget.begin_body(1, 1)
-    assert planned_images(budget, 1, [True], [True], memory) == []
-    memory["waiting"][1] = 1
-    assert body_order(budget, memory) == [1, 0]
-    assert body_order(FrameBudget(None, budget.costs), memory) == [0, 1]
+    assert budget.planned_images([True], [True]) == []
+    state.waiting[1] = 1
+    assert budget.body_order() == [1, 0]
+    assert FrameBudget(None, state).body_order() == [0, 1]
 
 
 def test_fewer_points_of_the_texture_are_followed_and_never_too_few() -> None:
@@ -130,11 +119,11 @@ def test_fewer_points_of_the_texture_are_followed_and_never_too_few() -> None:
 
 def test_steps_without_time_are_left_out_and_one_is_always_taken(tee: Outline) -> None:
     camera = looking_down()
-    colours, frame = RegionColours("tee", [camera]), _image(tee, camera, PLACED)
-    memory = colours.unknown()
-    colours.learn(frame, 0, tee, None, PLACED, memory)
+    colours, frame = RegionColours(tee, [camera]), _image(tee, camera, PLACED)
+    memory = LearnedAppearance.unknown([camera])
+    colours.learn(frame, 0, None, PLACED, memory)
     start = moved(PLACED, np.array([0.006, -0.004, 0.0, 0.0, 0.0, 0.08]))
-    crop = colours.crop(frame, 0, tee, start, 20, memory)
+    crop = colours.crop(frame, 0, start, memory, 20)
     assert crop is not None
     basis = planar_basis(UP)
     whole = solve_pose(tee, [crop], PRIOR, basis)

@@ -12,6 +12,7 @@ from instep.core.errors import BadInput
 from instep.core.poses import transform
 from instep.core.world import Array, Channel, State, vector
 from instep.data.frames import encode_png
+from instep.lab.visual_forces import VisualForces
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.camera import standing
@@ -20,7 +21,6 @@ from instep.twin import CameraRig, FilterOptions, PoseFilter, track_recording
 from instep.twin.camera_frames import ImageFault
 from instep.twin.camera_rig import IMAGES
 from instep.twin.tracked_body import StartPose
-from instep.twin.visual_forces import VisualForces
 
 ROWS, RATE, LATE = 50, 50.0, 0.03
 XML = """
@@ -102,7 +102,7 @@ def test_a_body_is_followed_by_a_camera_on_the_hand_and_by_one_on_a_stand(scene:
 
 def test_a_moving_camera_is_refused_where_nothing_says_where_it_was(scene: Scene) -> None:
     rig = CameraRig.unnamed((scene.cameras["wrist"],))
-    with pytest.raises(BadInput, match="joints are not known"):
+    with pytest.raises(BadInput, match="joints are unknown"):
         PoseFilter(scene, rig, FilterOptions(joints_known=False))
     with pytest.raises(BadInput, match="fixed in the world"):
         VisualForces(PoseFilter(scene, rig))

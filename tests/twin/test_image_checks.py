@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.twin.camera_frames import ImageFault, image_fault, learn_view, sample_image, unknown_views
+from instep.twin.camera_frames import ImageFault, ImageState, image_fault, learn_view, sample_image
 
 
 def view(seed: int, noise: float = 2.0, shift: int = 0) -> np.ndarray:
@@ -21,9 +21,9 @@ def view(seed: int, noise: float = 2.0, shift: int = 0) -> np.ndarray:
 
 
 @pytest.fixture
-def usual() -> dict[str, np.ndarray]:
+def usual() -> ImageState:
     """Two cameras with views of their own, after twenty images."""
-    memory = unknown_views(2)
+    memory = ImageState.unknown(2)
     for k in range(20):
         for c in range(2):
             sample = sample_image(view(c, 2 + 0.1 * k))
@@ -63,12 +63,12 @@ def test_other_light_more_noise_and_something_new_in_view_are_no_faults(usual):
 
 
 def test_noise_is_named_in_the_first_image_of_all():
-    assert image_fault(sample_image(spoilt("noise")), 0, unknown_views(2), [True, True]) == ImageFault.NOISE
-    assert image_fault(sample_image(view(0)), 0, unknown_views(2), [True, True]) == ImageFault.NONE
+    assert image_fault(sample_image(spoilt("noise")), 0, ImageState.unknown(2), [True, True]) == ImageFault.NOISE
+    assert image_fault(sample_image(view(0)), 0, ImageState.unknown(2), [True, True]) == ImageFault.NONE
 
 
 def test_a_body_that_crosses_a_plain_view_is_no_other_view():
-    memory = unknown_views(2)
+    memory = ImageState.unknown(2)
     for k, left in enumerate(range(0, 120, 4)):
         for c in range(2):
             plain = np.random.default_rng((k, c)).normal(90, 2, (120, 160, 3))

@@ -16,12 +16,12 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
 from instep.twin import Outline, outline_of, region_kernels, texture_kernels
-from instep.twin.body_appearance import BodyTexture, RegionColours, mask_bodies_in_front
+from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionColours, mask_bodies_in_front
 from instep.twin.body_outlines import hull_faces, project_outline
 from instep.twin.body_search import find_by_regions, resting_sides
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.filter_state import systematic_spread
-from instep.twin.pose_solver import MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
+from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from instep.twin.start_search import find_in_box, located_starts, refined_start
 from instep.twin.tracked_body import StartPose, load_starts, pose_from_points
 
@@ -64,9 +64,9 @@ def _image(outline: Outline, camera: Camera, T: Array, *, grey: float = 90.0, te
 def test_a_grey_body_is_found_by_contrast_and_fitted_by_the_colours_learned_there(tee: Outline) -> None:
     camera = looking_down()
     truth = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
-    colours = RegionColours("tee", [camera])
-    memory = colours.unknown()
-    found = find_by_regions(colours, tee, [PLACED], UP, [(0, _image(tee, camera, truth))], memory)
+    colours = RegionColours(tee, [camera])
+    memory = LearnedAppearance.unknown([camera])
+    found = find_by_regions(colours, [PLACED], UP, [(0, _image(tee, camera, truth))], memory)
     assert found is not None and colours.learned(memory, 0)
     off = motion_between(found.world_from_body, truth)
     assert np.linalg.norm(off[:3]) < 0.0015 and np.linalg.norm(off[3:]) < 0.02
@@ -80,9 +80,9 @@ def test_a_body_that_lies_on_another_side_than_expected_is_found(tee: Outline) -
         lowest = (tee.corners @ side[:3, :3].T + side[:3, 3])[:, 2].min()
         assert lowest == pytest.approx((tee.corners @ PLACED[:3, :3].T + PLACED[:3, 3])[:, 2].min())
         truth = moved(side, np.array([0.04, -0.02, 0, 0, 0, 0.7]))
-        colours = RegionColours("tee", [camera])
+        colours = RegionColours(tee, [camera])
         shown = [(0, _image(tee, camera, truth))]
-        found = find_by_regions(colours, tee, [PLACED, *sides], UP, shown, colours.unknown())
+        found = find_by_regions(colours, [PLACED, *sides], UP, shown, LearnedAppearance.unknown([camera]))
         assert found is not None, number
         off = motion_between(found.world_from_body, truth)
         assert found.ambiguous or (np.linalg.norm(off[:3]) < 0.004 and np.linalg.norm(off[3:]) < 0.1), number
@@ -99,34 +99,34 @@ def test_sides_on_which_a_body_looks_the_same_are_tried_once() -> None:
 
 def test_something_else_that_stands_out_is_not_a_body_whose_colours_are_known(tee: Outline) -> None:
     camera = looking_down()
-    colours = RegionColours("tee", [camera])
-    memory = colours.unknown()
-    colours.learn(_image(tee, camera, PLACED), 0, tee, None, PLACED, memory)
+    colours = RegionColours(tee, [camera])
+    memory = LearnedAppearance.unknown([camera])
+    colours.learn(_image(tee, camera, PLACED), 0, None, PLACED, memory)
     away = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
     other, same = [(0, _image(tee, camera, away, grey=30.0))], [(0, _image(tee, camera, away))]
-    assert find_by_regions(colours, tee, [PLACED], UP, other, memory) is not None, "it stands out"
-    assert find_by_regions(colours, tee, [PLACED], UP, other, memory, above=0.55) is None
-    found = find_by_regions(colours, tee, [PLACED], UP, same, memory, above=0.55)
+    assert find_by_regions(colours, [PLACED], UP, other, memory) is not None, "it stands out"
+    assert find_by_regions(colours, [PLACED], UP, other, memory, above=0.55) is None
+    found = find_by_regions(colours, [PLACED], UP, same, memory, above=0.55)
     assert found is not None and np.linalg.norm(motion_between(found.world_from_body, away)[:3]) < 0.002
 
 
 def test_an_even_image_shows_no_body(tee: Outline) -> None:
     camera = looking_down()
-    colours = RegionColours("tee", [camera])
+    colours = RegionColours(tee, [camera])
     frame = replace(_image(tee, camera, PLACED), pixels=np.full((160, 240, 3), 120, np.uint8))
-    assert find_by_regions(colours, tee, [PLACED], UP, [(0, frame)], colours.unknown()) is None
+    assert find_by_regions(colours, [PLACED], UP, [(0, frame)], LearnedAppearance.unknown([camera])) is None
 
 
 def test_what_looks_like_neither_body_nor_background_does_not_count(tee: Outline) -> None:
     camera = looking_down()
-    colours = RegionColours("tee", [camera])
-    memory = colours.unknown()
+    colours = RegionColours(tee, [camera])
+    memory = LearnedAppearance.unknown([camera])
     frame = _image(tee, camera, PLACED)
-    colours.learn(frame, 0, tee, None, PLACED, memory)
-    free = colours.crop(frame, 0, tee, PLACED, 14, memory)
+    colours.learn(frame, 0, None, PLACED, memory)
+    free = colours.crop(frame, 0, PLACED, memory, 14)
     hidden = frame.pixels.copy()
     hidden[:, :118] = 20, 200, 40
-    crop = colours.crop(replace(frame, pixels=hidden), 0, tee, PLACED, 14, memory)
+    crop = colours.crop(replace(frame, pixels=hidden), 0, PLACED, memory, 14)
     assert free is not None and crop is not None
     whole, part = compare_silhouette(tee, free), compare_silhouette(tee, crop)
     inside = _image(tee, camera, PLACED, grey=0.0).pixels[..., 0] < 60
@@ -137,17 +137,18 @@ def test_what_looks_like_neither_body_nor_background_does_not_count(tee: Outline
 
 def test_texture_measures_a_motion_that_leaves_the_silhouette_as_it_is(tee: Outline) -> None:
     camera = looking_down()
-    texture, colours = BodyTexture(tee, [camera]), RegionColours("tee", [camera])
-    memory = {**texture.unknown(), **colours.unknown()}
+    texture, colours = BodyTexture(tee, [camera]), RegionColours(tee, [camera])
+    memory = LearnedAppearance.unknown([camera])
+    texture.reset(memory)
     first = _image(tee, camera, PLACED, textured=True)
-    colours.learn(first, 0, tee, None, PLACED, memory)
-    crop = colours.crop(first, 0, tee, PLACED, 14, memory)
+    colours.learn(first, 0, None, PLACED, memory)
+    crop = colours.crop(first, 0, PLACED, memory, 14)
     assert crop is not None
     texture.learn(first, 0, PLACED, crop, None, memory)
     truth = moved(PLACED, np.array([0.004, -0.003, 0, 0, 0, 0.05]))
     frame = _image(tee, camera, truth, textured=True)
     points = texture.follow(frame, 0, PLACED, memory)
-    seen = colours.crop(frame, 0, tee, PLACED, 14, memory)
+    seen = colours.crop(frame, 0, PLACED, memory, 14)
     assert points is not None and len(points.places) >= 8 and seen is not None
     blind = replace(seen, weight=np.zeros_like(seen.weight), points=points)  # no silhouette at all
     found = solve_pose(tee, [blind], PRIOR, planar_basis(UP), 6)
@@ -158,11 +159,10 @@ def test_texture_measures_a_motion_that_leaves_the_silhouette_as_it_is(tee: Outl
 def _refined(tee: Outline, given: Array, grey: float) -> Array:
     """The start that images of the body at PLACED give, from another."""
     camera = replace(looking_down(), width=960, height=640, focal=(800.0, 800.0), centre=(480.0, 320.0))
-    colours = RegionColours("tee", [camera])
+    colours = RegionColours(tee, [camera])
     frame = _image(tee, camera, PLACED, grey=grey)
-    return refined_start(
-        (tee, colours), (given, planar_basis(UP)), [(0, frame)], lambda _: None, MASK_NOISE, colours.unknown()
-    )[0]
+    learned = LearnedAppearance.unknown([camera])
+    return refined_start(colours, given, planar_basis(UP), [(0, frame)], lambda _: None, learned)[0]
 
 
 def test_a_start_that_is_off_by_millimetres_is_refined_before_texture_is_learned_there(tee: Outline) -> None:
@@ -179,12 +179,12 @@ def test_a_start_stays_where_silhouettes_say_nothing(tee: Outline) -> None:
 
 def test_a_body_in_front_hides_pixels_and_one_behind_does_not(tee: Outline) -> None:
     camera = looking_down(lean=0.0, at=(0.0, 0.0, 0.6))
-    colours = RegionColours("tee", [camera])
-    memory = colours.unknown()
+    colours = RegionColours(tee, [camera])
+    memory = LearnedAppearance.unknown([camera])
     frame = _image(tee, camera, PLACED)
-    colours.learn(frame, 0, tee, None, PLACED, memory)
+    colours.learn(frame, 0, None, PLACED, memory)
     for height, share in ((0.1, 0.6), (-0.1, 1.0)):
-        crop = colours.crop(frame, 0, tee, PLACED, 14, memory)
+        crop = colours.crop(frame, 0, PLACED, memory, 14)
         assert crop is not None
         other = PLACED.copy()
         other[:3, 3] += 0.0, 0.09, height  # its stem lies over the bar
@@ -231,7 +231,7 @@ def test_a_box_around_nothing_is_refused(tee: Outline) -> None:
     start = StartPose(None, camera.name, box=np.array([5.0, 5.0, 40.0, 30.0]))
     with pytest.raises(BadInput, match="Nothing in the box of 'tee' stands out"):
         located_starts({"tee": start}, [tee], [camera], [frame])
-    with pytest.raises(BadInput, match="no usable image came first"):
+    with pytest.raises(BadInput, match="no usable first image"):
         located_starts({"tee": start}, [tee], [camera], [None])
 
 

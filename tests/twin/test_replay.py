@@ -29,7 +29,7 @@ def recorded(opengl) -> tuple[Scene, Episode, Episode]:
     twin = _twin(scene, real)
 
     def keep(state: State, observation: Observation, action: Array) -> None:
-        inner = state.hidden["twin"]["real"]
+        inner = state.hidden["twin"].real
         seen = real.observe(inner)
         rows.append({"timestamp": np.asarray(inner.t), "q": inner.q, "v": inner.v, "action": action, **seen})
 

@@ -45,7 +45,7 @@ NORMAL, SLOW, COAST, HOLD, OVER = TrustStage
 SCENE = Scene.load("pusht")
 DT = SCENE.dt
 WELL = {
-    "tee.nis": 2.0, "tee.shift": 3e-4, "tee.sigma": 1e-3, "tee.residual": 0.05, "tee.colour_residual": 0.05,
+    "tee.nis": 2.0, "tee.shift": 3e-4, "tee.sigma": 1e-3, "tee.residual": 0.05,
     "tee.frames_lost": 0.0, "tee.relocalized": 0.0, "tee.image_delay": 0.0, "tee.penetration": 0.0,
     "a.overlap": 0.95, "a.visible_share": 1.0, "a.latency": DT, "a.fault": 0.0, "a.excluded": 0.0,
     "a.disagreement": 0.0,
@@ -77,7 +77,7 @@ def judged(watch, seconds: float, memory=None, t: float = 0.0, **changes: object
 def test_a_nominal_frame_for_minutes_is_no_reason() -> None:
     watch = monitor()
     memory, _ = judged(watch, 60.0)
-    assert watch.stage(memory) == NORMAL and memory["level"] < 1
+    assert watch.stage(memory) == NORMAL and memory.level < 1
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_each_cause_leads_to_its_stage_in_time(cause, changes, stages) -> None:
         memory, t = judged(
             watch, until - (t - begin), memory, t, **(changes if t == begin or "diverged" not in changes else {})
         )
-        assert watch.stage(memory) == stage, (until, watch.stage(memory), TrustCause(int(memory["cause"])))
-    assert stages[-1][1] == NORMAL or TrustCause(int(memory["cause"])) == cause
+        assert watch.stage(memory) == stage, (until, watch.stage(memory), memory.cause)
+    assert stages[-1][1] == NORMAL or memory.cause == cause
 
 
 @pytest.mark.fault(28)
@@ -109,7 +109,7 @@ def test_corrections_that_oscillate_are_frozen_within_five_frames() -> None:
     watch = monitor()
     memory, t = judged(watch, 1.0)
     memory, t = judged(watch, 5 * DT, memory, t, flip=True)
-    assert watch.stage(memory) == COAST and TrustCause(int(memory["cause"])) == TrustCause.UNSTABLE
+    assert watch.stage(memory) == COAST and memory.cause == TrustCause.UNSTABLE
     memory, t = judged(watch, 2.0, memory, t)
     assert watch.stage(memory) == NORMAL
 
@@ -136,7 +136,7 @@ def test_images_between_which_steps_lie_can_oscillate_too() -> None:
         moved[2] = 0.02 * (-1) ** k
         memory = watch.judge(memory, Evidence(t := t + DT, WELL, np.zeros(2), moved))
         memory, t = judged(watch, 5 * DT, memory, t, tee__nis=np.nan)
-    assert watch.stage(memory) == COAST and TrustCause(int(memory["cause"])) == TrustCause.UNSTABLE
+    assert watch.stage(memory) == COAST and memory.cause == TrustCause.UNSTABLE
 
 
 def test_three_divergences_in_ten_seconds_hand_over() -> None:
@@ -177,9 +177,9 @@ def test_the_first_seconds_move_medians_by_a_spread_at_most_and_never_after_some
     watch, i = monitor(), 2  # the residual
     memory, _ = judged(watch, 3.0, tee__residual=0.3)
     shipped = shipped_trust()
-    assert memory["centre"][i] - shipped.centre[i] <= shipped.spread[i] * (1 + 1e-9)
+    assert memory.centre[i] - shipped.centre[i] <= shipped.spread[i] * (1 + 1e-9)
     memory, _ = judged(watch, 3.0, *judged(watch, 0.5, a__fault=7.0))
-    assert np.array_equal(memory["centre"], shipped.centre)
+    assert np.array_equal(memory.centre, shipped.centre)
 
 
 def test_one_camera_at_fault_of_many_slows_and_never_stops() -> None:
@@ -201,7 +201,7 @@ def driven(stage: TrustStage, steps: int = 60) -> tuple[np.ndarray, np.ndarray]:
     start = scene_limits(SCENE).start(state.q, SCENE.spec)
     for k in range(20 + steps):
         wanted = start + np.array([0.4 * DT * k, 0.0])
-        memory["stage"] = np.array(int(stage if k >= 20 else NORMAL))
+        memory.stage = stage if k >= 20 else NORMAL
         action, memory = watch.act(memory, state, wanted)
         state = sim.step(state, action)
         taken.append(action)
@@ -233,15 +233,15 @@ def test_after_recovery_the_action_is_approached_inside_the_limits_and_then_pass
     state = sim.reset(0)
     start = limits.start(state.q, SCENE.spec)
     memory, rows = watch.begin(0.0), []
-    memory["stage"] = np.array(int(HOLD))
+    memory.stage = HOLD
     for k in range(120):
         if k == 20:
-            memory["stage"] = np.array(int(NORMAL))
+            memory.stage = NORMAL
         action, memory = watch.act(memory, state, start + np.array([0.1, 0.05]))
         rows.append(action)
     speed = np.diff(np.stack(rows), axis=0) / DT
     assert np.abs(speed).max() <= np.max(limits.velocity) + 1e-9
-    assert np.array_equal(rows[-1], start + np.array([0.1, 0.05])) and not memory["stepping"]
+    assert np.array_equal(rows[-1], start + np.array([0.1, 0.05])) and not memory.stepping
 
 
 def test_a_twin_without_cameras_is_supervised_too_and_a_robot_that_does_not_follow_is_held() -> None:
@@ -304,13 +304,13 @@ def test_a_twin_that_holds_is_at_rest_though_contact_shakes_its_simulated_robot(
 
 def test_set_points_of_a_slow_servo_are_not_stopped_at_speed() -> None:
     watch, sim = monitor(), open_world(SCENE).reset(0)
-    memory = {**watch.begin(0.0), "stage": np.array(int(HOLD)), "held_since": np.array(-1.0)}
+    memory = replace(watch.begin(0.0), stage=HOLD, held_since=-1.0)
     fast = replace(sim, v=sim.v + 0.2 * np.max(watch.limits.velocity))
     target = watch.limits.start(sim.q, SCENE.spec)
     assert not watch.at_rest(watch.act(memory, fast, target)[1])
     _, slow = watch.act(memory, sim, target)
     assert watch.at_rest(slow) and watch.at_rest(watch.act(slow, fast, target)[1])  # what shakes it then moves nothing
-    assert not watch.at_rest(watch.act({**slow, "stage": np.array(int(NORMAL))}, sim, target)[1])
+    assert not watch.at_rest(watch.act(replace(slow, stage=NORMAL), sim, target)[1])
 
 
 def watched(recording, options: TwinOptions, scene=SCENE):
@@ -349,10 +349,9 @@ def test_while_it_coasts_images_correct_nothing_and_then_they_do_again(recording
     state, rows = twin.reset(0), []
     for k, action in enumerate(recording.episode.action[:50]):
         memory = state.hidden["twin"]
-        stage = np.array(int(COAST if 20 <= k < 35 else NORMAL))
-        watch = {**memory["trust"], "stage": stage, "calm_since": np.array(np.inf)}
-        state = twin.step(replace(state, hidden={"twin": {**memory, "trust": watch}}), action)
-        physics = twin.sim.step(memory["sim"], state.hidden["twin"]["past"][-1]).q
+        watch = replace(memory.trust, stage=COAST if 20 <= k < 35 else NORMAL, calm_since=np.inf)
+        state = twin.step(replace(state, hidden={"twin": replace(memory, trust=watch)}), action)
+        physics = twin.sim.step(memory.sim, state.hidden["twin"].past[-1]).q
         rows.append(np.abs(physics[2:4] - state.q[2:4]).max())
     assert max(rows[21:34]) < 1e-9 and max(rows[36:45]) > 1e-5
 
@@ -361,8 +360,8 @@ def test_a_resumed_twin_is_normal_again_and_an_unsupervised_one_cannot_be_resume
     twin = open_twin(SCENE, open_world(SCENE), TwinOptions(correct="none"))
     state = twin.reset(0)
     memory = state.hidden["twin"]
-    over = {**memory["trust"], "stage": np.array(int(OVER))}
-    state = replace(state, hidden={"twin": {**memory, "trust": over}})
+    over = replace(memory.trust, stage=OVER)
+    state = replace(state, hidden={"twin": replace(memory, trust=over)})
     assert twin.observe(state)[CHANNEL][LABELS.index("stage")] == OVER
     assert twin.observe(twin.resume(state))[CHANNEL][LABELS.index("stage")] == NORMAL
     with pytest.raises(BadInput, match="not supervised"):

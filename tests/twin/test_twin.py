@@ -80,16 +80,15 @@ def test_a_robot_with_other_joints_is_refused() -> None:
 
 def test_a_reading_is_compared_with_the_joints_of_its_own_time() -> None:
     times, past = np.arange(10) * 0.01, (np.arange(10) * 0.01)[:, None] * 2.0  # joints moving at 2 rad/s
-    late = blend_joints(JointBlend(gain=0.5, lag=0.02), past[-1], times, past, np.array([2.0 * 0.06]), 0.08)
-    assert late.used and np.allclose(late.error, 0.0, atol=1e-12)
-    assert np.allclose(late.q, past[-1])
+    q, error, read = blend_joints(JointBlend(gain=0.5, lag=0.02), past[-1], times, past, np.array([2.0 * 0.06]), 0.08)
+    assert read and np.allclose(error, 0.0, atol=1e-12) and np.allclose(q, past[-1])
 
 
 @pytest.mark.parametrize("reading", [np.nan, np.inf, 3.0])
 def test_an_unsound_reading_moves_nothing(reading: float) -> None:
     times, past = np.arange(10) * 0.01, np.zeros((10, 1))
-    found = blend_joints(JointBlend(), past[-1], times, past, np.array([reading]), 0.09)
-    assert not found.used and np.array_equal(found.q, past[-1])
+    q, _, read = blend_joints(JointBlend(), past[-1], times, past, np.array([reading]), 0.09)
+    assert not read and np.array_equal(q, past[-1])
 
 
 def test_a_lag_of_the_robot_is_learned_and_led_away() -> None:

@@ -65,7 +65,7 @@ def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
     page = render(HtmlReport("a run", "", verdict, twin_numbers(run.episode, {}), twin_sections(run.episode)))
     for words in (
         "NIS",
-        "tee, colours",
+        "Residuals of silhouettes",
         "tee, weakest direction",
         "Latency of images",
         "Time of each stage",

@@ -190,7 +190,7 @@ class _CameraLog:
         from instep.twin import draw_outline, transform_at
         from instep.twin.camera_rig import IMAGES
 
-        seen = self._robot.observe(state.hidden["twin"]["real"])
+        seen = self._robot.observe(state.hidden["twin"].real)
         times = np.array([s.t for s in self._states[-30:]])
         poses = np.stack([s.q[self._at : self._at + 7] for s in self._states[-30:]])
         images: list[Array] = []

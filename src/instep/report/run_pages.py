@@ -379,7 +379,7 @@ def _stages(t: Array, episode: Episode) -> list[Section]:
 
 
 def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
-    residuals = {**_lines(t, log, "residual", ", silhouette"), **_lines(t, log, "colour_residual", ", colours")}
+    residuals = _lines(t, log, "residual")
     lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
     level: Lines = {}
     if trust is not None:
@@ -388,7 +388,7 @@ def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
     figures = _figures(
         ("Trust", "trust, 0 to 1", level),
         ("Innovation against its covariance (NIS)", "NIS", _lines(t, log, "nis")),
-        ("Residuals of silhouettes and of colours", "residual, share of pixels", residuals),
+        ("Residuals of silhouettes", "residual, share of pixels", residuals),
     )
     return Section("Trust and residuals", lead, figures)
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .raster.fused import FusedRasterizer
     from .raster.fused_kernels import RenderChannels, RenderedTensors
     from .raster.gradients import Gradients, ImageGradient
-    from .raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
     from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
     from .rendered_world import RenderedCameras, Seen, Sensor, Shutter, load_rendered_cameras
     from .rendering import Rendering, framing_camera, render, scene_gaussians
@@ -36,7 +35,6 @@ __all__ = [
     "ImageGradient",
     "LayeredRasterizer",
     "Plane",
-    "PoseNormalEquations",
     "Rasterizer",
     "RenderChannels",
     "RenderedCameras",
@@ -49,11 +47,9 @@ __all__ = [
     "Sensor",
     "Shutter",
     "SurfaceConstraint",
-    "TargetImage",
     "WeightedImage",
     "align_on_plane",
     "background_near",
-    "camera_normals",
     "colour_mask",
     "concatenate",
     "fit_gaussians",
@@ -67,7 +63,6 @@ __all__ = [
     "load_gaussians",
     "load_rendered_cameras",
     "open_rasterizer",
-    "pose_normals",
     "psnr",
     "render",
     "save_gaussians",
@@ -88,7 +83,6 @@ __getattr__ = lazy_names(
         "raster.fused": "FusedRasterizer",
         "raster.fused_kernels": "RenderChannels RenderedTensors",
         "raster.gradients": "Gradients ImageGradient",
-        "raster.pose_normals": "PoseNormalEquations TargetImage camera_normals pose_normals",
         "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",
         "rendered_world": "RenderedCameras Seen Sensor Shutter load_rendered_cameras",
         "rendering": "Rendering framing_camera render scene_gaussians",

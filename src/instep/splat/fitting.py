@@ -244,10 +244,8 @@ def _open_optimizer(
     """An optimiser on the processor, or one whose steps stay on a CUDA device."""
     if options.device != "cpu":
         from .fitting_cuda import DeviceOptimizer
-        from .raster.cuda_driver import why_no_kernels
 
-        if not why_no_kernels():
-            return DeviceOptimizer(start, options, surface)
+        return DeviceOptimizer(start, options, surface)
     return _Optimizer(start, options, surface)
 
 

@@ -44,7 +44,7 @@ def degree_of(coefficients: int) -> int:
     return degree
 
 
-def basis(direction: Array, degree: int) -> Array:
+def harmonic_basis(direction: Array, degree: int) -> Array:
     """The basis [..., (degree + 1)^2] at unit directions [..., 3]."""
     x, y, z = np.moveaxis(np.asarray(direction, float), -1, 0)
     parts = [np.full_like(x, C0)]
@@ -66,7 +66,7 @@ def basis(direction: Array, degree: int) -> Array:
     return np.stack(parts, axis=-1)
 
 
-def basis_jacobian(direction: Array, degree: int) -> Array:
+def harmonic_jacobian(direction: Array, degree: int) -> Array:
     """The derivative of the basis [..., (degree + 1)^2, 3] by the direction, its length not held."""
     x, y, z = np.moveaxis(np.asarray(direction, float), -1, 0)
     zero, one = np.zeros_like(x), np.ones_like(x)
@@ -95,38 +95,42 @@ def basis_jacobian(direction: Array, degree: int) -> Array:
     return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
 
 
-def colour(sh: Array, direction: Array) -> Array:
+def harmonic_colour(sh: Array, direction: Array) -> Array:
     """Colours [n, 3] of coefficients [n, (degree + 1)^2, 3] seen along unit directions [n, 3]."""
-    weights = basis(direction, degree_of(sh.shape[-2]))
+    weights = harmonic_basis(direction, degree_of(sh.shape[-2]))
     return np.maximum(0.5 + np.einsum("...k,...kc->...c", weights, np.asarray(sh, float)), 0.0)
 
 
-def rotation(matrix: Array, degree: int) -> Array:
+def _harmonic_rotation(matrix: Array, degree: int) -> Array:
     """The matrix by which coefficients [(degree + 1)^2] change under a rotation matrix.
 
     A rotated body has along d the colour that it had along matrix^T d. Each band is mapped onto itself, so its
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
     out = np.zeros(((degree + 1) ** 2,) * 2)
-    # n directions spread over the sphere, on a golden spiral.
-    k = np.arange(32) + 0.5
-    height = 1 - 2 * k / 32
-    turn = math.pi * (1 + 5**0.5) * k
-    ring = np.sqrt(1 - height**2)
-    directions = np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
-    after, before = basis(directions, degree), basis(directions @ np.asarray(matrix, float), degree)
+    directions = _sphere_directions(32)
+    after, before = harmonic_basis(directions, degree), harmonic_basis(directions @ np.asarray(matrix, float), degree)
     for band in range(degree + 1):
         rows = slice(band * band, (band + 1) ** 2)
         out[rows, rows] = np.linalg.lstsq(after[:, rows], before[:, rows], rcond=None)[0]
     return out
 
 
-def rotated(sh: Array, matrix: Array) -> Array:
+def rotated_harmonics(sh: Array, matrix: Array) -> Array:
     """Coefficients [n, (degree + 1)^2, 3] under a rotation matrix."""
     degree = degree_of(sh.shape[-2])
     if degree == 0:
         return sh
-    return np.einsum("ij,njc->nic", rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
+    return np.einsum("ij,njc->nic", _harmonic_rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
+
+
+def _sphere_directions(n: int) -> Array:
+    """n directions spread over the sphere, on a golden spiral."""
+    k = np.arange(n) + 0.5
+    height = 1 - 2 * k / n
+    turn = math.pi * (1 + 5**0.5) * k
+    ring = np.sqrt(1 - height**2)
+    return np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
 
 
 Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
@@ -210,7 +214,7 @@ class Gaussians:
         return np.einsum("nij,nj->ni", world_from_body[:, :3, :3], self.means) + world_from_body[:, :3, 3]
 
     def moved(self, new_from_old: Array) -> Gaussians:
-        """The same Gaussians in another frame, with rotated harmonics.
+        """The same Gaussians in another frame, with rotated
 
         The 4 x 4 transform rotates, translates and may scale evenly, as between files in different units.
         """
@@ -226,7 +230,7 @@ class Gaussians:
             means=(self.means @ linear.T + shift).astype(self.means.dtype, copy=False),
             quats=quat_mul(quat_from_matrix(turn), self.quats).astype(self.quats.dtype, copy=False),
             scales=(self.scales * size).astype(self.scales.dtype, copy=False),
-            sh=rotated(self.sh, turn),
+            sh=rotated_harmonics(self.sh, turn),
         )
 
     def with_degree(self, degree: int) -> Gaussians:

@@ -197,8 +197,8 @@ def _track_bodies(capture: Capture, views: Sequence[_View]) -> tuple[dict[str, A
     for body in capture.bodies:
         cameras, backgrounds = [view.camera for view in views], [view.background for view in views]
         tracked = BodyTracker(body, cameras, backgrounds, capture.plane).track([[f[i] for f in frames] for i in order])
-        poses = np.empty_like(tracked.poses)
-        poses[order] = tracked.poses
+        poses = np.empty_like(tracked)
+        poses[order] = tracked
         tracks[body.gaussians.names[0]] = poses
         rasterizer = Rasterizer(body.gaussians)
         for view, images, mask in zip(views, frames, hidden, strict=True):

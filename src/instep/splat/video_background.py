@@ -1,17 +1,15 @@
-"""Static background and foreground masks of the images of a fixed camera.
+"""Static backgrounds, foreground masks and moving bodies in the images of fixed cameras.
 
-Track scanned bodies that slide on a table through images of several cameras, and match their colours.
-
-Pixels are segmented by hue: more like the body, or more like the background. The silhouette of the body is fitted to
-them by Gauss-Newton in three unknowns, two translations along the table and a rotation about its normal. A colour map,
-c_real = A [c^2; c] + b with A 3 x 6, is fitted by least squares with Tukey's weights, so that moving things and
-highlights do not bend it.
+A scanned body that slides on a table is tracked by its hue: its silhouette is fitted to the pixels of its hue by
+Gauss-Newton in two translations and a heading. A colour map c_real = A [c^2; c] + b with A 3 x 6 is fitted by least
+squares with Tukey's weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,13 @@ from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.poses import normalized, pose, quat_exp, quat_mul, transform
-from instep.core.world import Array, array_dataclass
+from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .gaussians import gaussians_from_colours
+from .image import Region
 from .io.ply import ScannedBody
 from .plane_alignment import Plane
-from .raster.pose_normals import TargetImage, pose_normals
 from .raster.rasterizer import Rasterizer
 from .raster.simd import KERNEL
 
@@ -182,120 +180,108 @@ def _background_pixels(images: Any, hidden: Any, guess: Any, enough: Any, backgr
 
 
 _STEPS = 12
-
-
-@array_dataclass
-class TrackedPoses:
-    """Poses of a body in frames."""
-
-    poses: Array
-    """xyz + wxyz [frames, 7]."""
-    iou: Array
-    """Intersection over union of its silhouette and the body-coloured pixels in each frame [frames]."""
+_DIFFERENCES = np.array([5e-4, 5e-4, 5e-3])
+"""Steps of the numerical derivatives [m, m, rad]."""
+_BLURS_PX = (3.0, 1.0)
+"""Blur of the silhouettes in the first and the second half of the steps."""
+_HUBER = 0.3
+"""Coverage residual from which a pixel is weighted down."""
 
 
 class BodyTracker:
     """Tracks one body in frames of calibrated cameras, from its last pose."""
 
     def __init__(self, body: ScannedBody, cameras: Sequence[Camera], still: Sequence[Array], plane: Plane):
-        self._cameras = tuple(cameras)
-        self._still = tuple(still)
-        self._plane = plane
-        self._colour = np.median(np.clip(body.gaussians.colours, 0, 1), axis=0)
+        self._cameras, self._still, self._plane = tuple(cameras), tuple(still), plane
         solid = body.gaussians
+        self._colour = np.median(np.clip(solid.colours, 0, 1), axis=0)
         white = gaussians_from_colours(
             solid.means, solid.scales, np.ones((len(solid), 3)), quats=solid.quats, opacities=0.95
-        )
-        self._outline = Rasterizer(white.attached_to("body"))
-        self._sketch = Rasterizer(white.attached_to("body"), threads=1)
+        ).attached_to("body")
+        self._outline, self._sketch = Rasterizer(white), Rasterizer(white, threads=1)
         self._start = pose(body.world_from_body)
 
-    def track(self, frames: Sequence[Sequence[Array]]) -> TrackedPoses:
-        """Poses in frames [frames][cameras], each image uint8."""
+    def track(self, frames: Sequence[Sequence[Array]]) -> Array:
+        """Poses xyz + wxyz [frames, 7] in frames [frames][cameras], each image uint8."""
         poses: list[Array] = []
-        overlaps: list[float] = []
         for images in frames:
             labels = [self._label(image, still) for image, still in zip(images, self._still, strict=True)]
-            last = poses[-1] if poses else None
-            found = self._refine(last, labels) if last is not None else None
+            found = self._refine(poses[-1], labels) if poses else None
             if found is None or self._lost(found, labels):
                 found = self._refine(self._search(labels), labels)
             poses.append(found)
-            overlaps.append(self._overlap(found, labels))
-        return TrackedPoses(np.array(poses), np.array(overlaps))
+        return np.array(poses)
 
     def _label(self, image: Array, still: Array) -> Array:
         """Pixels with the hue of the body rather than of the scene [height, width], 0 or 1."""
         from scipy.ndimage import binary_opening
 
-        seen = image / 255.0
-        scene = np.median(still.reshape(-1, 3), axis=0)
-        own, other = _hue(seen) @ _hue(self._colour), _hue(seen) @ _hue(scene)
+        def hue(colour: Array) -> Array:
+            return colour / np.maximum(np.linalg.norm(colour, axis=-1, keepdims=True), 1e-6)
+
+        seen, scene = image / 255.0, np.median(still.reshape(-1, 3), axis=0)
+        own, other = hue(seen) @ hue(self._colour), hue(seen) @ hue(scene)
         alike = (own > 0.945) & (own > other + 0.02) & (seen.max(axis=-1) > 0.2)
         return binary_opening(alike, iterations=1).astype(np.float32)
 
     def _search(self, labels: Sequence[Array]) -> Array:
-        """Position and heading by a search over the table."""
+        """Position and heading by a search over the table, in small images."""
         small = [_downsampled(camera, label, 6) for camera, label in zip(self._cameras, labels, strict=True)]
         best, where = -1.0, self._start
         (x0, y0), (x1, y1) = self._plane.low, self._plane.high
         for reach, step, turns in ((0.25, 0.05, 12), (0.05, 0.02, 24)):
             centre = where
-            for dx in np.arange(-reach, reach + 1e-9, step):
-                for dy in np.arange(-reach, reach + 1e-9, step):
-                    if not (x0 < centre[0] + dx < x1 and y0 < centre[1] + dy < y1):
-                        continue
-                    for turn in np.arange(turns) * 2 * np.pi / turns:
-                        guess = self._slid(self._start, centre[:2] - self._start[:2] + np.array([dx, dy]), turn)
-                        score = self._overlap(guess, [s[1] for s in small], [s[0] for s in small])
-                        if score > best:
-                            best, where = score, guess
+            steps = np.arange(-reach, reach + 1e-9, step)
+            for dx, dy, turn in product(steps, steps, np.arange(turns) * 2 * np.pi / turns):
+                if not (x0 < centre[0] + dx < x1 and y0 < centre[1] + dy < y1):
+                    continue
+                guess = self._slid(self._start, centre[:2] - self._start[:2] + np.array([dx, dy]), turn)
+                score = self._overlap(guess, small)
+                if score > best:
+                    best, where = score, guess
         return where
 
     def _slid(self, start: Array, shift: Array, turn: float) -> Array:
         """A pose translated along the table and rotated about its normal."""
         normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
-        height = -(normal[0] * shift[0] + normal[1] * shift[1]) / normal[2]
         moved = start.copy()
-        moved[:3] += [shift[0], shift[1], height]
+        moved[:3] += [shift[0], shift[1], -(normal[0] * shift[0] + normal[1] * shift[1]) / normal[2]]
         moved[3:] = normalized(quat_mul(quat_exp(turn * normal), start[3:]))
         return moved
 
     def _refine(self, start: Array, labels: Sequence[Array]) -> Array:
+        """Gauss-Newton on the blurred silhouettes, with derivatives by finite differences."""
         from scipy.ndimage import gaussian_filter
 
         found = start
-        soft = [
-            [np.repeat(gaussian_filter(label, blur)[..., None].astype(np.float32), 3, axis=-1) for label in labels]
-            for blur in (3.0, 1.0)
-        ]
         for step in range(_STEPS):
-            blurred = soft[0 if step < _STEPS // 2 else 1]
-            views = [
-                TargetImage(c, l, None, None, self._around(c, found))
-                for c, l in zip(self._cameras, blurred, strict=True)
-            ]
-            parts = pose_normals(self._outline, views, found[None], ["body"], huber=0.5)
-            H = np.sum([part.information[0] for part in parts], axis=0)
-            g = np.sum([part.gradient[0] for part in parts], axis=0)
-            normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
-            basis = np.zeros((6, 3))
-            basis[:3, 0] = [1.0, 0.0, -normal[0] / normal[2]]
-            basis[:3, 1] = [0.0, 1.0, -normal[1] / normal[2]]
-            basis[3:, 2] = normal
-            small: Array = basis.T @ H @ basis + np.diag([1.0, 1.0, 1e-3])
-            steepest: Array = basis.T @ g
-            change: Array = np.clip(-np.linalg.solve(small, steepest), -0.02, 0.02)
-            found = self._slid(found, change[:2], float(change[2] * 5 if abs(change[2]) >= 0.02 else change[2]))
+            blur = _BLURS_PX[2 * step // _STEPS]
+            if step % (_STEPS // 2) == 0:
+                soft = [gaussian_filter(label, blur) for label in labels]
+            regions = [self._around(camera, found) for camera in self._cameras]
+
+            def residuals(x: Array, at: Array = found, regions: Sequence[Region] = regions) -> Array:
+                where, parts = self._slid(at, x[:2], float(x[2]))[None], list[Array]()
+                for camera, label, region in zip(self._cameras, soft, regions, strict=True):  # noqa: B023
+                    left, top, right, bottom = region
+                    shown = self._outline.render(camera, where, region=region).alpha
+                    parts.append((shown - label[top:bottom, left:right]).ravel())
+                return np.concatenate(parts)
+
+            error = residuals(np.zeros(3))
+            J = np.stack([(residuals(d) - error) / d.sum() for d in np.diag(_DIFFERENCES)], axis=1)
+            weighted = J * np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-9))[:, None]
+            curvature = weighted.T @ J + np.diag([1.0, 1.0, 1e-3])
+            change = np.clip(-np.linalg.solve(curvature, weighted.T @ error), -0.02, 0.02)
+            found = self._slid(found, change[:2], float(change[2] * (5 if abs(change[2]) >= 0.02 else 1)))
             if step >= _STEPS // 2 and np.abs(change).max() < 2e-5:
                 break
         return found
 
-    def _around(self, camera: Camera, where: Array) -> tuple[int, int, int, int]:
+    def _around(self, camera: Camera, where: Array) -> Region:
         """The part of an image around the body."""
-        local = transform(where)[:3, 3]
         place = camera.body_from_camera
-        seen = (local - place[:3, 3]) @ place[:3, :3]
+        seen = (transform(where)[:3, 3] - place[:3, 3]) @ place[:3, :3]
         if seen[2] < 0.05:
             return (0, 0, camera.width, camera.height)
         x, y = camera.project(seen)
@@ -305,7 +291,7 @@ class BodyTracker:
         return (left, top, max(right, left + 1), max(bottom, top + 1))
 
     def _lost(self, where: Array, labels: Sequence[Array]) -> bool:
-        """Whether there are body-coloured pixels, and most of them are not where the body is thought to be."""
+        """Whether most of the pixels of the body's hue are outside its silhouette."""
         covered = total = 0.0
         for camera, label in zip(self._cameras, labels, strict=True):
             rendered = self._outline.render(camera, where[None]).alpha > 0.5
@@ -313,19 +299,13 @@ class BodyTracker:
             total += float((label > 0.5).sum())
         return total > 200 and covered < 0.4 * total
 
-    def _overlap(self, where: Array, labels: Sequence[Array], cameras: Sequence[Camera] | None = None) -> float:
+    def _overlap(self, where: Array, images: Sequence[tuple[Camera, Array]]) -> float:
         both = either = 0.0
-        raster = self._outline if cameras is None else self._sketch
-        for camera, label in zip(self._cameras if cameras is None else cameras, labels, strict=True):
-            rendered = raster.render(camera, where[None]).alpha > 0.5
+        for camera, label in images:
+            rendered = self._sketch.render(camera, where[None]).alpha > 0.5
             both += float((rendered & (label > 0.5)).sum())
             either += float((rendered | (label > 0.5)).sum())
         return both / max(either, 1.0)
-
-
-def _hue(colour: Array) -> Array:
-    """Colours as directions, which brightness does not change."""
-    return colour / np.maximum(np.linalg.norm(colour, axis=-1, keepdims=True), 1e-6)
 
 
 def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
@@ -334,64 +314,39 @@ def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
     small = label[: height * by, : width * by].reshape(height, by, width, by).mean(axis=(1, 3))
     (fx, fy), (cx, cy) = camera.focal, camera.centre
     return replace(
-        camera,
-        name=f"{camera.name}/{by}",
-        width=width,
-        height=height,
-        focal=(fx / by, fy / by),
+        camera, name=f"{camera.name}/{by}", width=width, height=height, focal=(fx / by, fy / by),
         centre=(cx / by, cy / by),
-    ), small
+    ), small  # fmt: skip
 
 
 _TUKEY = 4.685
 """Residuals beyond this many standard deviations have no weight."""
 
 
-@array_dataclass
-class ColourMap:
-    """A map of colours 0 to 1."""
-
-    matrix: Array
-    """[3, 6], of the squares and then the values of red, green, blue."""
-    offset: Array
-    """[3]."""
-
-    def __call__(self, colour: Array) -> Array:
-        """The colours [..., 3] of the real camera."""
-        colour = np.asarray(colour, float)
-        features = np.concatenate([colour**2, colour], axis=-1)
-        return np.clip(features @ self.matrix.T + self.offset, 0.0, 1.0)
-
-
-def fit_colour_map(rendered: Array, real: Array, mask: Array | None = None, *, rounds: int = 50) -> ColourMap:
-    """Fit the map from rendered to real colours [..., 3], 0 to 1, over the pixels of a mask."""
-    chosen = np.ones(rendered.shape[:-1], bool) if mask is None else mask
-    x, y = np.asarray(rendered, float)[chosen], np.asarray(real, float)[chosen]
+def fit_colour_map(rendered: Array, real: Array, *, rounds: int = 50) -> Callable[[Array], Array]:
+    """The map from rendered to real colours [n, 3], 0 to 1; bright pixels weigh more."""
+    x, y = np.asarray(rendered, float), np.asarray(real, float)
     if len(x) < 100:
         raise BadInput(f"Aligning colours needs at least 100 pairs of pixels, and {len(x)} were given.")
-    features = np.column_stack([x**2, x, np.ones(len(x))])
-    bright = np.linalg.norm(y, axis=1)
-    weight = bright / max(float(bright.max()), 1e-6)
-    ridge = 1e-6 * len(x) * np.eye(7)
-    solution = np.zeros((7, 3))
+    features, bright = np.column_stack([x**2, x, np.ones(len(x))]), np.linalg.norm(y, axis=1)
+    weight, ridge = bright / max(float(bright.max()), 1e-6), 1e-6 * len(x) * np.eye(7)
+    matrix = np.zeros((7, 3))
     for channel in range(3):
-        robust: Array = np.ones(len(x))
-        last: Array = np.zeros(7)
-        now: Array = np.zeros(7)
+        robust, last = np.ones(len(x)), np.zeros(7)
         for _ in range(rounds):
             scaled = features * (weight * robust)[:, None]
-            normal: Array = scaled.T @ features + ridge
-            target: Array = scaled.T @ y[:, channel] + ridge @ _IDENTITY[channel]
-            now = np.linalg.solve(normal, target)
-            residual: Array = y[:, channel] - features @ now
+            # The ridge regularises towards the identity.
+            now = np.linalg.solve(scaled.T @ features + ridge, scaled.T @ y[:, channel] + ridge[3 + channel])
+            residual = y[:, channel] - features @ now
             spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 1e-6)
             robust = np.maximum(1 - (residual / (_TUKEY * spread)) ** 2, 0.0) ** 2
-            if np.abs(now - last).max() < 1e-6:
-                break
+            matrix[:, channel], step = now, np.abs(now - last).max()
             last = now
-        solution[:, channel] = now
-    return ColourMap(solution[:6].T, solution[6])
+            if step < 1e-6:
+                break
 
+    def mapped(colours: Array) -> Array:
+        colours = np.asarray(colours, float)
+        return np.clip(np.concatenate([colours**2, colours], axis=-1) @ matrix[:6] + matrix[6], 0.0, 1.0)
 
-_IDENTITY = np.eye(7)[3:6]
-"""The ridge regularises towards the identity."""
+    return mapped

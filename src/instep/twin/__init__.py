@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from .trust import Trust, calibrate_trust, shipped_trust
     from .trust_stages import StageOptions, TrustEvent, TrustMonitor, TrustStage, trust_events
     from .twin import CorrectedState, Correction, JointBlend, NoCorrection, ParameterUpdates, Twin, correction_log
-    from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
-    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "Deadline", "FilterOptions", "ForceOptions", "HandEye",
+    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "Deadline", "FilterOptions", "HandEye",
     "HandEyeOptions", "ImageFault", "JointBlend", "NoCorrection", "Outline", "ParameterUpdates", "PointSighting",
     "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig", "RobotCalibration", "SilhouetteOverlaps",
     "StageOptions", "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage", "Twin", "TwinOptions",
-    "VisualForces", "block_median", "calibrate_hand_eye", "calibrate_robot", "calibrate_trust", "correction_log",
+    "block_median", "calibrate_hand_eye", "calibrate_robot", "calibrate_trust", "correction_log",
     "draw_outline", "open_twin", "outline_of", "recorded_rig", "refine_rig", "shipped_trust", "silhouette_overlaps",
     "track_recording", "transform_at", "trust_events",
 ]  # fmt: skip
@@ -41,12 +40,12 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "body_outlines": "Outline draw_outline outline_of transform_at",
         "camera_frames": "Deadline FAULT_WORDS ImageFault",
         "camera_refinement": "RefineOptions RefinedCameras RefinedRig refine_rig",
         "camera_rig": "CameraRig recorded_rig",
         "filter_state": "FilterOptions",
         "hand_eye": "HandEye HandEyeOptions PointSighting RobotCalibration calibrate_hand_eye calibrate_robot",
+        "body_outlines": "Outline draw_outline outline_of transform_at",
         "pose_filter": "PoseFilter",
         "tracking": (
             "SilhouetteOverlaps TrackedRecording TwinOptions block_median open_twin silhouette_overlaps track_recording"
@@ -54,6 +53,5 @@ __getattr__ = lazy_names(
         "trust": "Trust calibrate_trust shipped_trust",
         "trust_stages": "StageOptions TrustEvent TrustMonitor TrustStage trust_events",
         "twin": "CorrectedState Correction JointBlend NoCorrection ParameterUpdates Twin correction_log",
-        "visual_forces": "ForceOptions VisualForces",
     },
 )

@@ -3,8 +3,7 @@
 The surface of a body as cameras see it: triangles of its meshes, fewer of them where they are many.
 
 Convex parts show the silhouettes of many bodies, and not of all. Texture and what a body occludes are on its surface:
-the inside of a bowl and the handle of a mug are not on a convex hull.
-"""
+the inside of a bowl and the handle of a mug are not on a convex hull."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from .silhouette_kernels import CalibratedCamera, ConvexParts, ProjectedOutline
 
 mujoco: Any = import_module("mujoco")
 silhouette_kernels: Any = import_module("instep.twin.silhouette_kernels")
-silhouette: Any = import_module("instep.twin.silhouette_kernels")
 
 CIRCLE_CORNERS = 20
 """Corners along a circle that approximate a round geom."""
@@ -32,11 +30,6 @@ CONTACT_TOLERANCE_M = 1e-4
 MARGIN_PX = 8
 """Pixels around the predicted silhouette that are compared."""
 OVERLAY_COLOUR = np.array([0, 255, 80], np.uint8)
-
-
-def model_of(scene: Any) -> Any:
-    """The compiled MuJoCo model of a scene."""
-    return scene.model
 
 
 def visible_geoms(model: Any, body: int) -> list[int]:
@@ -179,7 +172,7 @@ def project_outline(
     points, jacobian = silhouette_kernels.project_corners(outline.corners, world_from_body, calibrated(camera), centre)
     if not np.isfinite(points[0, 0]):
         return ProjectedOutline(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
-    region = silhouette.region_around(points, margin, camera.width, camera.height)
+    region = silhouette_kernels.region_around(points, margin, camera.width, camera.height)
     return ProjectedOutline(points, jacobian, silhouette_kernels.edges_of(points, outline.starts), region)
 
 
@@ -206,7 +199,9 @@ def calibrated(camera: Camera) -> CalibratedCamera:
 
 def transform_at(times: Array, poses: Array, t: float) -> Array:
     """The transform (4 x 4) at time t between poses xyz + wxyz [n, 7] at ascending times, held at both ends."""
-    return np.asarray(silhouette.transform_at(np.ascontiguousarray(times), np.ascontiguousarray(poses), float(t)))
+    return np.asarray(
+        silhouette_kernels.transform_at(np.ascontiguousarray(times), np.ascontiguousarray(poses), float(t))
+    )
 
 
 MAX_TRIANGLES = 4000
@@ -236,7 +231,7 @@ def body_faces(outline: Outline, scene: Any) -> BodyFaces:
 
     An outline that was given another size than the scene's has its meshes scaled along.
     """
-    model = model_of(scene)
+    model = scene.model
     surface = mesh_surface(model, outline.name)
     if surface is None:
         return hull_faces(outline)
@@ -248,7 +243,7 @@ def fitted_outline(outline: Outline, scene: Any) -> Outline:
     """The outline of a body, with its surface where that is much less than the convex hull of its meshes."""
     from scipy.spatial import ConvexHull
 
-    if len(outline.starts) > 2 or mesh_surface(model_of(scene), outline.name) is None:
+    if len(outline.starts) > 2 or mesh_surface(scene.model, outline.name) is None:
         return outline
     faces = body_faces(outline, scene)
     corners = faces.vertices[faces.triangles]

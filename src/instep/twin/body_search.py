@@ -1,14 +1,11 @@
-"""Global search for a body: its colour in all cameras gives the position, trials all round give the orientation.
+"""Global search for a body on its support plane.
 
-Orientations are tried on every fourth pixel and the best of them refined there, then on every second: the search only
-has to come near enough for the filter to converge, and a robot waits for it.
+`find_body` searches a body of known colour: the coloured pixels give the position, trials the heading, on every fourth
+pixel and then on every second. The result only has to be near enough for the filter to converge.
 
-Global search for a body whose colours nobody knows: the pose at which they differ most from those around it.
-
-All positions on the support plane that a camera shows, and all headings, are compared on coarse images, with each side
-down on which the body can rest; the best are refined by region colours that are learned where they stand.
-
-The sides on which a body can rest on a plane: faces of its convex hull over which its middle lies.
+`find_by_regions` searches a body of unknown colour: the pose at which the colours inside the silhouette differ most
+from those around it, over all visible positions, headings and resting sides. The best pose is refined by the colours
+learned there.
 """
 
 from __future__ import annotations
@@ -24,38 +21,40 @@ from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 
-from .body_appearance import RegionColours, region_kernels
+from .body_appearance import LearnedAppearance, RegionColours, region_kernels
 from .body_outlines import Outline, calibrated
-from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, segment
+from .camera_rig import CameraFrame, CameraRig, MaskCrop, Shown, segment
 from .pose_solver import compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
 from .silhouette_kernels import CalibratedCamera
 
-FINE_STRIDE = 2
-"""Every how many pixels are compared in the end."""
-COARSE_STRIDE = 4
-"""Every how many pixels are compared while orientations are tried."""
-ORIENTATIONS = 16
-"""Orientations that are tried all round."""
-REFINED_ORIENTATIONS = 4
-"""The best of these that are refined to their optimum."""
+FINE_STRIDE, COARSE_STRIDE = 2, 4
+"""Strides of the compared pixels at the end and during the trials."""
+TRIED_HEADINGS, REFINED_HEADINGS = 16, 4
+"""Headings that are tried, and the best of them that are refined."""
 FOUND_OVERLAP = 0.55
 """Overlap of silhouettes from which a body counts as found."""
 CERTAIN_OVERLAP = 0.8
-"""Overlap from which no other orientation is tried: a T that lies the wrong way round overlaps by 0.7 at most."""
+"""Overlap that ends the search: a T the wrong way round overlaps by 0.7 at most."""
 MIN_PIXELS = 40
-"""Pixels of the body's colour below which a camera does not show it."""
+"""Pixels of the body's colour from which a camera shows it."""
 
 
 def find_body(
     rig: CameraRig, outline: Outline, near: Array, normal: Array, frames: Sequence[tuple[CameraFrame, float]]
 ) -> Array | None:
-    """The transform of a body somewhere on its plane, as high and as flat as `near`; None where it is not seen."""
+    """The transform of a body somewhere on its plane, as high and as flat as `near`; None if it is not visible.
+
+    `frames` are images with the chroma of the body in each.
+    """
     crops = _visible_crops(rig, frames, near, COARSE_STRIDE)
     if not crops:
         return None
     basis, wide = planar_basis(normal), np.diag([0.1**2] * 3 + [1.0] * 3)
-    positions = np.stack([_position(crop, near, normal) for crop in crops])
-    starts = [near, *_rotated(near, np.median(positions, axis=0), normal)]
+    at = np.median([_position(crop, near, normal) for crop in crops], axis=0)
+    starts = [near]
+    for angle in np.linspace(0, 2 * np.pi, TRIED_HEADINGS, endpoint=False):
+        starts.append(_turned(near, angle * normal))
+        starts[-1][:3, 3] = at
     ranked = sorted(starts, key=lambda T: -_overlap(outline, crops, T))
 
     def refined(start: Array, crops: Sequence[MaskCrop]) -> Array:
@@ -63,20 +62,20 @@ def find_body(
         return moved(start, solve_pose(outline, tried, wide, basis, 10).xi)
 
     best, best_overlap = ranked[0], 0.0
-    for start in ranked[:REFINED_ORIENTATIONS]:
-        at = refined(start, crops)
-        overlap = _overlap(outline, crops, at)
+    for start in ranked[:REFINED_HEADINGS]:
+        pose = refined(start, crops)
+        overlap = _overlap(outline, crops, pose)
         if overlap > best_overlap:
-            best, best_overlap = at, overlap
+            best, best_overlap = pose, overlap
         if overlap > CERTAIN_OVERLAP:
             break
     fine = _visible_crops(rig, frames, near, FINE_STRIDE)
-    at = refined(best, fine) if fine else best
-    return at if fine and _overlap(outline, fine, at) > FOUND_OVERLAP else None
+    pose = refined(best, fine) if fine else best
+    return pose if fine and _overlap(outline, fine, pose) > FOUND_OVERLAP else None
 
 
 def subsampled(camera: Camera, stride: int) -> Camera:
-    """The camera whose pixels are every few of this one's, the middle one of each cell."""
+    """The camera of every `stride`-th pixel, the middle one of each cell."""
     middle = stride // 2 + 0.5
     cx, cy = ((c - middle) / stride + 0.5 for c in camera.centre)
     width, height = -(-(camera.width - stride // 2) // stride), -(-(camera.height - stride // 2) // stride)
@@ -85,7 +84,7 @@ def subsampled(camera: Camera, stride: int) -> Camera:
 
 
 def _overlap(outline: Outline, crops: Sequence[MaskCrop], T: Array) -> float:
-    """The mean overlap over cameras of the whole image: what lies outside the silhouette counts against it."""
+    """The mean overlap over cameras; what lies outside the silhouette counts against it."""
     fits = [compare_silhouette(outline, replace(crop, world_from_body=T), soft=2.0) for crop in crops]
     return sum(fit.overlap for fit in fits) / len(fits)
 
@@ -93,21 +92,21 @@ def _overlap(outline: Outline, crops: Sequence[MaskCrop], T: Array) -> float:
 def _visible_crops(
     rig: CameraRig, frames: Sequence[tuple[CameraFrame, float]], near: Array, stride: int
 ) -> list[MaskCrop]:
-    """The images that show anything in the body's colour, subsampled."""
-    crops = [_whole_image(rig, frame, strength, near, stride) for frame, strength in frames]
-    return [crop for crop in crops if np.sum((crop.mask > 0.5) & (crop.weight > 0)) > MIN_PIXELS // stride**2]
-
-
-def _whole_image(rig: CameraRig, frame: CameraFrame, strength: float, near: Array, stride: int) -> MaskCrop:
-    camera, part = subsampled(frame.camera, stride), slice(stride // 2, None, stride)
-    background = rig.backgrounds.get(frame.camera.name)
-    pixels = np.ascontiguousarray(frame.pixels[part, part])
-    mask, weight = segment(rig.mask, pixels, strength, None if background is None else background[part, part], halo=1)
-    return MaskCrop(camera, mask, weight, (0, 0, camera.width, camera.height), near)
+    """The whole images that show the body's colour, subsampled."""
+    crops: list[MaskCrop] = []
+    part = slice(stride // 2, None, stride)
+    for frame, strength in frames:
+        camera, background = subsampled(frame.camera, stride), rig.backgrounds.get(frame.camera.name)
+        behind = None if background is None else background[part, part]
+        pixels = np.ascontiguousarray(frame.pixels[part, part])
+        mask, weight = segment(rig.mask, pixels, strength, behind, halo=1)
+        if np.sum((mask > 0.5) & (weight > 0)) > MIN_PIXELS // stride**2:
+            crops.append(MaskCrop(camera, mask, weight, (0, 0, camera.width, camera.height), near))
+    return crops
 
 
 def _position(crop: MaskCrop, near: Array, normal: Array) -> Array:
-    """Where the ray through the middle of the coloured pixels meets the plane through the body; no lens distortion."""
+    """Where the ray through the median coloured pixel meets the plane through the body, without lens distortion."""
     rows, columns = np.nonzero((crop.mask > 0.5) & (crop.weight > 0))
     pixel = np.array([np.median(columns) + 0.5, np.median(rows) + 0.5])
     camera = crop.camera
@@ -116,61 +115,64 @@ def _position(crop: MaskCrop, near: Array, normal: Array) -> Array:
     return origin + direction * (normal @ (near[:3, 3] - origin)) / (normal @ direction)
 
 
-def _rotated(near: Array, at: Array, normal: Array) -> list[Array]:
-    out: list[Array] = []
-    for angle in np.linspace(0, 2 * np.pi, ORIENTATIONS, endpoint=False):
-        T = near.copy()
-        T[:3, :3] = matrix_from_quat(quat_exp(angle * normal)) @ near[:3, :3]
-        T[:3, 3] = at
-        out.append(T)
-    return out
-
-
 FIRST_STRIDE, FIRST_PX = 6, 16
-"""Every how many pixels are compared at first, at most, and how many of those a body must be wide."""
+"""Largest stride of the first comparison, and the least width of the body in its pixels."""
 STRIDE = 3
-"""Every how many pixels are compared then."""
+"""Stride of the second comparison."""
 REACH_M = 0.5
-"""How far from the expected position a body is searched, along each axis of the plane [m]."""
+"""Search range from the expected position along each axis of the plane [m]."""
 FIRST_SPACING, FIRST_HEADINGS = 0.3, 16
-"""Distance of neighbouring positions, as a share of the body's reach, and headings that are tried at each of them."""
-FIRST_CANDIDATES = 48
-"""Best poses that are looked at more closely."""
+"""Distance of tried positions, as a share of the body's reach, and headings at each."""
+FIRST_CANDIDATES, CANDIDATES = 48, 6
+"""Best poses of the first comparison that enter the second, and the best of those that are refined."""
 BANDS = (0.7, 3.5)
-"""Pixels of the coarse image this near to the outline count neither as inside nor as outside, up to this distance."""
-CANDIDATES = 6
-"""Best of these that are refined."""
+"""Distances from the outline between which coarse pixels are neither inside nor outside [pixels]."""
 ROUNDS = 4
-"""Times that colours are learned and the pose is fitted to them."""
+"""Rounds of learning colours and fitting the pose."""
 FIT_PRIOR = np.diag([0.03**2] * 3 + [0.3**2] * 3)
-"""Covariance of a pose that was found by contrast, in m^2 and rad^2."""
+"""Covariance of a pose found by contrast [m^2, rad^2]."""
 FOUND_CONTRAST = 0.5
 """Contrast from which a body counts as found."""
 FOUND_VISIBLE = 0.3
-"""Share of a body that must be visible, where its colours are known, to count as found."""
+"""Least visible share of a body of known colours that counts as found."""
 OTHER_SIDE = 0.05
-"""By how much a body must stand out more to be found on another side than that on which it is expected."""
+"""Margin of contrast by which another side than the expected one must be better."""
 SAME_CONTRAST, ANOTHER_RAD = 0.02, 0.4
-"""Difference of contrast up to which another orientation, by at least this angle, stands out as much."""
+"""Largest difference of contrast and least angle [rad] of an ambiguous orientation."""
 
 
 @array_dataclass
 class LocatedBody:
-    """Where a body is in a first image."""
+    """The pose of a body in a first image."""
 
     world_from_body: Array
     ambiguous: int
     """Other orientations that fit as well."""
 
 
+def find_by_regions(
+    colours: RegionColours, nears: Sequence[Array], normal: Array, shown: Shown, memory: LearnedAppearance,
+    above: float = 0.0,
+) -> LocatedBody | None:  # fmt: skip
+    """The transform of a body on its plane by contrast, fitted to the colours there; None if nothing stands out.
+
+    `nears` has the body on each side it may rest on, the likeliest first. Cameras without colours learn them.
+    Silhouettes in known colours must overlap by more than `above`, since something else may stand out.
+    """
+    found = find_by_contrast(colours.outline, nears, normal, [frame for _, frame in shown]) if shown else None
+    if found is None:
+        return None
+    at = fit_by_regions(colours, found.world_from_body, planar_basis(normal), shown, memory)
+    crops = [colours.crop(frame, c, at, memory) for c, frame in shown]
+    fits = [compare_silhouette(colours.outline, crop) for crop in crops if crop is not None]
+    fits = [fit for fit in fits if fit.visible > FOUND_VISIBLE]  # pixels of unknown colours have no weight
+    return LocatedBody(at, found.ambiguous) if not above or mean_overlap(fits) > above else None
+
+
 def find_by_contrast(
     outline: Outline, nears: Sequence[Array], normal: Array, frames: Sequence[CameraFrame]
 ) -> LocatedBody | None:
-    """The transform at which a body on its plane stands out most; None where nothing stands out.
-
-    It is searched all over the plane with each side down that it has in `nears`, the first being the likeliest, and
-    counts how many other orientations at the same place stand out as much.
-    """
+    """The transform of largest contrast all over the plane, with each side down as in `nears`; None below a limit."""
     fine = _coarse_images(frames, STRIDE)
     poses = np.concatenate([_grid(outline, near, normal) for near in nears])
     side = np.repeat(np.arange(len(nears)), len(poses) // len(nears))
@@ -178,11 +180,11 @@ def find_by_contrast(
     tried: list[tuple[float, float, Array]] = []
     spacing, turn = FIRST_SPACING * outline.reach / 2, np.pi / FIRST_HEADINGS
     for i in _apart(poses, first - OTHER_SIDE * (side > 0), outline.reach)[:FIRST_CANDIDATES]:
-        contrast, closer = _best(outline, fine, _around(poses[i], normal, spacing, turn, 5))
+        contrast, closer = _best(outline, fine, _around(poses[i], normal, spacing, turn))
         tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, closer))
     tried.sort(key=lambda one: -one[0])
     for k, (judged, before, start) in enumerate(tried[:CANDIDATES]):
-        contrast, closer = _best(outline, fine, _around(start, normal, spacing / 3, turn / 3, 5))
+        contrast, closer = _best(outline, fine, _around(start, normal, spacing / 3, turn / 3))
         tried[k] = judged + contrast - before, contrast, closer
     found = [one for one in tried if one[0] >= FOUND_CONTRAST]
     if not found:
@@ -191,70 +193,38 @@ def find_by_contrast(
     known = [best]
     for _, other, at in found:
         here = np.linalg.norm(best[:3, 3] - at[:3, 3]) < outline.reach
-        # The angle between the orientations of two transforms [rad].
-        if (
-            other >= contrast - SAME_CONTRAST
-            and here
-            and all(
-                float(np.arccos(np.clip((np.trace(at[:3, :3].T @ one[:3, :3]) - 1) / 2, -1.0, 1.0))) > ANOTHER_RAD
-                for one in known
-            )
-        ):
+        if other >= contrast - SAME_CONTRAST and here and all(turn_angle(at, one) > ANOTHER_RAD for one in known):
             known.append(at)
     return LocatedBody(best, len(known) - 1)
 
 
-def find_by_regions(
-    colours: RegionColours, outline: Outline, nears: Sequence[Array], normal: Array,
-    shown: Sequence[tuple[int, CameraFrame]], memory: dict[str, Any], above: float = 0.0,
-) -> LocatedBody | None:  # fmt: skip
-    """The transform of a body on its plane by contrast, fitted to the colours there; None where nothing stands out.
-
-    `shown` are frames with the numbers of their cameras. Colours that a camera does not know yet are learned. What
-    stands out may be something else: a body is found where its silhouettes in its own colours overlap `above` a share.
-    """
-    found = find_by_contrast(outline, nears, normal, [frame for _, frame in shown]) if shown else None
-    if found is None:
-        return None
-    at = fit_by_regions(colours, outline, found.world_from_body, planar_basis(normal), shown, memory)
-    crops = [colours.crop(frame, c, outline, at, MAX_MARGIN_PX, memory) for c, frame in shown]
-    fits = [compare_silhouette(outline, crop) for crop in crops if crop is not None]
-    fits = [fit for fit in fits if fit.visible > FOUND_VISIBLE]  # what looks like nothing known does not count
-    return LocatedBody(at, found.ambiguous) if not above or mean_overlap(fits) > above else None
-
-
 def fit_by_regions(
-    colours: RegionColours, outline: Outline, start: Array, basis: Array, shown: Sequence[tuple[int, CameraFrame]],
-    memory: dict[str, Any],
-) -> Array:  # fmt: skip
-    """The transform near a start that fits all images, after the colours in each were learned where it shows the body.
+    colours: RegionColours, start: Array, basis: Array, shown: Shown, memory: LearnedAppearance
+) -> Array:
+    """The transform near a start that fits all images; each learns its colours at the pose that fits it best."""
+    crops: list[MaskCrop] = []
+    for c, frame in shown:
+        at = start
+        for _ in range(0 if colours.learned(memory, c) else ROUNDS):
+            colours.forget(memory, c)
+            colours.learn(frame, c, None, at, memory)
+            crop = colours.crop(frame, c, at, memory)
+            if crop is None:
+                break
+            at = moved(at, solve_pose(colours.outline, [crop], FIT_PRIOR, basis, 5).xi)
+        else:
+            if (crop := colours.crop(frame, c, start, memory)) is not None:
+                crops.append(crop)
+    return moved(start, solve_pose(colours.outline, crops, FIT_PRIOR, basis, 8).xi) if crops else start
 
-    Cameras may disagree on where that is: each learns at the pose that fits its own image.
-    """
-    found = [_learned_crop(colours, outline, (start, basis), one, memory) for one in shown]
-    crops = [crop for crop in found if crop is not None]
-    return moved(start, solve_pose(outline, crops, FIT_PRIOR, basis, 8).xi) if crops else start
 
-
-def _learned_crop(
-    colours: RegionColours, outline: Outline, around: tuple[Array, Array], shown: tuple[int, CameraFrame],
-    memory: dict[str, Any],
-) -> MaskCrop | None:  # fmt: skip
-    """The crop of one image at the start, after its colours were learned at the pose that fits this image best."""
-    (start, basis), (c, frame) = around, shown
-    at, known = start, colours.learned(memory, c)
-    for _ in range(0 if known else ROUNDS):
-        colours.forget(memory, c)
-        colours.learn(frame, c, outline, None, at, memory)
-        crop = colours.crop(frame, c, outline, at, MAX_MARGIN_PX, memory)
-        if crop is None:
-            return None
-        at = moved(at, solve_pose(outline, [crop], FIT_PRIOR, basis, 5).xi)
-    return colours.crop(frame, c, outline, start, MAX_MARGIN_PX, memory)
+def turn_angle(T: Array, other: Array) -> float:
+    """The angle between the orientations of two transforms [rad]."""
+    return float(np.arccos(np.clip((np.trace(T[:3, :3].T @ other[:3, :3]) - 1) / 2, -1.0, 1.0)))
 
 
 def _coarse_images(frames: Sequence[CameraFrame], stride: int) -> list[tuple[CalibratedCamera, Array]]:
-    """Cameras with every few of their pixels, and the bins of these pixels' colours."""
+    """Subsampled cameras, and the colour bins of their pixels."""
     part = slice(stride // 2, None, stride)
     coarse = [np.ascontiguousarray(frame.pixels[part, part]) for frame in frames]
     cameras = [calibrated(subsampled(frame.camera, stride)) for frame in frames]
@@ -272,12 +242,9 @@ def _first_stride(outline: Outline, near: Array, frames: Sequence[CameraFrame]) 
 
 def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> Array:
     """The mean contrast over cameras of each pose [n]."""
-
-    def of(image: tuple[CalibratedCamera, Array]) -> Array:
-        return region_kernels.contrasts(outline.convex_parts, poses, *image, BANDS)
-
     with ThreadPoolExecutor(len(images)) as pool:
-        return sum(pool.map(of, images), np.zeros(len(poses))) / len(images)
+        found = pool.map(lambda one: region_kernels.contrasts(outline.convex_parts, poses, *one, BANDS), images)
+        return sum(found, np.zeros(len(poses))) / len(images)
 
 
 def _best(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> tuple[float, Array]:
@@ -292,9 +259,9 @@ def _grid(outline: Outline, near: Array, normal: Array) -> Array:
     return _shifted(near, normal, steps, np.linspace(0, 2 * np.pi, FIRST_HEADINGS, endpoint=False))
 
 
-def _around(T: Array, normal: Array, spacing: float, turn: float, count: int) -> Array:
+def _around(T: Array, normal: Array, spacing: float, turn: float) -> Array:
     """Finer transforms around one [n, 4, 4]."""
-    return _shifted(T, normal, np.linspace(-spacing, spacing, count), np.linspace(-turn, turn, count))
+    return _shifted(T, normal, np.linspace(-spacing, spacing, 5), np.linspace(-turn, turn, 5))
 
 
 def _shifted(T: Array, normal: Array, steps: Array, angles: Array) -> Array:
@@ -318,38 +285,39 @@ def _apart(poses: Array, score: Array, reach: float) -> list[int]:
 
 
 def _turned(T: Array, rotation: Array) -> Array:
-    out = T.copy()
-    out[:3, :3] = matrix_from_quat(quat_exp(rotation)) @ T[:3, :3]
-    return out
+    """A transform rotated about its own origin by a rotation vector."""
+    return moved(T, np.concatenate([np.zeros(3), rotation]))
 
 
 MAX_SIDES = 6
-"""Most sides that are tried; the largest ones."""
+"""Most resting sides that are tried, the largest first."""
 FLAT_M = 1e-5
 """Thickness below which a body has no sides [m]."""
 SAME_PLANE = 1e-3
-"""Difference of unit normals up to which triangles of a hull belong to one face."""
+"""Largest difference of plane coefficients of triangles of one face."""
 MIN_SHARE = 0.1
-"""Faces smaller than this share of the largest one are left out: on a rounded edge nothing stays."""
-LOOKS_ALIKE = 0.07
-"""Distance of corners, as a share of the body's reach, up to which two sides look the same: that of half a heading."""
-HEADINGS = 48
-"""Headings at which sides are compared."""
+"""Smallest face, as a share of the largest one: nothing rests on a rounded edge."""
+LOOKS_ALIKE, HEADINGS = 0.07, 48
+"""Corner distance up to which two sides look the same [share of reach]: that of half a heading; headings compared."""
 
 
 def resting_sides(outline: Outline, near: Array, normal: Array) -> list[Array]:
     """Transforms (4 x 4) of a body at the position of `near` with each of its other sides down, the largest first.
 
-    Its middle stays above the same point of the plane, and its lowest corner as high as that of `near`. Sides on which
-    it looks as it does at `near`, or on one before, at some heading, are left out.
+    A side is a face of the convex hull below the centroid. The centroid stays above the same point of the plane, and
+    the lowest corner as high as that of `near`. Sides that look the same as another one at some heading are left out.
     """
     up = normal / np.linalg.norm(normal)
     hull = _hull(outline.corners)
     if hull is None:
         return []
     middle, faces = hull
+
+    def lowest(T: Array) -> float:
+        return float(((outline.corners @ T[:3, :3].T + T[:3, 3]) @ up).min())
+
     kept, out = [_placed(outline, near, up, middle)], list[Array]()
-    for down, _ in faces:
+    for down in faces:
         T = near.copy()
         T[:3, :3] = _turn_between(near[:3, :3] @ down, -up) @ near[:3, :3]
         placed = _placed(outline, T, up, middle)
@@ -357,41 +325,36 @@ def resting_sides(outline: Outline, near: Array, normal: Array) -> list[Array]:
             continue
         kept.append(placed)
         T[:3, 3] += (near[:3, :3] - T[:3, :3]) @ middle
-        T[:3, 3] += (_lowest(outline, near, up) - _lowest(outline, T, up)) * up
+        T[:3, 3] += (lowest(near) - lowest(T)) * up
         out.append(T)
         if len(out) == MAX_SIDES:
             break
     return out
 
 
-def _lowest(outline: Outline, T: Array, up: Array) -> float:
-    return float(((outline.corners @ T[:3, :3].T + T[:3, 3]) @ up).min())
-
-
-def _hull(corners: Array) -> tuple[Array, list[tuple[Array, float]]] | None:
-    """The middle of a hull, and normal and area of each face over which it lies, the largest first; None if flat."""
+def _hull(corners: Array) -> tuple[Array, list[Array]] | None:
+    """The centroid of a hull, and the normals of the faces below it, the largest first; None if it is flat."""
     from scipy.spatial import ConvexHull
 
     if np.linalg.matrix_rank(corners - corners.mean(axis=0), tol=FLAT_M) < 3:
         return None
     hull: Any = ConvexHull(corners)
-    points, triangles, planes = corners, np.asarray(hull.simplices), np.asarray(hull.equations)
-    a, b, c = (points[triangles[:, k]] for k in range(3))
-    inside = points[hull.vertices].mean(axis=0)
+    planes = np.asarray(hull.equations)
+    a, b, c = (corners[np.asarray(hull.simplices)[:, k]] for k in range(3))
+    inside = corners[hull.vertices].mean(axis=0)
     volumes = np.abs(np.einsum("ij,ij->i", a - inside, np.cross(b - inside, c - inside))) / 6
     middle = (((a + b + c + inside) / 4) * volumes[:, None]).sum(axis=0) / volumes.sum()
     areas = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    left, found = np.ones(len(planes), bool), list[tuple[Array, float]]()
+    left, found = np.ones(len(planes), bool), list[tuple[float, Array]]()
     for i in np.argsort(-areas):
         if not left[i]:
             continue
         same = left & (np.abs(planes - planes[i]).max(axis=1) < SAME_PLANE)
         left &= ~same
         if any(_holds(middle, planes[i, :3], (a[k], b[k], c[k])) for k in np.flatnonzero(same)):
-            found.append((planes[i, :3], float(areas[same].sum())))
-    found.sort(key=lambda face: -face[1])
-    largest = found[0][1] if found else 0.0
-    return middle, [face for face in found if face[1] >= MIN_SHARE * largest]
+            found.append((float(areas[same].sum()), planes[i, :3]))
+    found.sort(key=lambda face: -face[0])
+    return middle, [normal for area, normal in found if area >= MIN_SHARE * found[0][0]]
 
 
 def _holds(middle: Array, normal: Array, triangle: tuple[Array, Array, Array]) -> bool:
@@ -409,12 +372,11 @@ def _turn_between(before: Array, after: Array) -> Array:
         if cosine > 0:
             return np.eye(3)
         axis = np.cross(before, [1.0, 0.0, 0.0] if abs(before[0]) < 0.9 else [0.0, 1.0, 0.0])
-        sine = float(np.linalg.norm(axis))
-    return matrix_from_quat(quat_exp(axis / sine * np.arctan2(np.linalg.norm(np.cross(before, after)), cosine)))
+    return matrix_from_quat(quat_exp(axis / np.linalg.norm(axis) * np.arctan2(sine, cosine)))
 
 
 def _placed(outline: Outline, T: Array, up: Array, middle: Array) -> Array:
-    """Corners about the vertical through the middle, their heights above the lowest one [n, 3]."""
+    """Corners about the vertical through the centroid, their heights above the lowest one [n, 3]."""
     corners = (outline.corners - middle) @ T[:3, :3].T
     return corners - (corners @ up).min() * up
 

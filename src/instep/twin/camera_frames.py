@@ -1,64 +1,58 @@
-"""Faults of camera images, found before an image corrects anything.
+"""New camera images: faults, new frames, and the time budget of a correction.
 
-Each image is sampled on a coarse grid, with the right neighbour of each sample. The grid shows the view, which a fixed
-camera keeps but for what moves in it; neighbours differ by the grain of the image, which noise raises at once.
+An image is sampled on a coarse grid, together with the right neighbour of each sample. A fixed camera keeps its view
+except for what moves in it; the difference of neighbours measures the noise.
 
-New frames of a camera rig: those that are newer than the last, and whose images show no fault.
-
-The time budget of a correction: what does not fit before the deadline of a frame is left out, and counted.
-
-Work is planned by what it took in the frames before. Of each body one image is compared in one step, however late it
-is; then come, as time allows, learning from one image, further images (first those that told most, for the time that
-has passed since), further steps, and learning from the other images. Bodies share the time, and one that there was
-none for is the first of the next frame.
+With a deadline, work is planned by the times of earlier frames. Each body gets at least one image and one Gauss-Newton
+step. Then follow, while time remains: learning from one image, more images (largest information first, multiplied by
+the frames since the last use), more steps, and learning from the other images. Bodies share the time. A body that got
+none comes first in the next frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from instep.core.world import Array, Observation, State, array_dataclass
+from instep.core.world import Array, Observation, array_dataclass
 
-from .body_outlines import Outline
-from .camera_rig import IMAGES, CameraFrame, CameraRig, MaskCrop
-from .filter_state import FilterOptions
-from .pose_solver import PoseSolution, SilhouetteFit, solve_pose
+from .camera_rig import IMAGES, CameraFrame, CameraRig
 
 GRID = (24, 32)
 """Rows and columns of samples of an image."""
 DARK, BRIGHT = 6.0, 249.0
-"""Mean grey level below which an image is dark, and above which it is white."""
+"""Mean grey levels below which an image is dark and above which it is white."""
 FLAT = 2.0
-"""Standard deviation of grey levels below which an image shows nothing."""
-LARGEST_GRAIN, GRAIN_FACTOR = 12.0, 2.5
-"""Grain of an image, in grey levels and as a factor of the camera's usual one, above both of which it is noise."""
+"""Standard deviation of grey levels below which an image is flat."""
+LARGEST_NOISE, NOISE_FACTOR = 12.0, 2.5
+"""Noise in grey levels, and as a factor of the camera's usual noise, above both of which an image is faulty."""
 UNRELATED = 0.4
-"""Correlation of neighbouring samples below which an image with so much grain is noise, whatever is usual."""
+"""Correlation of neighbouring samples below which a noisy image is faulty whatever is usual."""
 OTHER_VIEW = 0.35
-"""Correlation with the camera's usual view below which an image shows another one."""
+"""Correlation with the camera's usual view below which an image shows another view."""
 CHANGED_LEVELS, CHANGED_SHARE = 25.0, 0.28
-"""Change of a sample that counts [grey levels], and share of such samples from which the view may be another one.
+"""Change that counts as another surface [grey levels], and share of such samples from which the view is checked.
 
-A body that moves before a plain wall is all that correlates, and changes less: of real recordings of an arm and a body
-at most 0.21 of the samples change, and at least 0.35 where cameras are swapped."""
+In real recordings of an arm and a body at most 0.21 of the samples change; with swapped cameras at least 0.35."""
 SWAPPED = 0.05
-"""How much more an image may correlate with the view of another camera than with that of its own."""
+"""Margin by which the view of another camera must correlate better than the camera's own."""
 LEARNING = 0.02
-"""Share by which each good image moves what is usual."""
+"""Share by which each good image updates the usual view."""
+MAX_FRAME_GAP_S = 0.25
+"""Time after the last image from which a camera is late and the covariance grows [s]."""
 
 
 class ImageFault(IntEnum):
-    """What is wrong with the newest image of a camera."""
+    """The fault of the newest image of a camera."""
 
     NONE = 0
     UNREADABLE = 1
-    """Wrong size or type, or a stamp that is no number."""
+    """Wrong size or type, or a stamp that is not a number."""
     FUTURE = 2
     """Stamped later than now."""
     LATE = 3
@@ -70,11 +64,11 @@ class ImageFault(IntEnum):
     FLAT = 6
     """One colour: the lens is covered."""
     NOISE = 7
-    """Neighbouring pixels have little to do with each other."""
+    """Neighbouring pixels are unrelated."""
     SWAPPED = 8
-    """It shows what another camera usually shows."""
+    """The view of another camera."""
     OTHER_VIEW = 9
-    """It shows what this camera never showed: it was turned, or is another one."""
+    """A view that this camera never showed: it was turned or exchanged."""
 
 
 FAULT_WORDS: Mapping[ImageFault, str] = {
@@ -88,7 +82,83 @@ FAULT_WORDS: Mapping[ImageFault, str] = {
     ImageFault.SWAPPED: "the view of another camera",
     ImageFault.OTHER_VIEW: "another view than before",
 }
-"""What a camera shows, as a person would say it."""
+"""Faults in words."""
+
+
+@dataclass(slots=True)
+class ImageState:
+    """State of the image checks; arrays are per camera."""
+
+    stamp: Array
+    """Stamp of the newest image [s]."""
+    fingerprint: Array
+    repeats: Array
+    """Images in a row with the same pixels."""
+    seen: Array
+    """Stamp of the newest good image [s]."""
+    fault: Array
+    """`ImageFault` of the newest image."""
+    view: Array
+    """Usual grey levels on the grid [cameras, *GRID]; NaN before the first good image."""
+    noise: Array
+    """Usual noise [grey levels]; NaN before the first good image."""
+
+    @classmethod
+    def unknown(cls, cameras: int, t: float = 0.0) -> ImageState:
+        """The state before the first image."""
+        count, none = np.zeros(cameras, int), np.full(cameras, np.nan)
+        view = np.full((cameras, *GRID), np.nan)
+        return cls(np.full(cameras, -np.inf), np.zeros(cameras), count, np.full(cameras, t), count.copy(), view, none)
+
+    def copy(self) -> ImageState:
+        """A copy that may be changed."""
+        return ImageState(*(getattr(self, field.name).copy() for field in fields(self)))
+
+    def log(self, rig: CameraRig, t: float) -> dict[str, float]:
+        """Fault and latency of every camera's newest image."""
+        late = np.where(np.isfinite(self.stamp), t - self.stamp, np.nan)
+        faults = {f"{camera.name}.fault": float(self.fault[c]) for c, camera in enumerate(rig.cameras)}
+        return faults | {f"{camera.name}.latency": float(late[c]) for c, camera in enumerate(rig.cameras)}
+
+
+def new_frames(
+    rig: CameraRig, state: ImageState, observation: Observation, t: float, dt: float
+) -> list[CameraFrame | None]:
+    """Frames that are newer than the last of their camera and show no fault; updates the state."""
+    frames: list[CameraFrame | None] = []
+    for c, frame in enumerate(rig.frames(observation, t)):
+        good = None
+        if frame is None and IMAGES + rig.cameras[c].name in observation:
+            state.fault[c] = ImageFault.UNREADABLE
+        elif frame is not None and frame.stamp > t + dt:
+            state.fault[c] = ImageFault.FUTURE
+        elif frame is None or frame.stamp <= state.stamp[c]:
+            if t - state.seen[c] > MAX_FRAME_GAP_S and not state.fault[c]:
+                state.fault[c] = ImageFault.LATE
+        else:
+            state.repeats[c] = state.repeats[c] + 1 if frame.fingerprint == state.fingerprint[c] else 0
+            state.stamp[c], state.fingerprint[c] = frame.stamp, frame.fingerprint
+            good = healthy_frame(rig, c, frame, state)
+        frames.append(good)
+    return frames
+
+
+def healthy_frame(rig: CameraRig, c: int, frame: CameraFrame | None, state: ImageState) -> CameraFrame | None:
+    """The frame if its image has no fault, None otherwise; updates the fault and the usual view."""
+    if frame is None:
+        return None
+    sample = sample_image(frame.pixels)
+    alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in rig.cameras]
+    # An image that repeats to the last bit under new stamps comes from a camera that hangs.
+    frozen = state.repeats[c] >= 2
+    state.fault[c] = (
+        ImageFault.FROZEN if frozen else image_fault(sample, c, state, alike, fixed=rig.cameras[c].in_world)
+    )
+    if state.fault[c]:
+        return None
+    state.seen[c] = frame.stamp
+    learn_view(state, c, sample)
+    return frame
 
 
 def sample_image(pixels: Array) -> Array:
@@ -100,21 +170,16 @@ def sample_image(pixels: Array) -> Array:
 
 @cache
 def _grid(height: int, width: int) -> Array:
-    """Places of the samples of an image among its pixels [2, rows, columns]."""
+    """Indices of the samples among the pixels of an image [2, rows, columns]."""
     rows, columns = np.linspace(0, height - 1, GRID[0]).astype(int), np.linspace(0, width - 2, GRID[1]).astype(int)
     first = rows[:, None] * width + columns[None, :]
     return np.stack([first, first + 1])
 
 
-def unknown_views(cameras: int) -> dict[str, Any]:
-    """What is usual of each camera, before anything is known: a part of a correction's memory."""
-    return {"view": np.full((cameras, *GRID), np.nan), "grain": np.full(cameras, np.nan)}
-
-
 def image_fault(
-    sample: Array, camera: int, usual: Mapping[str, Array], readable: Sequence[bool], *, fixed: bool = True
+    sample: Array, camera: int, usual: ImageState, comparable: Sequence[bool], *, fixed: bool = True
 ) -> ImageFault:
-    """What is wrong with an image, of its sample and what is usual; `readable` says which cameras are of one size.
+    """The fault of an image, from its sample; `comparable` marks the cameras with images of the same size.
 
     A camera that is not `fixed` has no usual view.
     """
@@ -124,196 +189,121 @@ def image_fault(
         return ImageFault.DARK
     if deviation < FLAT:
         return ImageFault.FLAT
-    if _is_noise(sample, float(usual["grain"][camera])):
+    noise = sample_noise(sample)
+    usual_noise = float(usual.noise[camera])
+    if noise >= LARGEST_NOISE and (
+        _correlation(sample[0], sample[1]) < UNRELATED
+        or (np.isfinite(usual_noise) and noise > NOISE_FACTOR * usual_noise)
+    ):
         return ImageFault.NOISE
-    if not fixed or _changed_share(grey, usual["view"][camera]) < CHANGED_SHARE:
+    # The median change is that of the light. Nothing has changed while no view is known (NaN).
+    change = grey - usual.view[camera]
+    changed = np.count_nonzero(np.abs(change - np.median(change)) > CHANGED_LEVELS) / change.size
+    if not fixed or changed < CHANGED_SHARE:
         return ImageFault.NONE
-    own = _correlation(grey, usual["view"][camera])
-    others = [_correlation(grey, usual["view"][c]) for c in range(len(usual["view"])) if c != camera and readable[c]]
+    own = _correlation(grey, usual.view[camera])
+    others = [_correlation(grey, usual.view[c]) for c in range(len(usual.view)) if c != camera and comparable[c]]
     if np.isfinite(own) and max((c for c in others if np.isfinite(c)), default=-1.0) > own + SWAPPED:
         return ImageFault.SWAPPED
     return ImageFault.OTHER_VIEW if own < OTHER_VIEW else ImageFault.NONE
 
 
-def learn_view(usual: Mapping[str, Array], camera: int, sample: Array) -> None:
-    """Move what is usual of a camera towards a good image; the first one is taken as it is."""
-    first = not np.isfinite(usual["grain"][camera])
-    share = 1.0 if first else LEARNING
-    usual["view"][camera] = sample[0] if first else usual["view"][camera] + share * (sample[0] - usual["view"][camera])
-    usual["grain"][camera] = grain(sample) if first else (1 - share) * usual["grain"][camera] + share * grain(sample)
+def learn_view(usual: ImageState, camera: int, sample: Array) -> None:
+    """Update the usual view and noise of a camera by a good image; the first one is taken as it is."""
+    share = LEARNING if np.isfinite(usual.noise[camera]) else 1.0
+    view, noise = (sample[0], sample_noise(sample)) if share == 1 else (usual.view[camera], float(usual.noise[camera]))
+    usual.view[camera] = view + share * (sample[0] - view)
+    usual.noise[camera] = (1 - share) * noise + share * sample_noise(sample)
 
 
-def grain(sample: Array) -> float:
-    """Standard deviation of what neighbouring pixels do not share [grey levels]; edges of the scene count little."""
-    apart = np.abs(sample[1] - sample[0])
-    # The mean of a normal deviation is 0.8 of its standard deviation, and two pixels differ by the root of two of it.
-    return float(apart.mean() / (0.8 * np.sqrt(2.0)))
-
-
-def _is_noise(sample: Array, usual: float) -> bool:
-    found = grain(sample)
-    if found < LARGEST_GRAIN:
-        return False
-    related = _correlation(sample[0], sample[1])
-    return related < UNRELATED or (np.isfinite(usual) and found > GRAIN_FACTOR * usual)
-
-
-def _changed_share(grey: Array, usual: Array) -> float:
-    """Share of samples that changed by more than the light did; 0 where nothing is usual yet."""
-    change = grey - usual
-    return np.count_nonzero(np.abs(change - np.median(change)) > CHANGED_LEVELS) / change.size
+def sample_noise(sample: Array) -> float:
+    """Noise by the mean difference of neighbouring samples [grey levels]; edges of the scene count little."""
+    # The mean of |normal| is 0.8 of its standard deviation, and two pixels differ by the root of two of it.
+    return float(np.abs(sample[1] - sample[0]).mean() / (0.8 * np.sqrt(2.0)))
 
 
 def _correlation(a: Array, b: Array) -> float:
-    """Correlation of two grids; NaN where one is unknown."""
+    """Correlation of two grids; NaN if one is unknown."""
     x, y = (a - a.mean()).ravel(), (b - b.mean()).ravel()
     return float(x @ y / np.sqrt(max(float(x @ x) * float(y @ y), 1e-12)))
 
 
-MAX_FRAME_GAP_S = 0.25
-"""Time after the last image from which a camera is late, and the covariance grows [s]."""
-SHARED = "shared"
-"""Names of arrays that a frame's memory still shares with that of the frame before; only there during a frame."""
-IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
-"""What is remembered of the images themselves."""
-
-
-def unknown_images(state: State, cameras: int) -> dict[str, Any]:
-    """What is remembered of cameras and their images before the first."""
-    return {
-        "stamp": np.full(cameras, -np.inf),
-        "print": np.zeros(cameras),
-        "same": np.zeros(cameras, int),
-        "seen": np.full(cameras, state.t),
-        "fault": np.zeros(cameras, int),
-        **unknown_views(cameras),
-        "age": np.zeros(()),
-        "strength": np.full(cameras, 100.0),
-        "disagreement": np.zeros(cameras),
-        "disagreeing": np.zeros(cameras, int),
-        "excluded": np.zeros(cameras, bool),
-    }
-
-
-def new_frames(
-    rig: CameraRig, dt: float, memory: Mapping[str, Any], observation: Observation, t: float,
-    shared: frozenset[str] = frozenset(),
-) -> tuple[list[CameraFrame | None], dict[str, Any]]:  # fmt: skip
-    """Frames that are newer than the last of their camera and show no fault, and the memory with what was found.
-
-    Arrays of the names in `shared` are not copied; who changes one of them does so by `changeable`.
-    """
-    kept = {k: value if k in shared else np.array(value) for k, value in memory.items()}
-    if shared:
-        kept[SHARED] = {k for k in kept if k in shared}
-    frames: list[CameraFrame | None] = []
-    for c, frame in enumerate(rig.frames(observation, t)):
-        if frame is None and IMAGES + rig.cameras[c].name in observation:
-            kept["fault"][c] = ImageFault.UNREADABLE
-        elif frame is not None and frame.stamp > t + dt:
-            kept["fault"][c] = ImageFault.FUTURE
-        elif frame is None or frame.stamp <= kept["stamp"][c]:
-            if t - kept["seen"][c] > MAX_FRAME_GAP_S and not kept["fault"][c]:
-                kept["fault"][c] = ImageFault.LATE
-        else:
-            kept["same"][c] = kept["same"][c] + 1 if frame.fingerprint == kept["print"][c] else 0
-            kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
-            frames.append(healthy_frame(rig, c, frame, kept))
-            continue
-        frames.append(None)
-    kept["age"] = np.asarray(t - kept["seen"].max())
-    return frames, kept
-
-
-def changeable(memory: dict[str, Any], name: str) -> Array:
-    """An array of a memory that may be changed: copied first where the frame before still owns it."""
-    shared = memory.get(SHARED, set[str]())
-    if name in shared:
-        memory[name] = np.array(memory[name])
-        shared.remove(name)
-    return memory[name]
-
-
-def image_log(rig: CameraRig, memory: Mapping[str, Any], t: float) -> dict[str, float]:
-    """Fault and latency of every camera's newest image."""
-    found: dict[str, float] = {}
-    for c, camera in enumerate(rig.cameras):
-        stamp = float(memory["stamp"][c])
-        found[f"{camera.name}.fault"] = float(memory["fault"][c])
-        found[f"{camera.name}.latency"] = t - stamp if np.isfinite(stamp) else np.nan
-    return found
-
-
-def healthy_frame(rig: CameraRig, c: int, frame: CameraFrame | None, memory: dict[str, Any]) -> CameraFrame | None:
-    """The frame where nothing is wrong with its image, which then is usual; None else, with the fault in memory."""
-    if frame is None:
-        return None
-    sample = sample_image(frame.pixels)
-    alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in rig.cameras]
-    # An image that repeats to the last bit under new stamps comes from a camera that hangs.
-    still = memory["same"][c] >= 2
-    fault = ImageFault.FROZEN if still else image_fault(sample, c, memory, alike, fixed=rig.cameras[c].in_world)
-    memory["fault"][c] = fault
-    if fault:
-        return None
-    memory["seen"][c] = frame.stamp
-    learn_view(memory, c, sample)
-    return frame
-
-
-WORK = ("image", "point", "step", "colours", "learning")
-"""What takes time, per body: segmenting an image, following a point of its texture, comparing its silhouette once,
-comparing the colours of its pixels once, learning from an image."""
+WORK = ("image", "point", "step", "learning")
+"""Kinds of work per body: segment an image, follow a texture point, compare a silhouette, learn from an image."""
 LEFT_OUT = ("bodies", "images", "points", "steps", "learning")
-"""What can be left out of a frame: bodies, images of cameras, points of texture, Gauss-Newton steps, learning from
-images."""
+"""Work that a deadline can leave out of a frame."""
 BUDGET_LOG = ("budget.given", "budget.spent", *(f"budget.{word}_left_out" for word in LEFT_OUT))
-"""Numbers of a frame: the time that it was given and that it took [s], NaN without a deadline; what was left out."""
+"""Log of a frame: time given and spent [s], NaN without a deadline; work left out."""
 RISE, FALL = 0.4, 0.1
-"""Shares by which an expected time follows a longer and a shorter one."""
+"""Shares by which an expected time follows a longer and a shorter measurement."""
 MAX_RISE = 3.0
-"""A time is taken for at most this many expected ones: the machine did something else meanwhile."""
+"""Largest measurement that counts, as a factor of the expected time: the rest is an interruption."""
 MIN_POINTS = 40
-"""Points of the texture that are followed, however late it is."""
-MIN_TOLD = 0.05
-"""Least that an image is expected to tell, over the one that tells most: who sees nothing is asked again."""
+"""Texture points that are followed whatever the time."""
+MIN_INFORMATION = 0.05
+"""Least expected information of an image relative to the best, so that every camera is used again."""
 
 
 @array_dataclass
 class Deadline:
-    """A time by which a correction should be done, on its clock [s]."""
+    """The time by which a correction should end, on its clock [s]."""
 
     until: float
     clock: Callable[[], float]
 
 
-class FrameBudget:
-    """The time that is left of one frame, what work is expected to take, and what was left out."""
+@dataclass(slots=True)
+class WorkState:
+    """State of the time budget."""
 
-    def __init__(self, deadline: Deadline | None, costs: Array):
-        self._deadline, self.costs = deadline, costs
-        """Expected times [bodies, work] [s]; changed by what is measured, 0 where nothing was."""
+    costs: Array
+    """Expected times [bodies, WORK] [s]; 0 before the first measurement."""
+    waiting: Array
+    """Frames in a row in which a body was left out [bodies]."""
+    information: Array
+    """Information of the last image that was compared [bodies, cameras]; infinite before the first."""
+    unused: Array
+    """Frames since that image [bodies, cameras]."""
+
+    @classmethod
+    def unknown(cls, bodies: int, cameras: int) -> WorkState:
+        """The state before any measurement."""
+        information = np.full((bodies, cameras), np.inf)
+        return cls(np.zeros((bodies, len(WORK))), np.zeros(bodies, int), information, np.ones((bodies, cameras)))
+
+    def copy(self) -> WorkState:
+        """A copy that may be changed."""
+        return WorkState(*(getattr(self, field.name).copy() for field in fields(self)))
+
+    def compared(self, b: int, information: Mapping[int, float]) -> None:
+        """Remember the information that each compared camera gave about a body; 0 if it did not show the body."""
+        self.unused[b] += 1.0
+        for c, value in information.items():
+            self.unused[b, c], self.information[b, c] = 1.0, value
+
+
+class FrameBudget:
+    """The remaining time of one frame, the expected time of work, and the work left out."""
+
+    def __init__(self, deadline: Deadline | None, state: WorkState):
+        self._deadline, self.state = deadline, state
         self._body, self._turns = 0, 0
         self.counts: dict[str, float] = dict.fromkeys(LEFT_OUT, 0.0)
         self._begun = 0.0 if deadline is None else deadline.clock()
         self._until = np.inf if deadline is None else deadline.until
 
-    @property
-    def limited(self) -> bool:
-        """Whether there is a deadline."""
-        return self._deadline is not None
-
-    @property
-    def on_first_body(self) -> bool:
-        """Whether this is the body that is corrected in any case."""
-        return self._turns == 1
+    def body_order(self) -> list[int]:
+        """Bodies in the order of correction: those first that waited longest."""
+        waiting = self.state.waiting
+        order = list(range(len(waiting)))
+        return order if self._deadline is None else sorted(order, key=lambda b: -int(waiting[b]))
 
     def left(self) -> float:
         """Time until the deadline of this body [s]; infinite without one."""
         return np.inf if self._deadline is None else self._until - self._deadline.clock()
 
     def begin_body(self, b: int, bodies: int) -> None:
-        """Turn to a body; it has its share of what is left, with as many bodies still to come, itself included."""
+        """Turn to a body, with its share of the remaining time; `bodies` includes it and those still to come."""
         self._body, self._turns = b, self._turns + 1
         if self._deadline is not None:
             now = self._deadline.clock()
@@ -321,31 +311,28 @@ class FrameBudget:
 
     def cost(self, **work: float) -> float:
         """The expected time of some work on this body [s]."""
-        return sum(n * float(self.costs[self._body, WORK.index(word)]) for word, n in work.items())
+        return sum(n * float(self.state.costs[self._body, WORK.index(word)]) for word, n in work.items())
 
     def fits(self, **work: float) -> bool:
         """Whether some work is expected to end before the deadline."""
         return self._deadline is None or self.cost(**work) <= self.left()
 
     def leave(self, word: str, n: float = 1.0) -> None:
-        """Note that something was left out."""
+        """Count work that was left out."""
         self.counts[word] += n
 
     @contextmanager
     def timed(self, word: str, n: float = 1.0) -> Generator[None]:
-        """Measure how long `n` pieces of work take."""
-        if self._deadline is None:
-            yield
-            return
-        begun = self._deadline.clock()
+        """Measure the time of `n` pieces of work."""
+        begun = self.left()
         yield
-        self.note(word, self._deadline.clock() - begun, n)
+        self.note(word, begun - self.left(), n)
 
     def note(self, word: str, took: float, n: float = 1.0) -> None:
-        """Learn from the time that `n` pieces of work took [s]."""
+        """Update the expected time by the measured time of `n` pieces of work [s]."""
         if self._deadline is None:
             return
-        expected, i, each = self.costs[self._body], WORK.index(word), took / max(n, 1.0)
+        expected, i, each = self.state.costs[self._body], WORK.index(word), took / max(n, 1.0)
         if expected[i] <= 0:
             expected[i] = each
         else:
@@ -354,19 +341,39 @@ class FrameBudget:
 
     @contextmanager
     def following(self) -> Generator[Callable[[int], int]]:
-        """Follow points of a texture: of how many that are known there is time for; the others are left out."""
+        """Follow texture points; yields a function from the known points to the number that fits."""
         begun, taken = self.left(), 0
 
         def most(known: int) -> int:
             nonlocal taken
             each, room = self.cost(point=1.0), self.left() - self.cost(step=2.0)
-            taken = known if not self.limited or each <= 0 else min(known, max(int(room / each), MIN_POINTS))
+            taken = known if self._deadline is None or each <= 0 else min(known, max(int(room / each), MIN_POINTS))
             self.leave("points", known - taken)
             return taken
 
         yield most
         if taken:
             self.note("point", begun - self.left(), taken)
+
+    def planned_images(self, given: Sequence[bool], usable: Sequence[bool]) -> list[int]:
+        """The cameras whose images of this body are compared now.
+
+        At least one for the body that comes first; none for another body if nothing fits.
+        """
+        new = [c for c, known in enumerate(given) if known]
+        if self._deadline is None:
+            return new
+        information, unused = self.state.information[self._body], self.state.unused[self._body]
+        most = max((float(information[c]) for c in new if np.isfinite(information[c])), default=1.0)
+        expected = np.where(np.isfinite(information), information / max(most, 1e-12) + MIN_INFORMATION, np.inf) * unused
+        order = sorted(new, key=lambda c: (not usable[c], -expected[c]))
+        taken = len(order)
+        while taken > 0 and not self.fits(image=taken, step=2 * taken, learning=1):
+            taken -= 1
+        if taken == 0 and new and (self._turns == 1 or self.fits(image=1, step=2)):
+            taken = 1
+        self.leave("images", len(new) - taken)
+        return sorted(order[:taken])
 
     def log(self) -> dict[str, float]:
         """`BUDGET_LOG` of this frame."""
@@ -377,78 +384,10 @@ class FrameBudget:
         return found | {f"budget.{word}_left_out": n for word, n in self.counts.items()}
 
 
-def unknown_budget(bodies: int, cameras: int) -> dict[str, Any]:
-    """Memory before any work was timed: expected times, frames that bodies wait, what images told and how long ago."""
-    return {
-        "costs": np.zeros((bodies, len(WORK))),
-        "waiting": np.zeros(bodies, int),
-        "told": np.full((bodies, cameras), np.inf),
-        "untold": np.ones((bodies, cameras)),
-    }
-
-
-def body_order(budget: FrameBudget, memory: Mapping[str, Any]) -> list[int]:
-    """Bodies in the order in which they are corrected: those first that have waited longest."""
-    waiting = memory["waiting"]
-    return sorted(range(len(waiting)), key=lambda b: -int(waiting[b])) if budget.limited else list(range(len(waiting)))
-
-
-def planned_images(
-    budget: FrameBudget, b: int, given: Sequence[bool], usable: Sequence[bool], memory: Mapping[str, Any]
-) -> list[int]:
-    """The cameras whose images of a body are compared now; the others of those that are given are left out.
-
-    At least one of the body that comes first, none of another one where nothing fits.
-    """
-    new = [c for c, known in enumerate(given) if known]
-    if not budget.limited:
-        return new
-    told, untold = memory["told"][b], memory["untold"][b]
-    most = max((float(told[c]) for c in new if np.isfinite(told[c])), default=1.0)
-    tells = np.where(np.isfinite(told), told / max(most, 1e-12) + MIN_TOLD, np.inf) * untold
-    order = sorted(new, key=lambda c: (not usable[c], -tells[c]))
-    taken = len(order)
-    while taken > 0 and not budget.fits(image=taken, step=2 * taken, learning=1):
-        taken -= 1
-    if taken == 0 and new and (budget.on_first_body or budget.fits(image=1, step=2)):
-        taken = 1
-    budget.leave("images", len(new) - taken)
-    return sorted(order[:taken])
-
-
-def solve_in_time(
-    budget: FrameBudget, outline: Outline, picked: Sequence[MaskCrop], known: tuple[Array, Array],
-    options: FilterOptions, start: Array | None = None,
-) -> PoseSolution:  # fmt: skip
-    """The motion of a body by some images, in as many steps as there is time for; `known` are prior and basis.
-
-    The search begins at the motion `start` [6], or at none.
-    """
-    begun, rounds = budget.left(), 2
-
-    def more() -> bool:
-        nonlocal rounds
-        rounds += int(fits := budget.fits(step=len(picked)))
-        return fits
-
-    found = solve_pose(outline, picked, *known, options.iterations, options.mask_noise, more=more, start=start)
-    budget.note("step", begun - budget.left(), rounds * len(picked))
-    budget.leave("steps", found.left_out)
-    return found
-
-
-def note_told(b: int, compared: Sequence[int], fits: Mapping[int, SilhouetteFit], memory: dict[str, Any]) -> None:
-    """Remember how much each image that was compared told of the body; those that did not show it told nothing."""
-    memory["untold"][b] += 1.0
-    for c in compared:
-        memory["untold"][b, c] = 1.0
-        memory["told"][b, c] = float(np.trace(fits[c].information)) if c in fits else 0.0
-
-
 def left_out(log: Mapping[str, Array]) -> dict[str, float]:
-    """What a run left out for want of time, from its log: the median time given [s], frames, and totals of `LEFT_OUT`.
+    """The work that a run left out for lack of time: median time given [s], frames, and totals of `LEFT_OUT`.
 
-    Empty where there was no deadline.
+    Empty without a deadline.
     """
     given = np.asarray(log.get("budget.given", np.nan), float)
     if not np.isfinite(given).any():

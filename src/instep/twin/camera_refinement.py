@@ -1,14 +1,11 @@
-"""Camera poses refined from a recording: one body, seen in many frames by all cameras, must fit all of them.
+"""Cameras refined from a recording.
 
-The unknowns are a motion of each camera (6), the body's pose on the table in each frame (3), and the body's size along
-its axes (3). A rigid motion of everything on the table changes no image, so the given camera poses enter as a prior;
-where they disagree with each other, the images decide.
+Poses: a motion of each camera (6), the body's pose on the table in each frame (3) and its size along its axes (3) are
+fitted to all images of one body. A common motion over the table changes no image, so the given poses are the prior.
 
-Focal length of one camera from a textured body of known shape that moves before it.
-
-Unknown are the logarithm of the focal length, the body's pose in each key frame, and where each point of the texture
-lies on its face. Perspective tells them apart: the same points are seen from near and far, on faces whose angle is
-known. Silhouettes take no part: where a body is not quite its shape, all pixels of an edge err together.
+Focal length of a single camera: the texture of a moving body of known shape is fitted by the logarithm of the focal
+length, the pose in each key frame, and the place of each point on its face. Silhouettes take no part: all pixels of an
+edge err together if a body is not quite its shape.
 """
 
 from __future__ import annotations
@@ -24,20 +21,17 @@ from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
-from .body_appearance import PHASES, BodyTexture, RegionColours, TextureOptions
+from .body_appearance import PHASES, BodyTexture, LearnedAppearance, RegionColours, TextureOptions
 from .body_outlines import (
     Outline,
     calibrated,
-    model_of,
     outline_of,
     project_outline,
-    silhouette,
     silhouette_kernels,
     transform_at,
 )
 from .body_search import find_body, find_by_regions, fit_by_regions
 from .camera_rig import (
-    MAX_MARGIN_PX,
     CameraFrame,
     CameraRig,
     MaskCrop,
@@ -47,7 +41,7 @@ from .camera_rig import (
     recorded_rig,
 )
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from .scene_geometry import support_plane
+from .scene_geometry import SupportPlane, support_plane
 from .tracked_body import StartPose, free_body
 
 TRACKING_PRIOR = np.diag([0.01**2] * 3 + [0.1**2] * 3)
@@ -134,25 +128,18 @@ def refine_rig(
             raise UnknownName("camera", name, names)
     if len(set(held)) == len(names):
         raise BadInput("All cameras are held out, so there is none to correct the twin by; hold out fewer.")
-    support = support_plane(model_of(scene))
+    support = support_plane(scene.model)
     if support is None:
         raise BadInput(
             f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane; give a calibration "
             "with --cameras, or track with one camera and --residual learned, which refines its focal length."
         )
-    outline, basis = outline_of(model_of(scene), scene.objects[0]), planar_basis(support.normal)
+    outline, basis = outline_of(scene.model, scene.objects[0]), planar_basis(support.normal)
     stride = max(1, min(5, len(episode) // (2 * KEY_FRAMES)))
     rows = np.arange(0, len(episode), stride)
     frames = [recorded_frames(rig, episode, int(row)) for row in rows]
     track = _tracked_crops if options.named else _region_crops
-    # Where the scene begins with the body, at rest on its support.
-    crops = track(
-        rig,
-        frames,
-        support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0])),
-        (outline, support.normal),
-        held,
-    )
+    crops = track(rig, frames, _rest_pose(scene, outline, support), (outline, support.normal), held)
     used = len(names) - len(set(held))
     whole = [i for i, row in enumerate(crops) if sum(crop.camera.name not in held for crop in row) == used]
     spread = np.unique(np.linspace(0, len(whole) - 1, min(KEY_FRAMES, len(whole))).astype(int))
@@ -172,7 +159,7 @@ def refine_rig(
 def calibrated_rig(scene: Scene, rig: CameraRig, size: Array) -> RefinedRig:
     """A camera rig with its cameras as they are, and a body of a known size."""
     cameras, none = {camera.name: camera for camera in rig.cameras}, np.zeros((0, len(rig.cameras)))
-    outline, still = outline_of(model_of(scene), scene.objects[0]).scaled(size), dict.fromkeys(cameras, 0.0)
+    outline, still = outline_of(scene.model, scene.objects[0]).scaled(size), dict.fromkeys(cameras, 0.0)
     kept = RefinedCameras(cameras, outline, size, np.zeros((0, 4, 4)), none, none, still, still)
     return RefinedRig(rig, kept, np.zeros(0, int), rig)
 
@@ -205,28 +192,28 @@ def _region_crops(
 ) -> list[list[MaskCrop]]:  # fmt: skip
     """The same by colours that are learned: of each camera at the pose which fits its own image."""
     outline, normal = body
-    colours, basis = RegionColours(outline.name, rig.cameras), planar_basis(normal)
-    memory = colours.unknown()
+    colours, basis = RegionColours(outline, rig.cameras), planar_basis(normal)
+    memory = LearnedAppearance.unknown(rig.cameras)
     used = [(c, frame) for c, frame in enumerate(frames[0]) if frame.camera.name not in held]
-    found = find_by_regions(colours, outline, [start], normal, used, memory)
+    found = find_by_regions(colours, [start], normal, used, memory)
     if found is None:
         raise BadInput(
             f"Nothing of the shape of {outline.name!r} stands out from its surroundings in the first images; give the "
             "body a colour in the scene and use --residual mask."
         )
     pose = found.world_from_body
-    fit_by_regions(colours, outline, pose, basis, list(enumerate(frames[0])), memory)
+    fit_by_regions(colours, pose, basis, list(enumerate(frames[0])), memory)
     crops: list[list[MaskCrop]] = []
-    # Colours and backgrounds are learned on the way through the recording, the body is fitted on the way back.
+    # Colours and backgrounds are learned on a forward pass, the body is fitted on a backward pass.
     for i, some in enumerate([*frames, *reversed(frames)]):
-        found = [colours.crop(frame, c, outline, pose, MAX_MARGIN_PX, memory) for c, frame in enumerate(some)]
+        found = [colours.crop(frame, c, pose, memory) for c, frame in enumerate(some)]
         shown = [crop for crop in found if crop is not None]
         for c, (frame, crop) in enumerate(zip(some, found, strict=True)):
             if crop is not None:
                 own = solve_pose(outline, [crop], TRACKING_PRIOR, basis, 5)
                 if own.fits[0].overlap > MIN_LEARNING_OVERLAP:
-                    colours.learn(frame, c, outline, crop, moved(pose, own.xi), memory)
-        memory["phase"] = (memory["phase"] + 1) % PHASES
+                    colours.learn(frame, c, crop, moved(pose, own.xi), memory)
+        memory.phase = (memory.phase + 1) % PHASES
         pose = _fitted_pose(outline, shown, pose, basis, held)
         if i >= len(frames):
             crops.append([replace(crop, world_from_body=pose) for crop in shown])
@@ -236,6 +223,11 @@ def _region_crops(
 def _fitted_pose(outline: Outline, shown: Sequence[MaskCrop], pose: Array, basis: Array, held: Sequence[str]) -> Array:
     fitted = [crop for crop in shown if crop.camera.name not in held]
     return moved(pose, solve_pose(outline, fitted, TRACKING_PRIOR, basis, 5).xi) if fitted else pose
+
+
+def _rest_pose(scene: Scene, outline: Outline, support: SupportPlane) -> Array:
+    """Where the scene begins with the body, at rest on its support."""
+    return support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
 
 
 def refine_cameras(
@@ -304,20 +296,18 @@ def anchor_to_prior(
 
     That changes no image. It puts runs with and without some of the cameras into the same world frame.
     """
+    from scipy.optimize import least_squares
+
     weight = np.sqrt((options or RefineOptions()).camera_information)
 
-    def error(world: Array) -> Array:
-        pairs = [(world @ refined.cameras[camera.name].body_from_camera, camera.body_from_camera) for camera in given]
-        return np.concatenate([weight * motion_between(then, now) for now, then in pairs])
+    def world_after(x: Array) -> Array:
+        return moved(np.eye(4), basis @ x)  # rotated about the world's origin
 
-    def carried(world: Array, xi: Array) -> Array:
-        return moved(np.eye(4), xi) @ world  # rotated about the world's origin
+    def error(x: Array) -> Array:
+        now = {n: world_after(x) @ c.body_from_camera for n, c in refined.cameras.items()}
+        return np.concatenate([weight * motion_between(c.body_from_camera, now[c.name]) for c in given])
 
-    world = np.eye(4)
-    for _ in range(20):
-        columns = [(error(carried(world, 1e-6 * xi)) - error(carried(world, -1e-6 * xi))) / 2e-6 for xi in basis.T]
-        step = np.linalg.lstsq(np.stack(columns, axis=1), -error(world), rcond=None)[0]
-        world = carried(world, basis @ step)
+    world = world_after(np.asarray(least_squares(error, np.zeros(basis.shape[1])).x, float))
     cameras = {n: replace(c, body_from_camera=world @ c.body_from_camera) for n, c in refined.cameras.items()}
     shift, turn = _distances(cameras, given)
     return replace(refined, cameras=cameras, poses=world @ refined.poses, shift=shift, turn=turn)
@@ -387,7 +377,7 @@ def _equations(
     by_size = projected.jacobian[:, :, :3] @ (pose[:3, :3] @ along)
     jacobian = np.ascontiguousarray(np.concatenate([by_camera, by_size, projected.jacobian @ basis], axis=2))
     projected, edge = projected._replace(jacobian=jacobian), (soft, MASK_NOISE.robust)
-    H, g, _ = silhouette.outline_equations(projected, np.eye(total), crop.pixels, edge)
+    H, g, _ = silhouette_kernels.outline_equations(projected, np.eye(total), crop.pixels, edge)
     return np.asarray(H), np.asarray(g)
 
 
@@ -469,15 +459,16 @@ def refine_focal(
     """The only camera of a rig with its focal length refined along a track: times [rows], poses [rows, 7]."""
     times, poses = track
     rows = np.unique(np.linspace(0, len(poses) - 1, min(KEY_FRAMES, len(poses))).astype(int))
-    colours = RegionColours(outline.name, rig.cameras)
-    texture = BodyTexture(outline, rig.cameras, TextureOptions(slots=1000, max_misses=1 << 14))
-    memory, crops, seen = {**colours.unknown(), **texture.unknown()}, list[MaskCrop](), list[tuple[Array, Array]]()
+    colours = RegionColours(outline, rig.cameras)
+    texture = BodyTexture(outline, rig.cameras, options=TextureOptions(slots=1000, max_misses=1 << 14))
+    memory, crops, seen = LearnedAppearance.unknown(rig.cameras), list[MaskCrop](), list[tuple[Array, Array]]()
+    texture.reset(memory)
     for row in rows:
         [frame] = recorded_frames(rig, episode, int(row))
         here = transform_at(times, poses, frame.stamp)
         colours.forget(memory, 0)
-        colours.learn(frame, 0, outline, None, here, memory)
-        crop = colours.crop(frame, 0, outline, here, MAX_MARGIN_PX, memory)
+        colours.learn(frame, 0, None, here, memory)
+        crop = colours.crop(frame, 0, here, memory)
         if crop is None:
             continue
         tracks = texture.follow(frame, 0, here, memory)
@@ -492,7 +483,8 @@ def refine_focal(
             f"The focal length needs at least {MIN_OBSERVATIONS} points of the texture in key frames, and {len(point)} "
             "were followed; give a calibration with --cameras."
         )
-    return fit_focal(crops, _Observed(*texture.points(memory, 0), frame, point, measured, clicked))
+    [points] = memory.points[0]
+    return fit_focal(crops, _Observed(points.places, points.tangents, frame, point, measured, clicked))
 
 
 def fit_focal(crops: Sequence[MaskCrop], seen: _Observed, options: FocalOptions | None = None) -> RefinedFocal:

@@ -1,13 +1,10 @@
-"""The cameras of a twin: frames by their stamps, and the segmented crops of a body in them.
-
-Colour segmentation: the pixels that show a body, and the pixels that something else occludes.
-"""
+"""The cameras of a twin: frames with stamps, and crops of a body segmented by a known colour."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,49 +15,53 @@ from instep.scene.camera import Camera, moves, standing
 from instep.scene.folder import Scene
 from instep.splat.image import Region
 
-from .body_outlines import Outline, calibrated, model_of, silhouette, silhouette_kernels, visible_geoms
+from .body_outlines import Outline, calibrated, silhouette_kernels, visible_geoms
 from .silhouette_kernels import MaskPixels
 
 IMAGES = "observation.images."
 MAX_MARGIN_PX = 30
-"""Pixels around the predicted body that are segmented, at most."""
+"""Largest margin around the predicted body that is segmented [pixels]."""
 MIN_MARGIN_PX = 14
-"""Pixels that are segmented around a certain prediction."""
+"""Margin around a certain prediction [pixels]."""
 MARGIN_PX_PER_M = 2000.0
-"""Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
+"""Additional margin per standard deviation: a camera half a metre away shows 500 pixels per metre [1/m]."""
 BACKGROUND_SAMPLES = 48
-"""Frames per camera from which its background is estimated."""
+"""Frames of a recording that give the background of a camera."""
 
 
 @array_dataclass
 class CameraFrame:
-    """One image and when it was taken."""
+    """One image with its time stamp."""
 
     camera: Camera
     pixels: Array
     stamp: float
     fingerprint: float
-    """A hash of the pixels: two different images hardly ever share it."""
+    """A hash of the pixels."""
+
+
+Shown: TypeAlias = Sequence[tuple[int, CameraFrame]]
+"""Images with the index of their camera."""
 
 
 @array_dataclass
 class PointTracks:
-    """Points of a body's texture that one image shows."""
+    """Texture points of a body in one image."""
 
     places: Array
     """In the body's frame [n, 3] [m]."""
     measured: Array
     """In the image [n, 2] [pixels]."""
     slots: Array
-    """Where they are remembered [n]."""
+    """Their slots [n]."""
     missed: Array
-    """Where those are remembered that should be visible and were not found."""
+    """Slots of points that should be visible and were not found."""
     sigma: float = 0.8
-    """Standard deviation of a measured point, that of its place on the body included [pixels]."""
+    """Standard deviation of a measured point, including its place on the body [pixels]."""
 
     @property
     def followed(self) -> int:
-        """Points that should be visible, found or not."""
+        """The number of points that should be visible."""
         return len(self.slots) + len(self.missed)
 
 
@@ -70,28 +71,26 @@ class MaskCrop:
 
     camera: Camera
     mask: Array
-    """Share of each pixel that shows the body [height, width], of the pixels of `region`."""
+    """Share of each pixel of the region that shows the body [height, width]."""
     weight: Array
-    """Weight of each pixel [height, width]: 0 where something occludes it."""
+    """Weight of each pixel [height, width]; 0 if occluded."""
     region: Region
     world_from_body: Array
-    """The predicted transform of the body when the image was taken (4 x 4)."""
+    """The predicted transform of the body at the stamp of the image (4 x 4)."""
     chroma: float = 0.0
     """Chroma of the body in this light [grey levels]."""
-    background: Array | None = None
-    """The background of these pixels [height, width, 3] [grey levels]; None where it is not known."""
     points: PointTracks | None = None
-    """Points of the body's texture in this image; None where none are followed."""
+    """Texture points of the body in this image."""
 
     @property
     def pixels(self) -> MaskPixels:
-        """Mask, weight and region, as the kernels take them."""
+        """Mask, weight and region for the kernels."""
         return self.mask, self.weight, self.region
 
 
 @array_dataclass
 class CameraRig:
-    """Cameras, the backgrounds of those that are fixed, and the colour of the tracked body."""
+    """Cameras, backgrounds of fixed ones, and the colour of the tracked body."""
 
     cameras: tuple[Camera, ...]
     mask: ColourMask
@@ -99,13 +98,13 @@ class CameraRig:
 
     @classmethod
     def of(cls, scene: Scene, cameras: tuple[Camera, ...] | None = None) -> CameraRig:
-        """The cameras of a scene (all where none are given), for the first object of the scene."""
+        """Cameras (by default all of the scene) and the colour of the scene's first object."""
         known = tuple(scene.cameras.values()) if cameras is None else cameras
         return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
 
     @classmethod
     def automatic(cls, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
-        """Cameras that know the colour of the scene's only body, where it has one to segment it by."""
+        """Cameras, and the colour of the scene's only body if it is saturated."""
         if len(scene.objects) != 1 or scene.jointed or not is_coloured(colour_of(scene, scene.objects[0])):
             return cls.unnamed(cameras)
         return cls.of(scene, cameras)
@@ -121,15 +120,24 @@ class CameraRig:
         return cls(cameras, NO_COLOUR)
 
     def frames(self, observation: Observation, t: float) -> list[CameraFrame | None]:
-        """The newest frame of each camera; None where there is none, or where it has another size."""
-        return [self._frame(camera, observation, t) for camera in self.cameras]
+        """The newest frame of each camera; None if there is none, or if its size, type or stamp is wrong."""
+        out: list[CameraFrame | None] = []
+        for camera in self.cameras:
+            name = IMAGES + camera.name
+            pixels = np.asarray(observation[name]) if name in observation else np.zeros(0)
+            stamp = float(observation.get(name + ".stamp", t))
+            good = pixels.shape == (camera.height, camera.width, 3) and pixels.dtype == np.uint8 and np.isfinite(stamp)
+            sampled = pixels[5::16, 7::16].astype(np.int64).ravel() if good else pixels
+            hashed = float(sampled @ _HASH_WEIGHTS[: sampled.size]) if good else 0.0
+            out.append(CameraFrame(camera, pixels, stamp, hashed) if good else None)
+        return out
 
     def crop(
         self, frame: CameraFrame, outline: Outline, world_from_body: Array, strength: float, margin: int = MAX_MARGIN_PX
     ) -> MaskCrop | None:
-        """The pixels around a body, segmented; None where the camera cannot see that place."""
+        """The segmented pixels around a body; None if it is out of view."""
         camera = frame.camera
-        region: Region = silhouette.body_region(outline.corners, world_from_body, calibrated(camera), margin)
+        region: Region = silhouette_kernels.body_region(outline.corners, world_from_body, calibrated(camera), margin)
         left, top, right, bottom = region
         if right - left <= 2 or bottom - top <= 2:
             return None
@@ -137,34 +145,21 @@ class CameraRig:
         whole = self.backgrounds.get(camera.name)
         background = None if whole is None else whole[top:bottom, left:right]
         mask, weight = segment(self.mask, pixels, strength, background)
-        chroma = float(silhouette.median_chroma(pixels, self.mask.chroma, float(strength), 1.6 * MIN_PURITY))
-        return MaskCrop(camera, mask, weight, region, world_from_body, chroma, background)
-
-    def _frame(self, camera: Camera, observation: Observation, t: float) -> CameraFrame | None:
-        name = IMAGES + camera.name
-        if name not in observation:
-            return None
-        pixels = np.asarray(observation[name])
-        if pixels.shape != (camera.height, camera.width, 3) or pixels.dtype != np.uint8:
-            return None
-        stamp = float(observation[name + ".stamp"]) if name + ".stamp" in observation else t
-        if not np.isfinite(stamp):
-            return None
-        sampled = pixels[5::16, 7::16].astype(np.int64).ravel()
-        return CameraFrame(camera, pixels, stamp, float(sampled @ _HASH_WEIGHTS[: sampled.size]))
+        chroma = float(silhouette_kernels.median_chroma(pixels, self.mask.chroma, float(strength), 1.6 * MIN_PURITY))
+        return MaskCrop(camera, mask, weight, region, world_from_body, chroma)
 
 
 _HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
 
 
 def segmented_margin(covariance: Array) -> int:
-    """Pixels around a predicted pose that are segmented: more, the larger its covariance [6, 6]."""
+    """Margin around a predicted pose with a covariance [6, 6] [pixels]."""
     sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
     return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
 
 
 def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
-    """The cameras of a scene that a recording holds, each with its background, for a body of a known colour."""
+    """The cameras of a recording with their backgrounds, for a body of a known colour."""
     cameras = recorded_cameras(scene, episode)
     if len(scene.objects) != 1:
         raise BadInput(f"The twin tracks one coloured body, and scene {scene.name!r} has {len(scene.objects)}.")
@@ -180,8 +175,7 @@ def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
 def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
     """The cameras of a scene that a recording holds, under the names of the recording.
 
-    A scene may be built from files that are named by the serial number of a camera, `220422302296`, and a recording may
-    call the same camera `cam_220422302296`: names are the same where one ends in the other.
+    Names match if one ends in the other, such as the serial number `220422302296` and `cam_220422302296`.
     """
     shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES) and not c.endswith(".stamp")]
     cameras: list[Camera] = []
@@ -226,8 +220,7 @@ def recorded_strength(mask: ColourMask, images: Any) -> float:
 def align_stamps(episode: Episode) -> Episode:
     """The episode with its image stamps on the clock of its rows.
 
-    Rows are counted from the start of the episode, stamps of some recordings from the start of their clock. Where the
-    stamps lie nearer to the rows after the start is subtracted, it is subtracted.
+    Some recordings count stamps from the start of their clock; it is subtracted if stamps are then nearer to rows.
     """
     start, columns = float(episode.meta.get("start", 0.0)), dict[str, Array]()
     for name in episode.columns:
@@ -239,25 +232,24 @@ def align_stamps(episode: Episode) -> Episode:
 
 
 FULL_CHROMA_SHARE = 0.9
-"""Share of the median chroma that counts as wholly the body: its darker faces have less than the median."""
+"""Share of the median chroma that counts as wholly the body, for its darker faces."""
 MIN_PURITY = 0.24
-"""Chroma over brightness below which a pixel is a reflection of warm light, not a coloured body."""
+"""Chroma over brightness below which a pixel reflects warm light."""
 MIN_CHROMA = 0.1
-"""Distance of a colour from grey, of 1, from which a body is segmented by it."""
+"""Least distance from grey of a colour that segments a body [0 to 1]."""
 SHADING = (0.5, 1.3)
-"""Range of factors by which light and shadow change the brightness of the background."""
+"""Range of brightness factors of light and shadow."""
 OVEREXPOSED_LEVEL = 225
-"""A pixel this bright in all channels is overexposed [grey levels]."""
+"""Level of all channels from which a pixel is overexposed [grey levels]."""
 MAX_BACKGROUND_ERROR = 30.0
-"""A pixel this far from the background, after shading, belongs to something in front of it [grey levels]."""
+"""Difference from the shaded background from which something is in front of it [grey levels]."""
 
 
 @array_dataclass
 class ColourMask:
-    """Segments a coloured body in a grey world by the chroma of pixels along that of the body.
+    """Segments a coloured body in a grey world by the chroma of pixels.
 
-    A pixel that shows a share m of the body and 1 - m of something grey has m times the body's chroma, so the mask is
-    linear in m at the edge of a silhouette.
+    A pixel that shows a share m of the body and 1 - m of something grey has m times the body's chroma.
     """
 
     chroma: Array
@@ -282,7 +274,7 @@ class ColourMask:
 
 
 NO_COLOUR = ColourMask(np.zeros(3))
-"""The mask of a body whose colour is not named: it shows nothing."""
+"""The mask of bodies whose colours are learned."""
 
 
 def colour_mask(rgb: Array) -> ColourMask:
@@ -305,7 +297,7 @@ def is_coloured(rgb: Array) -> bool:
 
 def colour_of(scene: Scene, body: str) -> Array:
     """The colour of a body: that of its first visible geom."""
-    model = model_of(scene)
+    model = scene.model
     for g in visible_geoms(model, model.body(body).id):
         material = int(model.geom_matid[g])
         return np.array(model.mat_rgba[material] if material >= 0 else model.geom_rgba[g], float)
@@ -322,8 +314,8 @@ def initial_strength(mask: ColourMask, image: Array) -> float:
 def background_of(images: Array, mask: ColourMask, strength: float) -> Array:
     """The background of a fixed camera [height, width, 3].
 
-    The lower quartile over images in which the pixel neither shows the body nor is overexposed: an arm that stands in
-    one place for half of the time is still not the table. Pixels that were never free take the median of the others.
+    The lower quartile over images in which the pixel neither shows the body nor is overexposed, since an arm may stand
+    in one place for half of the time. Pixels that were never free take the median of the others.
     """
     frames = images.astype(np.float32)
     frames[(mask.soft(images, strength) > 0.1) | (images.max(axis=-1) > OVEREXPOSED_LEVEL)] = np.nan
@@ -340,10 +332,10 @@ def background_of(images: Array, mask: ColourMask, strength: float) -> Array:
 def segment(
     mask: ColourMask, pixels: Array, strength: float, background: Array | None, halo: int = 2
 ) -> tuple[Array, Array]:
-    """Mask and weight of pixels [height, width]: the share that shows the body, and 0 where something occludes it.
+    """Mask and weight of pixels [height, width].
 
-    A pixel is occluded where it shows neither the body nor the background in any shading, or is overexposed; `halo`
-    pixels around it do not count either.
+    A pixel is occluded if it shows neither the body nor the background in any shading, or is overexposed; so are `halo`
+    pixels around it.
     """
     behind = np.zeros((0, 0, 3), np.float32) if background is None else background
     limits = (FULL_CHROMA_SHARE, MIN_PURITY, float(OVEREXPOSED_LEVEL), MAX_BACKGROUND_ERROR, *SHADING)

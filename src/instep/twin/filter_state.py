@@ -1,12 +1,9 @@
-"""Options of the pose filter: what it compares, and how much it trusts physics and images.
-
-Innovations of the pose filter: their consistency and size, what they say of cameras and of the age of images.
-"""
+"""State and options of the pose filter, and the statistics of its innovations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,46 +11,54 @@ import numpy as np
 from instep.core.world import Array, State, options_dataclass
 from instep.scene.camera import Camera
 
+from .body_appearance import LearnedAppearance
+from .camera_frames import ImageState, WorkState
 from .pose_solver import MASK_NOISE, PixelNoise, PoseSolution, SilhouetteFit
 from .tracked_body import StartPose
 
-Residual: TypeAlias = Literal["auto", "mask", "learned", "region", "photo", "both"]
-"""What a pose filter compares."""
-LEARNED = ("learned", "region")
-"""Residuals for which nobody has to name a colour."""
+Residual: TypeAlias = Literal["auto", "mask", "learned"]
+"""Segmentation of bodies: by the colour of the scene (mask), by learned colours and texture (learned), or auto."""
+HISTORY = 32
+"""Past estimates: half a second at 60 Hz, more than the latency of any useful camera."""
+SMOOTHING = 0.2
+"""Gain of the running means of chroma and of camera disagreement."""
+SYSTEMATIC_PX = 1.0
+"""Common error of all pixels of a silhouette by learned colours, as standard deviation [pixels]."""
+COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
+"""A length of 0.1 m makes rotations and translations comparable."""
+SLOW_M_S = 0.02
+"""Speed below which the image delay is not observable [m/s]."""
 
 
 @options_dataclass
 class FilterOptions:
-    """How much the filter trusts physics and images."""
+    """Options of the pose filter."""
 
     residual: Residual = "auto"
-    """What is compared: silhouettes in the colour that the scene gives the body (mask), silhouettes by colours that are
-    learned (region), these and points of the body's texture (learned), colours of pixels (photo), or both mask and
-    photo. Auto is mask where the first images show the only body in its colour, and learned everywhere else."""
+    """Auto is mask if the first images show the only body in its colour, and learned otherwise."""
     iterations: int = 3
-    """Gauss-Newton steps by silhouettes; one more follows by colours, two without silhouettes."""
+    """Gauss-Newton steps."""
     mask_noise: PixelNoise = MASK_NOISE
     position_sigma: tuple[float, float] = (1e-4, 6e-3)
-    """Least and largest standard deviation of a predicted position [m]; between them the last innovations decide."""
+    """Least and largest standard deviation of a predicted position [m]; recent innovations choose between them."""
     orientation_sigma: tuple[float, float] = (7e-4, 6e-2)
     """The same for an orientation [rad]."""
     min_visible: float = 0.15
-    """Share of the silhouette that must not be occluded for a camera to be used."""
+    """Least unoccluded share of the silhouette in a camera that is used."""
     min_shown: float = 0.3
-    """Share of that which must show the body's colour; below, something unknown occludes it."""
+    """Least share of that in the body's colour; below, something unknown occludes it."""
     inertia: float = 0.2
-    """Share of a correction that is taken for a change of velocity."""
+    """Share of a correction that changes the velocity."""
     lost_after: int = 12
-    """Frames in which no camera shows a body that nothing is known to occlude, after which a global search starts."""
+    """Frames without sight of an unoccluded body after which a global search starts."""
     min_overlap: float = 0.65
     """Overlap over all cameras, weighted by visibility, below which the estimate is doubtful."""
     misfit_after: int = 4
-    """Frames of such overlap after which a global search starts."""
+    """Doubtful frames after which a global search starts."""
     bias: float = 6e-4
-    """Systematic error of silhouettes by shading, shape and lens [m]. Part of the reported standard deviation."""
+    """Systematic error of silhouettes by shading, shape and lens, part of the reported standard deviation [m]."""
     max_disagreement: float = 0.004
-    """A camera that keeps disagreeing with the others by this much is excluded [m]."""
+    """Disagreement with the other cameras from which a camera is excluded [m]."""
     exclude_after: int = 8
     """Frames of such disagreement."""
     starts: Mapping[str, StartPose] = field(default_factory=dict[str, StartPose])
@@ -64,43 +69,73 @@ class FilterOptions:
     """Whether the robot's joints are known: bodies are moved out of the robot, and pixels it occludes do not count."""
 
 
-HISTORY = 32
-"""Past estimates that are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
-SMOOTHING = 0.2
-"""Gain of the running means of chroma and of camera disagreement."""
-SYSTEMATIC_PX = 1.0
-"""Error of a silhouette by learned colours that all of its pixels have in common, as standard deviation [pixels]."""
-COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
-"""A length of 0.1 m makes rotations and translations comparable."""
-SLOW_M_S = 0.02
-"""Speed below which a body says little about the age of images [m/s]."""
+@dataclass(slots=True)
+class FilterState:
+    """State of the pose filter from frame to frame."""
 
+    t: Array
+    """Times of the past estimates [HISTORY]."""
+    poses: Array
+    """Past estimates, xyz + wxyz [HISTORY, bodies, 7]."""
+    joints: Array
+    """Past positions of the world [HISTORY, nq]."""
+    spread: Array
+    """Standard deviations of predicted position [m] and orientation [rad] [bodies, 2]."""
+    covariance: Array
+    """Of each pose [bodies, 6, 6]."""
+    frames_lost: Array
+    """Frames in a row without sight of a body [bodies]."""
+    misfits: Array
+    """Doubtful frames in a row [bodies]."""
+    drag: Array
+    """Running means of the image delay estimate [bodies, 2]."""
+    ambiguous: Array
+    """Other orientations that fit the first image as well [bodies]."""
+    strength: Array
+    """Chroma of the body in each camera [grey levels] [cameras]."""
+    disagreement: Array
+    """Running mean of the disagreement of each camera [m] [cameras]."""
+    disagreeing: Array
+    """Frames in a row above the limit [cameras]."""
+    excluded: Array
+    """Excluded cameras [cameras]."""
+    images: ImageState
+    work: WorkState
+    learned: LearnedAppearance | None = None
+    """None if bodies are segmented by the colour of the scene."""
 
-def unknown_estimates(state: State, bodies: int, options: FilterOptions) -> dict[str, Any]:
-    """What a filter remembers of its bodies before any image."""
-    return {
-        "t": np.full(HISTORY, state.t),
-        "spread": np.tile(initial_spread(options), (bodies, 1)),
-        "covariance": np.tile(widest_covariance(options), (bodies, 1, 1)),
-        "joints": np.tile(state.q, (HISTORY, 1)),
-        "frames_lost": np.zeros(bodies, int),
-        "misfits": np.zeros(bodies, int),
-        "drag": np.zeros((bodies, 2)),
-    }
+    @classmethod
+    def unknown(cls, state: State, bodies: int, cameras: int, options: FilterOptions) -> FilterState:
+        """The state before the first image."""
+        # The geometric mean of the bounds: the unknown start is in the covariance, not in the prediction error.
+        spread = np.sqrt([np.prod(options.position_sigma), np.prod(options.orientation_sigma)])
+        return cls(
+            t=np.full(HISTORY, state.t), poses=np.zeros((HISTORY, bodies, 7)), joints=np.tile(state.q, (HISTORY, 1)),
+            spread=np.tile(spread, (bodies, 1)), covariance=np.tile(widest_covariance(options), (bodies, 1, 1)),
+            frames_lost=np.zeros(bodies, int), misfits=np.zeros(bodies, int), drag=np.zeros((bodies, 2)),
+            ambiguous=np.zeros(bodies, int), strength=np.full(cameras, 100.0), disagreement=np.zeros(cameras),
+            disagreeing=np.zeros(cameras, int), excluded=np.zeros(cameras, bool),
+            images=ImageState.unknown(cameras, state.t), work=WorkState.unknown(bodies, cameras),
+        )  # fmt: skip
+
+    def copy(self) -> FilterState:
+        """A copy that may be changed."""
+        values: list[Any] = [getattr(self, one.name) for one in fields(self)]
+        return FilterState(*(None if value is None else value.copy() for value in values))
 
 
 def widest_covariance(options: FilterOptions) -> Array:
-    """The covariance [6, 6] of a pose that nothing is known of but that it is near."""
+    """The covariance [6, 6] of a pose that is only known to be near."""
     return np.diag([options.position_sigma[1] ** 2] * 3 + [options.orientation_sigma[1] ** 2] * 3)
 
 
 def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:
     """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible.
 
-    Without a correction those are NaN that only an image gives.
+    Without a correction those that need an image are NaN.
     """
     if found is None:
-        return dict.fromkeys(("nis", "residual", "colour_residual", "weakest_sigma"), np.nan)
+        return dict.fromkeys(("nis", "residual", "weakest_sigma"), np.nan)
     M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
     eta = basis.T @ found.xi
     gradient = (M + prior_information) @ eta
@@ -119,11 +154,10 @@ def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, b
 
 
 def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: float, basis: Array) -> float:
-    """Standard deviation of a position by what all pixels of an outline have in common [m].
+    """Standard deviation of a position by the common errors of a silhouette [m].
 
-    As if each camera showed the body, of a radius `reach` [m], shifted by `SYSTEMATIC_PX` along both axes of its image
-    and larger by as much: a shape that is not quite the body's, shadows and colours that look like another. Images do
-    not average it away, and no innovation shows it.
+    Each camera is taken to show a body of radius `reach` [m] with an error of `SYSTEMATIC_PX` in both image coordinates
+    and in size: wrong shape, shadows, similar colours. Neither averaging nor innovations reveal it.
     """
     information = np.zeros((3, 3))
     for camera in cameras:
@@ -138,11 +172,27 @@ def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: 
     return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
 
 
+def exclude_outlier(
+    fits: Sequence[SilhouetteFit], used: Sequence[int], state: FilterState, options: FilterOptions
+) -> dict[int, float]:
+    """Exclude a camera that keeps disagreeing with the others; returns the disagreement by camera [m]."""
+    if len(used) < 3:
+        return {}
+    for c, excess in zip(used, camera_excess(fits), strict=True):
+        state.disagreement[c] += SMOOTHING * (excess - state.disagreement[c])
+        apart = state.disagreement[c] > options.max_disagreement
+        state.disagreeing[c] = state.disagreeing[c] + 1 if apart else 0
+    worst = max(used, key=lambda c: float(state.disagreement[c]))
+    if state.disagreeing[worst] >= options.exclude_after:
+        state.excluded[worst] = True
+    return {c: float(state.disagreement[c]) for c in used}
+
+
 def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
-    """By how much each camera wants the body farther from where the others agree than those differ [m]."""
+    """Distance of each camera's own optimum from that of the others, less the largest distance among those [m]."""
     M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
     small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
-    # Where each camera alone wants the body, and where the others do.
+    # First each camera alone, then all others.
     curvature, slope = np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])
     wanted: Array = -np.asarray(np.linalg.solve(curvature, slope[..., None]), float)[:, :2, 0]
     steps, agreed = wanted[: len(fits)], wanted[len(fits) :]
@@ -152,49 +202,25 @@ def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
     return list(own - apart.max(axis=1))
 
 
-def exclude_outlier(
-    fits: Sequence[SilhouetteFit], used: Sequence[int], memory: dict[str, Any], options: FilterOptions
-) -> dict[int, float]:
-    """Exclude a camera that keeps wanting the body elsewhere than the others agree on; disagreements by camera [m]."""
-    if len(used) < 3:
-        return {}
-    for c, excess in zip(used, camera_excess(fits), strict=True):
-        memory["disagreement"][c] += SMOOTHING * (excess - memory["disagreement"][c])
-        apart = memory["disagreement"][c] > options.max_disagreement
-        memory["disagreeing"][c] = memory["disagreeing"][c] + 1 if apart else 0
-    worst = max(used, key=lambda c: float(memory["disagreement"][c]))
-    if memory["disagreeing"][worst] >= options.exclude_after:
-        memory["excluded"][worst] = True
-    return {c: float(memory["disagreement"][c]) for c in used}
-
-
 def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
     """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
 
-    Images that are late by d without saying so pull a body that moves at v back by d v. `drag` [2] holds the running
-    means of both over about ten frames; a body at rest gives zero.
+    Images that are late by d pull a body that moves at v back by d v. `drag` [2] holds the running means of both over
+    about ten frames; a body at rest gives zero.
     """
     v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
     drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
     return float(drag[0] / (drag[1] + SLOW_M_S**2))
 
 
-def initial_spread(options: FilterOptions) -> Array:
-    """Standard deviations of predictions before any innovation: the geometric mean of their bounds.
-
-    That nobody knows where a body is at the beginning is in its covariance, not in how well physics predicts it.
-    """
-    return np.sqrt([np.prod(options.position_sigma), np.prod(options.orientation_sigma)])
-
-
-def adapted_spread(spread: Array, xi: Array, position: tuple[float, float], orientation: tuple[float, float]) -> Array:
-    """Standard deviations of predictions, adapted to the last innovations within the given bounds."""
+def adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
+    """Standard deviations of predictions, adapted to the last innovations within their bounds."""
     new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
-    low, high = np.array([position, orientation]).T
+    low, high = np.array([options.position_sigma, options.orientation_sigma]).T
     return np.clip(new, low, high)
 
 
 def grown_covariance(covariance: Array) -> Array:
-    """The covariance [6, 6] of a pose after a frame without a correction."""
+    """The covariance [..., 6, 6] of poses after a frame without a correction."""
     ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
     return np.minimum(covariance + 0.01 * ceiling, ceiling)

@@ -21,7 +21,7 @@ from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
-from .body_outlines import model_of, mujoco
+from .body_outlines import mujoco
 from .pose_solver import moved
 from .tracked_body import MIN_POINTS, pose_from_points
 
@@ -184,7 +184,7 @@ def calibrate_robot(
 
 def _link_poses(scene: Scene, sightings: Sequence[PointSighting]) -> Callable[[Array], list[Array]]:
     """A function from positions [rows, nq] to the transform of the body of each sighting."""
-    model = model_of(scene)
+    model = scene.model
     data, known = mujoco.MjData(model), [str(model.body(b).name) for b in range(model.nbody)]
     for sighting in sightings:
         if sighting.body not in known:

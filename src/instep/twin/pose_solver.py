@@ -20,12 +20,11 @@ import numpy as np
 from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array, array_dataclass, options_dataclass
 
-from .body_outlines import MARGIN_PX, Outline, calibrated, silhouette
+from .body_outlines import MARGIN_PX, Outline, calibrated, silhouette_kernels
 from .camera_rig import MaskCrop
 from .silhouette_kernels import BodyMotion, EdgeModel
 
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
-mesh_silhouette: Any = import_module("instep.twin.texture_kernels")
 
 MAX_POINT_ERROR = 6.0
 """Points of the texture this far from where they should be pull no more [standard deviations]."""
@@ -202,15 +201,15 @@ def _silhouette_equations(
     """Normal equations and tally by the convex parts of a body, or by its surface."""
     camera = calibrated(crop.camera)
     if outline.surface is None:
-        return silhouette.pose_equations(outline.convex_parts, motion, camera, crop.pixels, edge, margin)
+        return silhouette_kernels.pose_equations(outline.convex_parts, motion, camera, crop.pixels, edge, margin)
     here = moved(motion[0], motion[1])
-    drawn = mesh_silhouette.mesh_contour(outline.surface, here, camera, crop.region, math.ceil(6 * edge[0]))
-    return mesh_silhouette.mesh_equations(drawn, (here, motion[2]), camera, crop.pixels, edge)
+    drawn = texture_kernels.mesh_contour(outline.surface, here, camera, crop.region, math.ceil(6 * edge[0]))
+    return texture_kernels.mesh_equations(drawn, (here, motion[2]), camera, crop.pixels, edge)
 
 
 def moved(world_from_body: Array, xi: Array) -> Array:
     """A transform (4 x 4) moved by xi: translated, and rotated about the body's own origin."""
-    return np.asarray(silhouette.moved_transform(world_from_body, xi))
+    return np.asarray(silhouette_kernels.moved_transform(world_from_body, xi))
 
 
 def motion_between(before: Array, after: Array) -> Array:

@@ -25,10 +25,9 @@ from .body_outlines import (
     Outline,
     body_faces,
     calibrated,
-    model_of,
     mujoco,
     outline_of,
-    silhouette,
+    silhouette_kernels,
     visible_geoms,
 )
 from .camera_rig import CameraFrame, MaskCrop
@@ -49,7 +48,7 @@ class RobotOcclusion:
     """
 
     def __init__(self, scene: Scene):
-        self._model = model_of(scene)
+        self._model = scene.model
         bodies = [b for b in _robot_bodies(scene, self._model) if visible_geoms(self._model, b)]
         self._shapes = [(b, outline_of(self._model, str(self._model.body(b).name))) for b in bodies]
 
@@ -65,7 +64,7 @@ class RobotOcclusion:
         for b, shape in self._shapes:
             T = np.eye(4)
             T[:3, :3], T[:3, 3] = data.xmat[b].reshape(3, 3), data.xpos[b]
-            silhouette.mask_out_body(shape.convex_parts, T, camera, pixels, OCCLUSION_MARGIN_PX)
+            silhouette_kernels.mask_out_body(shape.convex_parts, T, camera, pixels, OCCLUSION_MARGIN_PX)
 
 
 @array_dataclass
@@ -111,7 +110,7 @@ def resolve_penetration(scene: Scene, q: Array, body: FreeBody, passes: int = 4)
     The distance measures the conflict of images and physics: an image that puts the body inside the robot is wrong,
     or the robot is not where the twin has it.
     """
-    model = model_of(scene)
+    model = scene.model
     data = _scratch(model)
     index, out, distance = model.body(body.name).id, q.copy(), 0.0
     for _ in range(passes):
@@ -140,7 +139,7 @@ def parked_joints(scene: Scene) -> dict[str, float]:
 
     from instep.scene.model import body_poses
 
-    model = model_of(scene)
+    model = scene.model
     joints = [model.joint(name) for name in scene.robot]
     if not 0 < len(joints) <= 4 or not scene.objects:
         return {}
@@ -195,7 +194,7 @@ class CameraMounts:
     """The bodies that carry cameras, such as the hand of a robot, whose joints say where a camera was."""
 
     def __init__(self, scene: Scene, cameras: Sequence[Camera]):
-        self._model, self._cameras = model_of(scene), tuple(cameras)
+        self._model, self._cameras = scene.model, tuple(cameras)
 
     def __bool__(self) -> bool:
         return not all(camera.in_world for camera in self._cameras)
@@ -248,7 +247,7 @@ class Occluders:
         if self._robot:
             self._robot.apply(crop, positions_at(stamp, times, joints))
         others = [o for o in range(len(self._faces)) if o != b]
-        at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), stamp) for o in others]
+        at = [silhouette_kernels.transform_at(times, np.ascontiguousarray(poses[:, o]), stamp) for o in others]
         if others:
             mask_bodies_in_front(crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)])
         self.hide_standing(b, crop)

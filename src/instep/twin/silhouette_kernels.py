@@ -50,10 +50,6 @@ EdgeModel: TypeAlias = tuple[float, float]
 """How pixels are compared with an outline: width of the edge [pixels], Huber threshold of the residual."""
 BodyMotion: TypeAlias = tuple[Array, Array, Array]
 """A motion of a body: predicted world_from_body (4 x 4); motion xi [6]; motions to derive by, as columns [6, k]."""
-SurfacePoints: TypeAlias = tuple[Array, Array, Array]
-"""Points on a body in its frame [n, 3]; outward normals, 0 where unknown; expected colours, NaN where unknown."""
-ScaledImage: TypeAlias = tuple[Array, float]
-"""Pixels [height, width, 3]; the factor that makes colours of them."""
 
 
 class ProjectedOutline(NamedTuple):
@@ -276,8 +272,6 @@ TILE = 8
 """Side of a tile of blocks; most tiles are far from the outline and are added at once [pixels]."""
 SUMS = {**INLINE, "fastmath": True}
 """Options of sums over whole tiles: masks and weights are finite, and their order may change."""
-MIN_FACING_COSINE = 0.25
-"""Cosine between normal and ray from which a camera sees a face well enough to measure its colour."""
 
 
 class CandidateEdges(NamedTuple):
@@ -620,45 +614,3 @@ def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compi
         if 2 * seen >= n:
             return 0.5 * i + 0.25
     return expected
-
-
-@njit(**OPTIONS)
-def sample_colours(surface, world_from_body, camera, shown, image, seen):  # pragma: no cover - compiled
-    """Add to `seen` [n, 4] the colours and the count of points on a body that this camera shows.
-
-    A point counts where its face is turned to the camera and its pixel clearly shows the body. Return the sum of
-    squared differences of these pixels from the expected colours, and their count.
-    """
-    squared = count = 0.0
-    means, normals, expected = surface
-    points, _ = project_corners(means, world_from_body, camera, world_from_body[:3, 3])
-    if not np.isfinite(points[0, 0]):
-        return squared, count
-    (mask, weight, region), (pixels, scale) = shown, image
-    world_from_camera, _, _, _ = camera
-    normal, ray = np.empty(3), np.empty(3)
-    for i in range(means.shape[0]):
-        x, y = int(points[i, 0]), int(points[i, 1])
-        if x < region[0] or y < region[1] or x >= region[2] or y >= region[3]:
-            continue
-        if mask[y - region[1], x - region[0]] < 0.6 or weight[y - region[1], x - region[0]] <= 0:
-            continue
-        towards = far = plain = 0.0
-        for a in range(3):
-            normal[a], ray[a] = 0.0, world_from_camera[a, 3] - world_from_body[a, 3]
-            for b in range(3):
-                normal[a] += world_from_body[a, b] * normals[i, b]
-                ray[a] -= world_from_body[a, b] * means[i, b]
-            towards += normal[a] * ray[a]
-            far += ray[a] * ray[a]
-            plain += normals[i, a] * normals[i, a]
-        if plain > 0.5 and towards < MIN_FACING_COSINE * math.sqrt(far):
-            continue
-        if np.isfinite(expected[i, 0]):
-            for a in range(3):
-                squared += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
-            count += 1.0
-        for a in range(3):
-            seen[i, a] += scale * pixels[y, x, a]
-        seen[i, 3] += 1.0
-    return squared, count

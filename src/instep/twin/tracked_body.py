@@ -1,8 +1,6 @@
-"""Bodies whose pose a twin finds in images: free ones, and those on a hinge or slide of the scene, as drawers and lids.
+"""Tracked bodies, and where they start.
 
-A free body has six motions. One on a joint has one, so that its only unknown is the position of the joint.
-
-Where a body is at the start of a run, as a user gives it: a pose, points of it in an image, or a box around it.
+A free body has six motions. A body on a hinge or slide, such as a drawer or a lid, has one. Starts are given as JSON:
 
     {"tee": {"pose": [0.47, 0.32, 0.02, 1, 0, 0, 0]}}
     {"box": {"camera": "webcam", "points": [[0.129, 0.094, 0.037, 551, 88], ...]}}
@@ -20,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,45 +29,8 @@ from instep.core.world import Array, Spec, array_dataclass, frozen_dataclass
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene, joint_of
 
-from .body_outlines import calibrated, mujoco, silhouette, silhouette_kernels
+from .body_outlines import calibrated, mujoco, silhouette_kernels
 from .pose_solver import moved
-
-
-class TrackedBody(Protocol):
-    """Where a body stands in the state, and how it can move."""
-
-    @property
-    def name(self) -> str:
-        """The name of the body."""
-        ...
-
-    def transform(self, q: Array) -> Array:
-        """world_from_body (4 x 4)."""
-        ...
-
-    def pose(self, q: Array) -> Array:
-        """The pose xyz + wxyz [7]."""
-        ...
-
-    def nearest(self, world_from_body: Array) -> Array:
-        """The transform that the body can have which is nearest to a given one."""
-        ...
-
-    def put(self, q: Array, world_from_body: Array) -> Array:
-        """Positions with the body at a transform, or as near to it as it can be."""
-        ...
-
-    def moved(self, q: Array, xi: Array) -> Array:
-        """Positions with the body translated by xi[:3] and rotated about its own origin by xi[3:]."""
-        ...
-
-    def moved_poses(self, poses: Array, xi: Array) -> Array:
-        """Poses xyz + wxyz [n, 7] of other times after the same motion."""
-        ...
-
-    def add_twist(self, q: Array, v: Array, twist: Array) -> Array:
-        """Velocities with a twist in the world's frame added."""
-        ...
 
 
 @frozen_dataclass
@@ -82,7 +43,7 @@ class FreeBody:
 
     def transform(self, q: Array) -> Array:
         """world_from_body (4 x 4)."""
-        return np.asarray(silhouette.transform_of_pose(q[self.q : self.q + 7]))
+        return np.asarray(silhouette_kernels.transform_of_pose(q[self.q : self.q + 7]))
 
     def pose(self, q: Array) -> Array:
         """The pose xyz + wxyz [7]."""
@@ -101,12 +62,12 @@ class FreeBody:
     def moved(self, q: Array, xi: Array) -> Array:
         """Positions with the body translated by xi[:3] and rotated about its own origin by xi[3:]."""
         out = q.copy()
-        out[self.q : self.q + 7] = silhouette.moved_poses(q[None, self.q : self.q + 7], xi)[0]
+        out[self.q : self.q + 7] = silhouette_kernels.moved_poses(q[None, self.q : self.q + 7], xi)[0]
         return out
 
     def moved_poses(self, poses: Array, xi: Array) -> Array:
         """Poses xyz + wxyz [n, 7] of other times after the same motion."""
-        return np.asarray(silhouette.moved_poses(poses, xi))
+        return np.asarray(silhouette_kernels.moved_poses(poses, xi))
 
     def add_twist(self, q: Array, v: Array, twist: Array) -> Array:
         """Velocities with a twist in the world's frame added; angular velocity is kept in the body's frame."""
@@ -220,6 +181,9 @@ class JointedBody:
         return np.clip(position, *self.limits)
 
 
+TrackedBody: TypeAlias = FreeBody | JointedBody
+
+
 def jointed_body(scene: Scene, body: str) -> JointedBody:
     """A body on a joint of the scene, from its compiled model."""
     model = scene.model
@@ -258,21 +222,21 @@ MAX_BYTES = 1 << 20
 MIN_BOX_PX = 8
 """Least width and height of a box [pixels]."""
 MIN_POINTS = 4
-"""Points from which a pose is found."""
-ITERATIONS = 60
-"""Steps of the fit of a pose to points, from each orientation."""
+"""Least points of a pose."""
+BEHIND_PX = 1e4
+"""Error of all points of a body that is not wholly in front of the camera [pixels]."""
 
 
 @array_dataclass
 class StartPose:
-    """Where one body starts: a transform, points or a box in one camera, or the position of its joint."""
+    """The start of one body: a transform, points or a box in one camera, or the position of its joint."""
 
     world_from_body: Array | None = None
     camera: str = ""
     places: Array = field(default_factory=lambda: np.zeros((0, 3)))
     """Points in the body's frame [n, 3] [m]."""
     pixels: Array = field(default_factory=lambda: np.zeros((0, 2)))
-    """Where the camera shows them [n, 2]."""
+    """Their pixels in the image of the camera [n, 2]."""
     box: Array | None = None
     """Left, top, right and bottom of the body in the image of the camera [pixels]."""
     joint: float | None = None
@@ -302,8 +266,11 @@ def load_starts(path: str | Path) -> dict[str, StartPose]:
 def pose_from_points(camera: Camera, places: Array, pixels: Array) -> Array:
     """The transform (4 x 4) at which a camera shows points [n, 3] of a body at pixels [n, 2].
 
-    Damped least squares from the 24 orientations of a cube; the one with the least error in front of the camera.
+    Least squares from the 24 orientations of a cube; the solution with the least error.
     """
+    from scipy.optimize import least_squares
+
+    known = calibrated(camera)
     size = float(np.linalg.norm(places - places.mean(axis=0), axis=1).max())
     extent = float(np.linalg.norm(pixels - pixels.mean(axis=0), axis=1).max())
     depth = size * camera.focal[0] / max(extent, 1.0)
@@ -312,34 +279,17 @@ def pose_from_points(camera: Camera, places: Array, pixels: Array) -> Array:
     for R in cube_rotations():
         start = np.eye(4)
         start[:3, :3], start[:3, 3] = R, ray * depth - R @ places.mean(axis=0)
-        fitted, error = _fitted(camera, camera.body_from_camera @ start, places, pixels)
-        if error < least:
-            best, least = fitted, error
+        begun = camera.body_from_camera @ start
+
+        def errors(xi: Array, begun: Array = begun) -> Array:
+            T = moved(begun, xi)
+            at, _ = silhouette_kernels.project_corners(places, T, known, T[:3, 3])
+            return (at - pixels).ravel() if np.isfinite(at[0, 0]) else np.full(pixels.size, BEHIND_PX)
+
+        found = least_squares(errors, np.zeros(6), method="lm", max_nfev=400)
+        if found.cost < least:
+            best, least = moved(begun, np.asarray(found.x, float)), float(found.cost)
     return best
-
-
-def _fitted(camera: Camera, start: Array, places: Array, pixels: Array) -> tuple[Array, float]:
-    """The transform after damped least squares, and the root mean square of its errors [pixels]."""
-    known, damping, pose = calibrated(camera), 1e-2, start
-    at, jacobian = silhouette_kernels.project_corners(places, pose, known, pose[:3, 3])
-    error = float(np.sum((at - pixels) ** 2)) if np.isfinite(at[0, 0]) else np.inf
-    for _ in range(ITERATIONS if np.isfinite(error) else 0):
-        J: Array = np.asarray(jacobian).reshape(-1, 6)
-        H: Array = J.T @ J
-        gradient: Array = J.T @ np.asarray(at - pixels).ravel()
-        tried = moved(pose, -np.linalg.solve(H + damping * np.diag(np.diag(H) + 1e-9), gradient))
-        there, slopes = silhouette_kernels.project_corners(places, tried, known, tried[:3, 3])
-        new = float(np.sum((there - pixels) ** 2)) if np.isfinite(there[0, 0]) else np.inf
-        if new < error:
-            pose, at, jacobian, damping = tried, there, slopes, max(0.3 * damping, 1e-9)
-            if error - new < 1e-9 * error:
-                break
-            error = new
-        else:
-            damping *= 10
-            if damping > 1e6:
-                break
-    return pose, (error / max(len(places), 1)) ** 0.5
 
 
 def cube_rotations() -> list[Array]:

@@ -1,19 +1,16 @@
-"""Make a twin of a scene and a real world: its simulator, its cameras and its correction, compiled before it runs.
-
-Track a body through a recording with a twin, and score the result by the recorded images.
-"""
+"""Twins of robots and of recordings: options, corrections compiled before they run, and scores by the images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.imports import extension
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, rollout
 from instep.core.statistics import Estimate, bootstrap
@@ -23,14 +20,12 @@ from instep.robot import Recording, scene_limits
 from instep.scene.camera import Camera, standing
 from instep.scene.camera_files import Calibration, known_sizes
 from instep.scene.folder import Scene
-from instep.splat.gaussians import Gaussians
 
-from .body_appearance import PHASES, RegionColours
-from .body_outlines import Outline, draw_outline, model_of, outline_of, project_outline, transform_at
+from .body_appearance import PHASES, LearnedAppearance, RegionColours
+from .body_outlines import Outline, draw_outline, outline_of, project_outline, transform_at
 from .camera_refinement import RefinedRig, RefineOptions, calibrated_rig, refine_focal, refine_rig
 from .camera_rig import (
     IMAGES,
-    MAX_MARGIN_PX,
     CameraRig,
     align_stamps,
     colour_of,
@@ -39,7 +34,7 @@ from .camera_rig import (
     recorded_rig,
     recorded_strength,
 )
-from .filter_state import LEARNED, FilterOptions, Residual
+from .filter_state import FilterOptions, Residual
 from .pose_filter import COLOUR_LEARNING_OVERLAP, PoseFilter
 from .pose_solver import compare_silhouette
 from .scene_geometry import CameraMounts, parked_joints
@@ -48,59 +43,47 @@ from .trust import Trust, shipped_trust
 from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import STAGES, Correction, JointBlend, NoCorrection, Twin
 
+CORRECTIONS = "corrections"
+"""Entry-point group `instep.corrections`: functions from a `PoseFilter`, which finds the bodies, to a `Correction`."""
+SHIPPED = {"forces": "instep.lab.visual_forces:VisualForces"}
+"""Corrections of the package in that group."""
+
 
 @options_dataclass
 class TwinOptions:
-    """How a twin is corrected."""
+    """Options of a twin."""
 
-    correct: Literal["pose", "forces", "none"] = "pose"
-    """By a pose filter, by visual forces, or not at all (physics only)."""
+    correct: str = "pose"
+    """The pose filter (pose), physics only (none), or a correction of the group `instep.corrections` (forces)."""
     residual: Residual = "auto"
-    """What a pose filter compares: silhouettes by the body's colour, or by learned colours, colours of pixels, both;
-    auto decides by the first images."""
+    """Segmentation of bodies; see `FilterOptions`."""
     held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
     budget: float | None = None
-    """Time from one measurement to the next command [s]: a pose filter leaves out what does not fit, and says so. None
-    for a correction that takes its time, so that a recording always gives the same."""
+    """Time from one measurement to the next command [s], which limits the pose filter. None for no limit, so that a
+    recording always gives the same."""
     start: Path | None = None
-    """File of the poses in which bodies start, or of points that an image shows; the others are searched."""
-    scan: Path | None = None
-    """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
+    """File of start poses; the other bodies are searched."""
     calibration: Calibration | None = None
-    """Cameras in place of the scene's, and sizes of the bodies that they see; then nothing of them is refined."""
+    """Cameras and body sizes that replace those of the scene and are not refined."""
     trust: Trust | None = None
-    """What trust is calibrated on; where None, what the package ships."""
+    """Calibration of trust; that of the package if None."""
     stages: StageOptions = field(default_factory=StageOptions)
-    """When a twin that cannot be trusted slows down, coasts, holds and is handed over."""
     operator: Callable[[], bool] = never_resume
     """Whether the operator resumes a twin that was handed over."""
 
-    @property
-    def named(self) -> bool:
-        """Whether bodies are segmented by the colour that the scene gives them, whatever the images show."""
-        return self.residual not in ("auto", *LEARNED)
-
     def rig(self, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
-        """The cameras as the residual uses them."""
-        make = CameraRig.automatic if self.residual == "auto" else CameraRig.of
-        return make(scene, cameras) if self.named or self.residual == "auto" else CameraRig.unnamed(cameras)
+        """The cameras, with the colour of the body if the residual uses it."""
+        if self.residual == "learned":
+            return CameraRig.unnamed(cameras)
+        return CameraRig.automatic(scene, cameras) if self.residual == "auto" else CameraRig.of(scene, cameras)
 
     def starts(self) -> dict[str, StartPose]:
-        """Where bodies start, by body."""
+        """Start poses by body."""
         return {} if self.start is None else load_starts(self.start)
 
-    def scans(self) -> dict[str, Gaussians]:
-        """Gaussians by body."""
-        if self.scan is None:
-            return {}
-        from instep.splat.io import load_gaussians
-
-        found = load_gaussians(self.scan)
-        return {name: found.on(name) for name in found.names}
-
     def calibrated(self, scene: Scene) -> Scene:
-        """The scene with the cameras of the calibration, where there is one."""
+        """The scene with the cameras of the calibration."""
         return scene if self.calibration is None else self.calibration.on(scene)
 
 
@@ -125,9 +108,9 @@ def open_twin(
             f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
         )
     sizes = dict[str, Array]() if options.calibration is None else known_sizes(options.calibration, scene)
-    outlines = {body: outline_of(model_of(scene), body).scaled(size) for body, size in sizes.items()}
+    outlines = {body: outline_of(scene.model, body).scaled(size) for body, size in sizes.items()}
     correct = correction_of(scene, options.rig(scene, cameras), options, outlines=outlines)
-    for coloured in (True, False) if options.residual == "auto" else (options.named,):
+    for coloured in (True, False) if options.residual == "auto" else (options.residual == "mask",):
         warm_up(scene, sim, correct, coloured=coloured)
     return supervised(Twin(sim, real, correct, images=images, budget=options.budget), options)
 
@@ -147,17 +130,10 @@ def correction_of(
     chosen = FilterOptions(
         joints_known=joints_known, held_out=options.held_out, residual=options.residual, starts=options.starts()
     )
-    finder = PoseFilter(scene, rig, chosen, outlines=outlines, scans=options.scans())
+    finder = PoseFilter(scene, rig, chosen, outlines=outlines)
     if options.correct == "none":
         return NoCorrection(finder)
-    if options.correct == "pose":
-        return finder
-    if scene.jointed or not scene.objects:
-        other = f"{scene.jointed[0]!r} is on a joint" if scene.jointed else f"scene {scene.name!r} has none"
-        raise BadInput(f"Visual forces pull bodies that move freely, and {other}: --correct pose.")
-    from .visual_forces import VisualForces
-
-    return VisualForces(finder, scans=options.scans())
+    return finder if options.correct == "pose" else extension(CORRECTIONS, options.correct, SHIPPED)(finder)
 
 
 def warm_up(scene: Scene, sim: Simulator, correct: Correction, *, coloured: bool = True) -> None:
@@ -177,7 +153,7 @@ def flat_images(scene: Scene, state: State, t: float, coloured: bool = True) -> 
     """Images of a scene's first body without a renderer: its silhouette, in its own colour or grey, on grey."""
     body = tracked_bodies(scene)[0]
     name = body.name
-    outline, T = outline_of(model_of(scene), name), body.transform(state.q)
+    outline, T = outline_of(scene.model, name), body.transform(state.q)
     colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8) if coloured else np.full(3, 230, np.uint8)
     images: dict[str, Array] = {}
     for camera in CameraMounts(scene, tuple(scene.cameras.values())).cameras(state.q):
@@ -226,7 +202,7 @@ class TrackedRecording:
     def overlaps(self) -> SilhouetteOverlaps:
         """The overlap of the twin's silhouette with every image, in the refined cameras."""
         outline = self.cameras.refined.outline
-        compare = silhouette_overlaps if self.options.named else region_overlaps
+        compare = silhouette_overlaps if self.options.residual == "mask" else region_overlaps
         return compare(self.cameras.rig, outline, self.episode, self.run.t, self.poses)
 
     def scores(self, found: SilhouetteOverlaps) -> dict[str, Estimate]:
@@ -234,7 +210,7 @@ class TrackedRecording:
         refined, key_rows = self.cameras.refined, self.cameras.key_rows
         scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
         if self.options.held_out and self.options.calibration is None:
-            compare = silhouette_overlaps if self.options.named else region_overlaps
+            compare = silhouette_overlaps if self.options.residual == "mask" else region_overlaps
             given = compare(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
             scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.held_out}
         for name in found.cameras:
@@ -293,12 +269,16 @@ def track_recording(
     options = replace(options, residual=recorded_residual(scene, episode, options))
     if options.calibration is not None:
         sizes = known_sizes(options.calibration, scene)
-        rig = recorded_rig(scene, episode) if options.named else CameraRig.unnamed(recorded_cameras(scene, episode))
+        rig = (
+            recorded_rig(scene, episode)
+            if options.residual == "mask"
+            else CameraRig.unnamed(recorded_cameras(scene, episode))
+        )
         cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
     elif options.residual == "learned" and len(recorded_cameras(scene, episode)) == 1:
         cameras = _with_focal_length(scene, episode, options)
     else:
-        cameras = refine_rig(scene, episode, RefineOptions(named=options.named), held=options.held_out)
+        cameras = refine_rig(scene, episode, RefineOptions(named=options.residual == "mask"), held=options.held_out)
     return _tracked(scene, episode, options, cameras, watch)
 
 
@@ -313,7 +293,7 @@ def recorded_residual(scene: Scene, episode: Episode, options: TwinOptions) -> R
     q, v = scene.start(0)
     first = {name: np.asarray(episode[name][0]) for name in episode.columns if name.startswith(IMAGES)}
     begun = finder.begin(State(float(episode.t[0]), q, v, {}), first)
-    return "learned" if begun.memory["learns"] else "mask"
+    return "mask" if begun.memory.learned is None else "learned"
 
 
 def _with_focal_length(scene: Scene, episode: Episode, options: TwinOptions) -> RefinedRig:
@@ -391,20 +371,19 @@ def region_overlaps(
     """The same as `silhouette_overlaps`, by colours that are learned row by row at the given poses."""
     rows = len(poses)
     overlap, visible = np.zeros((rows, len(rig.cameras))), np.zeros((rows, len(rig.cameras)))
-    colours = RegionColours(outline.name, rig.cameras)
-    memory = colours.unknown()
+    colours, memory = RegionColours(outline, rig.cameras), LearnedAppearance.unknown(rig.cameras)
     for row in range(rows):
         for c, frame in enumerate(recorded_frames(rig, episode, row)):
             T = transform_at(times, poses, frame.stamp)
             if not colours.learned(memory, c):
-                colours.learn(frame, c, outline, None, T, memory)
-            crop = colours.crop(frame, c, outline, T, MAX_MARGIN_PX, memory)
+                colours.learn(frame, c, None, T, memory)
+            crop = colours.crop(frame, c, T, memory)
             if crop is not None:
                 fit = compare_silhouette(outline, crop)
                 overlap[row, c], visible[row, c] = fit.overlap, fit.visible
                 if fit.overlap > COLOUR_LEARNING_OVERLAP:
-                    colours.learn(frame, c, outline, crop, T, memory)
-        memory["phase"] = (memory["phase"] + 1) % PHASES
+                    colours.learn(frame, c, crop, T, memory)
+        memory.phase = (memory.phase + 1) % PHASES
     return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
 
 

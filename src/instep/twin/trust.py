@@ -29,7 +29,6 @@ FEATURES: Mapping[str, tuple[float, str]] = {
     "nis": (3.0, "the innovation against its covariance (NIS)"),
     "innovation": (1.0, "the correction of a body over its standard deviation"),
     "residual": (0.02, "the residual of silhouettes"),
-    "colour_residual": (0.02, "the residual of colours"),
     "lost": (1.0, "frames in which no camera showed the body"),
     "overlap": (0.02, "the overlap of silhouettes"),
     "disagreement": (0.25, "the disagreement of cameras"),
@@ -178,10 +177,7 @@ def feature_rows(log: Mapping[str, Array]) -> Array:
         values = feature(columns)
         if values is not None:
             found[:, i] = values
-    # Values [rows, features] with each unknown one replaced by the last known.
-    known = np.where(np.isfinite(found), np.arange(len(found))[:, None], -1)
-    last = np.maximum.accumulate(known, axis=0)
-    return np.where(last >= 0, np.take_along_axis(found, np.maximum(last, 0), axis=0), np.nan)
+    return _filled(found)
 
 
 def _named(columns: Mapping[str, Array], word: str) -> list[Array]:
@@ -234,7 +230,6 @@ _FEATURE_OF: dict[str, Feature] = {
     "nis": lambda c: _largest(c, "nis"),
     "innovation": lambda c: _over_sigma(c, "shift"),
     "residual": lambda c: _largest(c, "residual"),
-    "colour_residual": lambda c: _largest(c, "colour_residual"),
     "lost": lambda c: _largest(c, "frames_lost"),
     "overlap": _worst_overlap,
     "disagreement": _disagreement,
@@ -245,6 +240,13 @@ _FEATURE_OF: dict[str, Feature] = {
     "excluded": lambda c: _share(c, "excluded"),
     "fault": lambda c: _share(c, "fault"),
 }
+
+
+def _filled(rows: Array) -> Array:
+    """Values [rows, features] with each unknown one replaced by the last known."""
+    known = np.where(np.isfinite(rows), np.arange(len(rows))[:, None], -1)
+    last = np.maximum.accumulate(known, axis=0)
+    return np.where(last >= 0, np.take_along_axis(rows, np.maximum(last, 0), axis=0), np.nan)
 
 
 def _window_means(values: Array, skip: int) -> Array:

@@ -77,19 +77,16 @@ class RunArgs:
     token: TokenFile = None
     real: str = ""
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
-    correct: Literal["pose", "forces", "none"] = "pose"
-    """how a twin is corrected: pose (filter), forces (visual forces) or none (physics only)."""
-    residual: Literal["auto", "mask", "learned", "region", "photo", "both"] = "auto"
-    """what a pose filter compares: silhouettes in the colour that the scene gives a body (mask), by learned colours
-    (region), by these and texture (learned), colours of pixels (photo), mask and photo (both, slower). auto is mask
-    where the first images show the only body in its colour, else learned."""
+    correct: str = "pose"
+    """correction of a twin: pose (filter), forces (visual forces), none (physics only), or an extension."""
+    residual: Literal["auto", "mask", "learned"] = "auto"
+    """segmentation of bodies by a pose filter: by the colour of the scene (mask), or by learned colours and texture
+    (learned). auto is mask if the first images show the only body in its colour, and learned otherwise."""
     budget: float | None = None
     """time from one measurement to the next command [s] that a twin's correction keeps to: it leaves out what does not
     fit, and says what. By default the period of a robot whose own clock sets the pace, else none; 0 for none."""
     start: Path | None = None
     """file of where bodies are in the first images of a twin (JSON): poses, or points and the pixels that show them."""
-    scan: Path | None = None
-    """folder of Gaussians, one file per body (instep scene splat), for colours; else Gaussians on its surface."""
     hold_camera: tuple[str, ...] = ()
     """held-out cameras: not used by the correction, to score it by."""
     images: bool = False
@@ -131,7 +128,7 @@ def run(
 
     trust, operator = chosen_trust(args.nominal) if world.startswith("twin:") else None, OperatorConsole()
     options = TwinOptions(
-        correct=args.correct, residual=args.residual, held_out=args.hold_camera, start=args.start, scan=args.scan,
+        correct=args.correct, residual=args.residual, held_out=args.hold_camera, start=args.start,
         calibration=_twin_calibration(world, args.cameras), trust=trust, operator=operator.resumes,
         budget=_budget(args.budget),
     )  # fmt: skip

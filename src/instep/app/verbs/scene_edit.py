@@ -132,7 +132,7 @@ def _pair(word: str, sign: str, option: str, example: str) -> tuple[str, str]:
 
 
 _USD = (".usda", ".usdc", ".usdz")
-_GAUSSIANS = (".ply", ".spz", ".splat", ".sog")
+_GAUSSIANS = (".ply", ".spz", ".splat")
 ENDINGS = ("a folder (MJCF and OBJ)", ".urdf", ".glb", *_USD, *_GAUSSIANS)
 
 
@@ -145,7 +145,7 @@ def export(
 
     A folder gets MJCF with OBJ meshes (and opens as a scene); .urdf has its meshes in meshes/ beside it; .glb holds
     shapes, textures and Gaussians; .usda, .usdc and .usdz hold shapes with collision, rigid bodies and Gaussians; .ply,
-    .spz, .splat and .sog hold the Gaussians alone, where the scene starts.
+    .spz and .splat hold the Gaussians alone, where the scene starts.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.

@@ -94,7 +94,6 @@ def status_line(log: Mapping[str, Array]) -> str:
     words = ["[red]lost[/]"] if last("frames_lost") > 0 else []
     words.append(f"NIS {last('nis'):.1f}")
     words.append(f"residual {last('residual'):.2f}")
-    words.append(f"colour {last('colour_residual'):.2f}")
     words.append(f"sigma {1e3 * last('sigma'):.1f} mm")
     words.append(f"weakest {1e3 * last('weakest_sigma'):.1f} mm")
     words.append(f"latency {1e3 * last('latency'):.0f} ms")

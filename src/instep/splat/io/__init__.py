@@ -13,21 +13,7 @@ from instep.core.reading import check_regular, find_inside, parsing
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 from .gltf import load_gltf, save_gltf
-from .ply import (
-    load_compressed_ply,
-    load_embodied,
-    load_ply,
-    load_sog,
-    load_splat,
-    load_spz,
-    save_compressed_ply,
-    save_embodied,
-    save_ply,
-    save_sog,
-    save_splat,
-    save_spz,
-    stated_up_axis,
-)
+from .ply import load_ply, load_scanned_body, load_splat, load_spz, save_ply, save_splat, save_spz, stated_up_axis
 from .usd import load_usd, save_usd
 
 UpAxis: TypeAlias = Literal["y", "z"]
@@ -40,27 +26,23 @@ MAX_FILE = 16 << 30
 
 class _Format(NamedTuple):
     load: Callable[[Path], Gaussians]
-    save: Callable[[Path, Gaussians], None]
-    named: bool
-    """Whether a file names its bodies."""
-    many: bool
-    """Whether a file holds several bodies."""
-    frame: str = ""
-    """Up axis that the format defines; empty where files have any."""
+    save: Callable[[Path, Gaussians], None] | None
+    scene: bool
+    """Whether a file names its bodies and may hold several."""
+    frame: str
+    """Up axis that the format defines; empty if it defines none."""
 
 
 FORMATS = {
-    ".compressed.ply": _Format(load_compressed_ply, save_compressed_ply, named=False, many=False),
-    ".ply": _Format(load_ply, save_ply, named=False, many=False),
-    ".splat": _Format(load_splat, save_splat, named=False, many=False),
-    ".sog": _Format(load_sog, save_sog, named=False, many=False),
-    ".spz": _Format(load_spz, save_spz, named=False, many=False, frame="y"),
-    ".glb": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
-    ".gltf": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
-    ".usda": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
-    ".usdc": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
-    ".usdz": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
-    ".json": _Format(load_embodied, save_embodied, named=True, many=False, frame="z"),
+    ".ply": _Format(load_ply, save_ply, scene=False, frame=""),
+    ".splat": _Format(load_splat, save_splat, scene=False, frame=""),
+    ".spz": _Format(load_spz, save_spz, scene=False, frame="y"),
+    ".glb": _Format(load_gltf, save_gltf, scene=True, frame="y"),
+    ".gltf": _Format(load_gltf, save_gltf, scene=True, frame="y"),
+    ".usda": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".usdc": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".usdz": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".json": _Format(lambda path: load_scanned_body(path).gaussians, None, scene=True, frame="z"),
 }
 
 
@@ -82,9 +64,11 @@ def load_gaussians(path: str | Path, *, up: UpAxis = "z") -> Gaussians:
     with parsing(path, f"Gaussians ({path.suffix})"):
         gaussians = form.load(path)
     if not form.frame:
-        stated = stated_up_axis(path) if form.load is load_ply else ""
-        gaussians = _z_up(gaussians, stated or up, path.name)
-    return gaussians if form.named else gaussians.attached_to(path.stem.removesuffix(".compressed"))
+        axis = (stated_up_axis(path) if form.load is load_ply else "") or up
+        if axis not in ("y", "z"):
+            raise BadInput(f"{path.name} states the up axis {axis!r}; Gaussians with y or z up are read, so rotate it.")
+        gaussians = gaussians.moved(Z_UP_FROM_Y_UP) if axis == "y" else gaussians
+    return gaussians if form.scene else gaussians.attached_to(path.stem)
 
 
 def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") -> None:
@@ -95,10 +79,12 @@ def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") 
     """
     path = Path(path)
     form = _format(path)
+    if form.save is None:
+        raise BadInput(f"{path.suffix} files of Gaussians are read, not written; write .ply, .glb or .usdc.")
     if up != "z" and form.frame:
         raise BadInput(f"The up axis of a {path.suffix} file is {form.frame} by definition; leave `up` out.")
     used = [name for i, name in enumerate(gaussians.names) if (gaussians.body == i).any()]
-    if len(used) > 1 and not form.many:
+    if len(used) > 1 and not form.scene:
         raise BadInput(
             f"A {path.suffix} file holds one body, these Gaussians are on {', '.join(used)}; "
             f"write each with gaussians.on(name), or write .glb or .usdc."
@@ -109,12 +95,6 @@ def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") 
         save_ply(path, part, up)
     else:
         form.save(path, part)
-
-
-def _z_up(gaussians: Gaussians, up: str, name: str) -> Gaussians:
-    if up not in ("y", "z"):
-        raise BadInput(f"{name} states the up axis {up!r}; Gaussians with y or z up are read, so rotate it first.")
-    return gaussians.moved(Z_UP_FROM_Y_UP) if up == "y" else gaussians
 
 
 def _format(path: Path) -> _Format:

@@ -1,28 +1,20 @@
-"""Gaussians in the .ply files of the INRIA code, degrees 0 to 3: what most tools write.
+"""Gaussian files of one body: .ply, .splat, .spz, and the JSON of Embodied Gaussians.
 
-One little-endian float32 row per Gaussian: x y z nx ny nz f_dc_0..2 f_rest_* opacity scale_0..2 rot_0..3. Opacity is a
-logit, scale the logarithm of a standard deviation, rot_0 is w, and f_rest is channel-major: all of red, then green,
-then blue. The frame is whatever the writer used; it becomes the frame of the body. A comment 'Vertical Axis: z', as
-Nerfstudio writes it, states the up axis.
+.ply, the files of the INRIA code: one little-endian float32 row per Gaussian, x y z nx ny nz f_dc_0..2 f_rest_* opacity
+scale_0..2 rot_0..3. Opacity is a logit, scale the logarithm of a standard deviation, rot_0 is w, and f_rest is channel-
+major. The frame is that of the body. A comment 'Vertical Axis: z', as Nerfstudio writes it, states the up axis.
 
-Compact Gaussian files: .splat (32 bytes each, degree 0, for web viewers); .spz, .compressed.ply, .sog through gsply.
+.splat, for web viewers: position and standard deviation as float32, colour and opacity as bytes, and the quaternion
+wxyz as bytes q * 128 + 128. .spz is read and written by gsply, in the frame right, up, back.
 
-A .splat row is position and standard deviation as float32, colour and opacity as bytes, the quaternion wxyz as bytes
-q * 128 + 128. The frame of .spz is right, up, back and ours is Z up, so Gaussians are rotated, harmonics included.
-
-Bodies in the JSON files of Embodied Gaussians: a name, a pose, Gaussians of degree 0 (and particles).
-
-Colours are stored blue, green, red; quaternions w, x, y, z; means in the body frame; `X_WB` is world_from_body where
-the body was scanned.
+.json: a name, `X_WB` (world_from_body of the scan), Gaussians of degree 0 with colours as blue, green, red,.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.errors import BadInput, MissingExtra, Unsupported
+from instep.core.errors import BadInput, Unsupported
 from instep.core.imports import optional_library
 from instep.core.poses import normalized
-from instep.core.reading import is_table, parse_json, read_file, read_json_table
+from instep.core.reading import is_table, read_file, read_json_table
 from instep.core.world import Array, array_dataclass
-from instep.data.files import check_members
 from instep.splat.gaussians import MAX_DEGREE, Z_UP_FROM_Y_UP, Gaussians, gaussians_from_colours
 
 MAX_HEADER = 65536
@@ -55,8 +46,6 @@ def load_ply(path: Path) -> Gaussians:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(MAX_HEADER)
-    if re.search(rb"^element chunk ", head[: max(head.find(b"end_header"), 0)], re.MULTILINE):
-        return load_compressed_ply(path)
     row, count, start = _header(head, path.name)
     if count * row.itemsize > size - start:
         raise BadInput(
@@ -124,8 +113,8 @@ def _header(head: bytes, name: str) -> tuple[np.dtype, int, int]:
     elements = [words for words in lines if words[0] == "element"]
     if not elements or len(elements[0]) != 3 or elements[0][1] != "vertex" or not elements[0][2].isdigit():
         raise BadInput(
-            f"{name} does not begin with its vertices ('element vertex COUNT') or chunks of them, so it is no PLY file "
-            f"of Gaussians that is known; convert it, for example with: splat-transform {name} plain.ply"
+            f"{name} does not begin with its vertices ('element vertex COUNT'), so it is no plain PLY file "
+            f"of Gaussians; convert it, for example with: splat-transform {name} plain.ply"
         )
     return _row(lines, name), int(elements[0][2]), stop + 1
 
@@ -215,55 +204,10 @@ def load_spz(path: Path) -> Gaussians:
         table = gsply.read_spz(str(path))
     except (ValueError, RuntimeError, zlib.error, OSError) as error:
         raise BadInput(f"{path.name} could not be unpacked as SPZ: {error}.") from None
-    return _from_table_2(table).moved(Z_UP_FROM_Y_UP)
+    return _from_gsply(table).moved(Z_UP_FROM_Y_UP)
 
 
-def load_compressed_ply(path: Path) -> Gaussians:
-    """Read the packed PLY files of PlayCanvas and SuperSplat: chunks of 256 Gaussians with bounds, 16 bytes each."""
-    gsply, size = _gsply(), path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(1 << 16)
-    found = re.search(rb"^element vertex (\d{1,12})\s*$", head[: max(head.find(b"end_header"), 0)], re.MULTILINE)
-    count = int(found[1]) if found else 0
-    _check_count(path.name, count)
-    if 16 * count > size:
-        raise BadInput(f"{path.name} announces {count} Gaussians of 16 bytes, but it is {size} bytes long.")
-    try:
-        return _from_table_2(gsply.plyread(str(path)))
-    except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise BadInput(f"{path.name} could not be unpacked as compressed PLY: {error}.") from None
-
-
-def save_compressed_ply(path: Path, gaussians: Gaussians) -> None:
-    """Write the Gaussians of one body as packed PLY; positions keep 11 bits within their chunk of 256."""
-    _gsply().plywrite(str(path), _to_table(gaussians), compressed=True)
-
-
-def load_sog(path: Path) -> Gaussians:
-    """Read PlayCanvas's SOG bundle: a zip archive of WebP images and meta.json."""
-    _gsply()
-    reader: Any = optional_library("gsply.sog_reader", "spz")
-    try:
-        check_members(path)
-        with zipfile.ZipFile(path) as bundle:
-            meta = parse_json(bundle.read("meta.json"), f"meta.json of {path.name}")
-        _check_count(path.name, int(meta.get("count") or meta["means"]["shape"][0]))
-        return _from_table_2(reader.sogread(str(path)))
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path.name} could not be unpacked as SOG: {error}.") from None
-    except ImportError:
-        raise MissingExtra("imagecodecs", "spz") from None
-
-
-def save_sog(path: Path, gaussians: Gaussians) -> None:
-    """Refuse to write SOG bundles: their codebooks are made by splat-transform."""
-    raise Unsupported(
-        f"SOG bundles are read, not written; write {path.with_suffix('.ply').name!r} and convert it: "
-        f"splat-transform {path.with_suffix('.ply').name} {path.name}"
-    )
-
-
-def _from_table_2(table: Any) -> Gaussians:
+def _from_gsply(table: Any) -> Gaussians:
     """The Gaussians of gsply, whose opacities are logits and whose scales are logarithms."""
     logits, logs = np.asarray(table.opacities, float), np.asarray(table.scales, float)
     bands = [np.asarray(table.sh0, np.float32)[:, None, :]]
@@ -351,17 +295,15 @@ MAX_BYTES = 512 * 2**20
 
 @array_dataclass
 class ScannedBody:
-    """A scanned body: its Gaussians, pose and particles."""
+    """A scanned body and its pose."""
 
     gaussians: Gaussians
     world_from_body: Array
     """Its pose when it was scanned, a 4 x 4 transform."""
-    particles: Array
-    """Centres and radii of the spheres that fill it [n, 4] [m]."""
 
 
 def load_scanned_body(path: Path) -> ScannedBody:
-    """Read a body with its pose and its particles."""
+    """Read a scanned body."""
     table = read_json_table(path, MAX_BYTES)
     if not is_table(given := table.get("gaussians")):
         raise BadInput(f"{path.name} holds no 'gaussians'; a body of Embodied Gaussians was expected.")
@@ -371,38 +313,15 @@ def load_scanned_body(path: Path) -> ScannedBody:
     gaussians = gaussians_from_colours(
         means, _numbers(given, "scales", 3, path.name), colours, quats=quats, opacities=opacities
     )
-    spheres: dict[str, Any] = table.get("particles") or {"means": [], "radii": []}
-    particles = np.hstack([_numbers(spheres, "means", 3, path.name), _numbers(spheres, "radii", 1, path.name)])
     pose = np.asarray(table.get("X_WB", np.eye(4)), float)
     if pose.shape != (4, 4) or not np.isfinite(pose).all():
         raise BadInput(f"'X_WB' of {path.name} must be a 4 x 4 transform of finite numbers.")
-    return ScannedBody(gaussians.attached_to(str(table.get("name", path.stem))), pose, particles)
+    return ScannedBody(gaussians.attached_to(str(table.get("name", path.stem))), pose)
 
 
 def load_embodied(path: Path) -> Gaussians:
     """Read the Gaussians of a body, in its frame."""
     return load_scanned_body(path).gaussians
-
-
-def save_embodied(path: Path, gaussians: Gaussians) -> None:
-    """Write the Gaussians of one body, without particles, its frame at the world's."""
-    if gaussians.degree:
-        raise Unsupported(
-            f"Embodied Gaussians hold colours of degree 0, these have degree {gaussians.degree}; "
-            f"cut them with gaussians.with_degree(0) or write another format."
-        )
-    table = {
-        "name": gaussians.names[0],
-        "X_WB": np.eye(4).tolist(),
-        "gaussians": {
-            "means": np.asarray(gaussians.means, float).tolist(),
-            "quats": normalized(np.asarray(gaussians.quats, float)).tolist(),
-            "scales": np.asarray(gaussians.scales, float).tolist(),
-            "opacities": np.asarray(gaussians.opacities, float).tolist(),
-            "colors": np.asarray(gaussians.colours, float)[:, ::-1].tolist(),
-        },
-    }
-    path.write_text(json.dumps(table), encoding="utf-8")
 
 
 def _numbers(table: Mapping[str, Any], key: str, width: int, name: str) -> Array:

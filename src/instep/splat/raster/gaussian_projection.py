@@ -1,6 +1,6 @@
 """Projection of Gaussians to ellipses on the image plane and their view-dependent colours, compiled.
 
-The same formulas as in `reference.project` and `spherical_harmonics`; also the camera frames and lens limits in NumPy.
+The same formulas as in `reference.project` and `gaussians`; also the camera frames and lens limits in NumPy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.core.world import Array
 from instep.scene.camera import Camera, distort
-from instep.splat import gaussians as spherical_harmonics
+from instep.splat.gaussians import C0, C1, C2, C3
 from instep.splat.image import Region
 
 from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I
@@ -175,9 +175,9 @@ def project(
         boxes[i] = tile_box((u, v), (half_width, half_height), (view[4], view[5]), changes)
 
 
-_C0, _C1 = F(spherical_harmonics.C0), F(spherical_harmonics.C1)
-_A0, _A1, _A2, _A3, _A4 = (F(c) for c in spherical_harmonics.C2)
-_B0, _B1, _B2, _B3, _B4, _B5, _B6 = (F(c) for c in spherical_harmonics.C3)
+_C0, _C1 = F(C0), F(C1)
+_A0, _A1, _A2, _A3, _A4 = (F(c) for c in C2)
+_B0, _B1, _B2, _B3, _B4, _B5, _B6 = (F(c) for c in C3)
 
 
 @njit(**INLINE)

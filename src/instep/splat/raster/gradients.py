@@ -8,8 +8,7 @@ Derivatives of the projection, compiled: from gradients by ellipses to gradients
 
 Backwards through `gaussian_projection`: S' = J R S R^T J^T + 0.3 I and the centre, where J is the derivative of the
 projection at the Gaussian's centre. V_ stands for the gradient of the loss by what follows. Forwards, for normal
-equations: how centres and covariances of ellipses change with the pose of their body.
-"""
+equations: how centres and covariances of ellipses change with the pose of their body."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
-from instep.splat import gaussians as spherical_harmonics
-from instep.splat.gaussians import Gaussians
+from instep.splat.gaussians import C0, Gaussians, harmonic_basis, harmonic_jacobian
 from instep.splat.image import RenderedImage
 
 from .blending import FIRST, PIXELS, BackdropArrays, ImageArrays, full_light, next_entry, pass_entry, read_limits
@@ -175,18 +173,18 @@ def _shading_backward(
     """Gradients by harmonics; where colours depend on the direction, also by centres and poses."""
     if gaussians.degree == 0:
         lit = (gaussians.colours > 0) * by_colour
-        return _Shading(0.0, spherical_harmonics.C0 * lit[:, None, :], 0.0, 0.0)
+        return _Shading(0.0, C0 * lit[:, None, :], 0.0, 0.0)
     turn = world_from_body[:, :3, :3]
     offset = world_from_eye[:3, 3] - world_from_body[:, :3, 3]
     eyes = np.einsum("bji,bj->bi", turn, offset)
     gaze = np.asarray(gaussians.means, float) - eyes[gaussians.body]
     distance = np.maximum(np.linalg.norm(gaze, axis=1, keepdims=True), 1e-12)
     direction = gaze / distance
-    basis = spherical_harmonics.basis(direction, gaussians.degree)
+    basis = harmonic_basis(direction, gaussians.degree)
     raw = 0.5 + np.einsum("nk,nkc->nc", basis, gaussians.sh)
     lit = (raw > 0) * by_colour
     by_basis = np.einsum("nc,nkc->nk", lit, gaussians.sh)
-    by_direction = np.einsum("nk,nki->ni", by_basis, spherical_harmonics.basis_jacobian(direction, gaussians.degree))
+    by_direction = np.einsum("nk,nki->ni", by_basis, harmonic_jacobian(direction, gaussians.degree))
     along = np.einsum("ni,ni->n", by_direction, direction)
     by_gaze = (by_direction - along[:, None] * direction) / distance
     # A body sees the camera at eyes = turn^T (camera - body); what moves the eye moves the gaze the other way.
@@ -335,15 +333,6 @@ class GaussianGradients(NamedTuple):
     """By log opacity, red, green, blue [n, 4]."""
     poses: Array
     """By translation and rotation about the body's origin [bodies, 6], in the camera's frame."""
-
-
-class Pivots(NamedTuple):
-    """The bodies whose motion is tracked."""
-
-    track: Array
-    """Which pivot a body turns about [bodies]; -1: it is not tracked."""
-    positions: Array
-    """Where the pivots are in the camera's frame [tracked, 3]."""
 
 
 @njit(**INLINE)
@@ -519,82 +508,3 @@ def covariance_backward(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by
         along = V_w * w + V_x * x + V_y * y + V_z * z
         by_quat[i, 0], by_quat[i, 1] = (V_w - along * w) / length, (V_x - along * x) / length
         by_quat[i, 2], by_quat[i, 3] = (V_y - along * y) / length, (V_z - along * z) / length
-
-
-POSE_DERIVATIVES = 30
-"""Numbers per Gaussian: for each of 6 motions the change of u, v, and of the covariance xx, xy, yy."""
-
-
-@njit(**INLINE)
-def jacobian_derivatives(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
-    """How the projection's derivative J (2 x 3) changes with the place: out [3, 2, 3], by x, y and z."""
-    nx, ny = x / z, y / z
-    n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
-    _, _, xx, xy, yy = lens_at(n, m, view)
-    xx_n, xx_m, xy_m, yy_m = lens_hessian(n, m, view)
-    fx, fy = view[0] / (z * z), view[1] / (z * z)
-    free_n, free_m = F(1.0) if n == nx else F(0.0), F(1.0) if m == ny else F(0.0)
-    fx_n, fy_n, fx_m, fy_m = fx * free_n, fy * free_n, fx * free_m, fy * free_m
-    out[0, 0, 0], out[0, 0, 1], out[0, 0, 2] = fx_n * xx_n, fx_n * xx_m, -fx_n * (xx_n * n + xx_m * m + xx)
-    out[0, 1, 0], out[0, 1, 1], out[0, 1, 2] = fy_n * xx_m, fy_n * xy_m, -fy_n * (xx_m * n + xy_m * m + xy)
-    out[1, 0, 0], out[1, 0, 1], out[1, 0, 2] = fx_m * xx_m, fx_m * xy_m, -fx_m * (xx_m * n + xy_m * m + xy)
-    out[1, 1, 0], out[1, 1, 1], out[1, 1, 2] = fy_m * xy_m, fy_m * yy_m, -fy_m * (xy_m * n + yy_m * m + yy)
-    J = projection_jacobian(x, y, z, view)
-    for row in range(2):
-        for column in range(3):
-            by_n, by_m = out[0, row, column], out[1, row, column]
-            out[2, row, column] = -J[3 * row + column] / z - nx * by_n - ny * by_m
-
-
-@njit(**KERNEL)
-def pose_derivatives(pivots: Pivots, gaussians: PackedGaussians, camera: CameraView, boxes: Any, out: Any) -> None:
-    """The motion of every visible Gaussian that is tracked: out [n, 30].
-
-    Motions are translations along and rotations about the camera's axes.
-    """
-    means, covariances, body = gaussians.means, gaussians.covariances, gaussians.body
-    (track, positions), (R, view) = pivots, camera
-    changes = np.empty((3, 2, 3), np.float32)
-    for i in range(len(means)):
-        b = body[i]
-        if boxes[i] < 0 or track[b] < 0:
-            continue
-        x, y, z = camera_position(means, i, R, b)
-        pivot = track[b]
-        rx, ry, rz = x - positions[pivot, 0], y - positions[pivot, 1], z - positions[pivot, 2]
-        _, _, xx, xy, yy = lens_at(x / z, y / z, view)
-        fx, fy, nx, ny = view[0] / z, view[1] / z, x / z, y / z
-        c0, c1, c2 = fx * xx, fx * xy, -fx * (xx * nx + xy * ny)
-        d0, d1, d2 = fy * xy, fy * yy, -fy * (xy * nx + yy * ny)
-        jacobian = j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
-        Y = camera_covariance(covariances, i, body_jacobian(jacobian, R, b), R, b)
-        jacobian_derivatives(x, y, z, view, changes)
-        for k in range(6):
-            # The velocity of the centre, and the turn of the shape.
-            if k < 3:
-                vx, vy, vz = F(k == 0), F(k == 1), F(k == 2)
-                wx, wy, wz = F(0.0), F(0.0), F(0.0)
-            else:
-                wx, wy, wz = F(k == 3), F(k == 4), F(k == 5)
-                vx, vy, vz = wy * rz - wz * ry, wz * rx - wx * rz, wx * ry - wy * rx
-            # The velocity of J's rows: by the place, and J [w] for the turn.
-            a0 = changes[0, 0, 0] * vx + changes[1, 0, 0] * vy + changes[2, 0, 0] * vz + j01 * wz - j02 * wy
-            a1 = changes[0, 0, 1] * vx + changes[1, 0, 1] * vy + changes[2, 0, 1] * vz + j02 * wx - j00 * wz
-            a2 = changes[0, 0, 2] * vx + changes[1, 0, 2] * vy + changes[2, 0, 2] * vz + j00 * wy - j01 * wx
-            b0 = changes[0, 1, 0] * vx + changes[1, 1, 0] * vy + changes[2, 1, 0] * vz + j11 * wz - j12 * wy
-            b1 = changes[0, 1, 1] * vx + changes[1, 1, 1] * vy + changes[2, 1, 1] * vz + j12 * wx - j10 * wz
-            b2 = changes[0, 1, 2] * vx + changes[1, 1, 2] * vy + changes[2, 1, 2] * vz + j10 * wy - j11 * wx
-            out[i, 5 * k] = c0 * vx + c1 * vy + c2 * vz
-            out[i, 5 * k + 1] = d0 * vx + d1 * vy + d2 * vz
-            out[i, 5 * k + 2] = F(2.0) * (a0 * Y[0] + a1 * Y[1] + a2 * Y[2])
-            out[i, 5 * k + 3] = a0 * Y[3] + a1 * Y[4] + a2 * Y[5] + b0 * Y[0] + b1 * Y[1] + b2 * Y[2]
-            out[i, 5 * k + 4] = F(2.0) * (b0 * Y[3] + b1 * Y[4] + b2 * Y[5])
-
-
-@njit(**INLINE)
-def camera_covariance(S: Any, i: Any, axes: Any, R: Any, b: Any) -> Any:
-    """The covariance in the camera's frame times both rows of J: R S A^T, first column then second (3 each)."""
-    a0, a1, a2, b0, b1, b2 = axes
-    p0, p1, p2 = camera_frame_row(covariance_times(S, i, (a0, a1, a2)), R, b)
-    q0, q1, q2 = camera_frame_row(covariance_times(S, i, (b0, b1, b2)), R, b)
-    return p0, p1, p2, q0, q1, q2

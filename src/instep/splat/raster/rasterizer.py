@@ -38,7 +38,6 @@ from .tiles import TileLists, allocate_lists, fill_tiles
 from .workspace import PackedGaussians, Workspace, WorkspacePool, pack, row_range, run_on_threads
 
 if TYPE_CHECKING:
-    from .cuda import CudaRasterizer
     from .fused import FusedRasterizer
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -217,18 +216,12 @@ class Rasterizer:
             self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.view.frames))
 
 
-def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | FusedRasterizer | CudaRasterizer:
-    """A rasteriser on the processor, or on a CUDA device: our own kernels, or gsplat where they cannot be compiled."""
+def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | FusedRasterizer:
+    """A rasterizer on the processor or on a CUDA device."""
     if device == "cpu":
         return Rasterizer(gaussians)
-    from .cuda_driver import why_no_kernels
     from .fused import FusedRasterizer
 
-    if reason := why_no_kernels():
-        from .cuda import CudaRasterizer
-
-        warnings.warn(f"Images are rendered by gsplat, since our own kernels cannot be used: {reason}", stacklevel=2)
-        return CudaRasterizer(gaussians, device=device)
     return FusedRasterizer(gaussians, device=device)
 
 

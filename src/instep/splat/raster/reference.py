@@ -14,8 +14,7 @@ import numpy as np
 
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat import gaussians as sh
-from instep.splat.gaussians import Gaussians
+from instep.splat.gaussians import Gaussians, harmonic_colour
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, plain_backdrop
 
 from .gaussian_projection import camera_from_bodies, lens_jacobian, lens_max_radius2, projection_limits
@@ -102,7 +101,7 @@ def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) ->
     camera_position = -np.einsum("nji,nj->ni", rotation, shift)
     direction = gaussians.means - camera_position
     direction = direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-12)
-    colours = sh.colour(gaussians.sh, direction)
+    colours = harmonic_colour(gaussians.sh, direction)
     seen = (
         (depths > NEAR_PLANE_M)
         & (gaussians.opacities >= MIN_ALPHA)

@@ -9,13 +9,13 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.world import State
+from instep.lab.visual_forces import VisualForces
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.folder import Scene
-from instep.twin import CameraRig, FilterOptions, PoseFilter, TwinOptions, VisualForces
+from instep.twin import CameraRig, FilterOptions, PoseFilter
 from instep.twin.camera_rig import IMAGES
 from instep.twin.tracked_body import load_starts
-from instep.twin.tracking import correction_of
 
 XML = """
 <mujoco><option timestep="0.004"/>
@@ -78,7 +78,6 @@ def test_each_body_is_pulled_to_where_the_images_show_it(tmp_path: Path, opengl:
 
 def test_bodies_on_joints_are_refused(tmp_path: Path) -> None:
     scene = table(tmp_path, 'bodies = ["brick"]\njointed = ["lid"]')
-    cameras = tuple(scene.cameras.values())
-    options = TwinOptions(correct="forces")
-    with pytest.raises(BadInput, match="'lid' is on a joint: --correct pose"):
-        correction_of(scene, options.rig(scene, cameras), options)
+    rig = CameraRig.unnamed(tuple(scene.cameras.values()))
+    with pytest.raises(BadInput, match="'lid' is on a joint; use --correct pose"):
+        VisualForces(PoseFilter(scene, rig))
