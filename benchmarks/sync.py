@@ -2,23 +2,20 @@
 
 The simulated robot has another friction, other servos, other light, and noisy images that arrive one frame late. Images
 are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
-A machine half as fast is this one, pinned to one core, with clocks that run twice as fast.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from harness import row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
@@ -31,16 +28,12 @@ from instep.scene.folder import Scene
 from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
-from instep.twin.camera_frames import left_out
 from instep.twin.camera_rig import IMAGES
 from instep.twin.twin import COUNTS, STAGES
 from rendered_recordings import render_recording
-from harness import Row, row
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the simulated robot: the scene has 0.4 and 500."""
-HALF = 2.0
-"""Factor of the clocks on a machine half as fast."""
 BEGIN = 10
 """Rows that are not scored, while the twin finds the T."""
 
@@ -88,27 +81,18 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Record a simulated robot, follow it in real time, and return one row per number."""
     cuts = SHORT if quick else CUTS
     rans: dict[int, list[Ran]] = {60: [], 120: []}
-    halved = list[Row]()
-    dense, taken = (np.nan, 0), steal()
+    dense = (np.nan, 0)
     for rate, seconds, seed in cuts:
         scene = at_rate(rate)
         shown = render_recording(scene, motion(scene, rate * seconds, seed))
         if seed == 0:
             _in_time(scene, shown.rows(0, 6))  # compiles everything before the clock matters
             dense = _dense(scene, shown.rows(0, 10 * seconds))
-            halved += _halved(scene, shown, out / "recorded_halved")
         rans[rate].append(_in_time(scene, shown, out / f"recorded_{rate}_{seed}"))
         rans[rate][-1] = replace(rans[rate][-1], recorded=_without_images(shown))
-    work = np.concatenate([ran.work for ran in rans[60]])
-    plain = _plain_work(1 / 60, float(np.median(work)), 30 * cuts[0][1])
-    others, whole = steal() - taken
     return [
         *_rows(rans[60], dense),
         *_fast("120 Hz", rans[120]),
-        *halved,
-        row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
-        row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
-        row("the machine: processor time taken by other guests", 100 * others / max(whole, 1.0), "%"),
     ]
 
 
@@ -118,15 +102,6 @@ def at_rate(rate: int) -> Scene:
     model = copy.copy(scene.model)
     model.opt.timestep = 1 / (8 * rate)
     return replace(scene, model=model, reader=observation_reader(model, 1 / rate, scene.robot, scene.objects))
-
-
-def steal() -> Array:
-    """Processor time since the start that the machine's host gave to others, and all of it; nothing where not said."""
-    path = Path("/proc/stat")
-    if not path.is_file():
-        return np.zeros(2)
-    ticks = [float(word) for word in path.read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
-    return np.array([ticks[7], sum(ticks)])
 
 
 def motion(scene: Scene, steps: int, seed: int) -> Episode:
@@ -159,13 +134,10 @@ class Restless:
         return self._expert.act(seen) + shift
 
 
-def _in_time(
-    scene: Scene, recorded: Episode, folder: Path | None = None, *, slower: float = 1.0, budget: float | None = None
-) -> Ran:
-    """A run in real time, on a machine so many times slower; with a folder everything is recorded, images as well."""
-    real = Paced(recorded, scene.dt / slower)
-    correct, clock = PoseFilter(scene, CameraRig.of(scene)), lambda: slower * time.perf_counter()
-    twin = Twin(open_world(scene), real, correct, budget=budget, clock=clock)
+def _in_time(scene: Scene, recorded: Episode, folder: Path | None = None) -> Ran:
+    """A run in real time; with a folder everything is recorded, images as well."""
+    real = Paced(recorded, scene.dt)
+    twin = Twin(open_world(scene), real, PoseFilter(scene, CameraRig.of(scene)))
     if folder is None:
         return Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
@@ -182,42 +154,6 @@ def _in_time(
     return Ran(episode, recorded, twin, real, dropped)
 
 
-def _halved(scene: Scene, recorded: Episode, folder: Path) -> list[Row]:
-    """A machine half as fast, with the time budget of a robot and without; its error beside the unhurried filter's."""
-    name = "machine half as fast, silhouettes"
-    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene)))
-    calm = Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, Paced(recorded, scene.dt))
-    with _pinned():
-        late = _in_time(scene, recorded, folder, slower=HALF)
-        kept = _in_time(scene, recorded, folder, slower=HALF, budget=scene.dt)
-    said = left_out(correction_log(kept.episode))
-    ratio = float(np.median(kept.error) / np.median(calm.error))
-    return [
-        row(f"{name}: missed deadlines", 100 * kept.real.missed / len(kept.episode), "%", at_most=0.1),
-        row(f"{name}: pose error over that of the unhurried filter", ratio, "x", at_most=1.3),
-        row(f"{name}: median pose error", 1e3 * float(np.median(kept.error)), "mm"),
-        row(f"{name}: p99 of the loop's own work", 1e3 * float(np.quantile(kept.work, 0.99)), "ms"),
-        row(f"{name}: frames of which something was left out", 100 * said["frames"] / len(kept.episode), "%"),
-        row(f"{name}: images left out, per frame", said["images"] / len(kept.episode), ""),
-        row(f"{name}: missed deadlines without a budget", 100 * late.real.missed / len(late.episode), "%"),
-        row(f"{name}: p99 of the loop's own work without a budget", 1e3 * float(np.quantile(late.work, 0.99)), "ms"),
-    ]
-
-
-@contextmanager
-def _pinned() -> Generator[None]:
-    """Keep this thread on one core, where the system can."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
 def _dense(scene: Scene, recorded: Episode) -> tuple[float, int]:
     """Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows."""
     options = FilterOptions(iterations=100)
@@ -225,29 +161,6 @@ def _dense(scene: Scene, recorded: Episode) -> tuple[float, int]:
     episode = rollout(twin, Pusher(recorded), steps=len(recorded))
     ran = Ran(episode, recorded, twin, Paced(recorded, scene.dt))
     return float(np.median(ran.error)), len(ran.error)
-
-
-def _plain_work(dt: float, size: float, frames: int) -> Array:
-    """Times [s] of plain arithmetic of about `size` [s] at the loop's pace: what the machine does to any program."""
-
-    def work(n: int) -> int:
-        total = 0
-        for i in range(n):
-            total += i * i
-        return total
-
-    def timed(n: int) -> float:
-        begin = time.perf_counter()
-        work(n)
-        return time.perf_counter() - begin
-
-    n = round(20_000 * size / min(timed(20_000) for _ in range(20)))
-    with realtime_priority():
-        start, times = time.perf_counter(), list[float]()
-        for k in range(frames):
-            times.append(timed(n))
-            time.sleep(max(0.0, start + (k + 1) * dt - time.perf_counter()))
-    return np.array(times)
 
 
 def _without_images(recorded: Episode) -> Episode:

@@ -1,4 +1,4 @@
-"""Hand-eye calibration: planted offsets that are found again, and a recorded board beside OpenCV's solvers."""
+"""Hand-eye calibration: planted offsets that are found again, and a recorded board."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from instep.twin.hand_eye import (
     PointSighting,
     calibrate_hand_eye,
     calibrate_robot,
-    nearest_rotation,
     park_martin,
 )
 from instep.twin.pose_solver import moved
 
 ROBOTS = {"arm7": 0.5, "so101": 0.2}
 """Shipped robots, and how far from the base they work [m]."""
-SOLVERS = ("TSAI", "PARK", "HORAUD", "ANDREFF", "DANIILIDIS")
-"""OpenCV's hand-eye solvers."""
 HandEyeSolver = Callable[[Array, list[PointSighting]], tuple[Camera, Array]]
 """From poses of the link and corners to the camera and the board's pose on the link."""
 PIXEL = 0.3
@@ -84,7 +81,7 @@ def _shown(camera: Camera, world_from_points: Array, places: Array, rng: np.rand
 
 
 def board_rows(folder: Path) -> list[Row]:
-    """A board in the hand of a recorded arm: reprojection in images that were left out, ours and OpenCV's."""
+    """A board in the hand of a recorded arm: reprojection in images that were left out."""
     try:
         cv2: Any = import_module("cv2")
     except ModuleNotFoundError:
@@ -103,15 +100,13 @@ def board_rows(folder: Path) -> list[Row]:
 
         return solved
 
-    # Wheels of OpenCV 5 come without its hand-eye solvers; the closed form is that of CALIB_HAND_EYE_PARK.
-    solvers = {f"OpenCV {name}": _opencv(cv2, camera, name) for name in SOLVERS if hasattr(cv2, "calibrateHandEye")}
-    solvers["closed form of Park and Martin, poses by OpenCV"] = _closed_form(cv2, camera)
-    others = [_left_out(f"board in a hand, {name}", links, seen, solve) for name, solve in solvers.items()]
-    best = min(other["value"] for other in others)
+    # The closed form is that of OpenCV's CALIB_HAND_EYE_PARK.
+    name = "board in a hand, closed form of Park and Martin, poses by OpenCV"
+    plain = _left_out(name, links, seen, _closed_form(cv2, camera))
     return [
-        _left_out("board in a hand, camera and board", links, seen, ours(False), best),
-        _left_out("board in a hand, camera, board and lens", links, seen, ours(True), best),
-        *others,
+        _left_out("board in a hand, camera and board", links, seen, ours(False), plain["value"]),
+        _left_out("board in a hand, camera, board and lens", links, seen, ours(True), plain["value"]),
+        plain,
     ]
 
 
@@ -127,24 +122,6 @@ def _left_out(
         at = sighting.places @ camera_from_target[:3, :3].T + camera_from_target[:3, 3]
         errors.append(np.linalg.norm(camera.project(at) - sighting.pixels, axis=1))
     return row(f"{what}: error in images left out", median(np.concatenate(errors), "px"), at_most=goal)
-
-
-def _opencv(cv2: Any, camera: Camera, solver: str) -> HandEyeSolver:
-    def solved(links: Array, seen: list[PointSighting]) -> tuple[Camera, Array]:
-        boards = [_board_pose(cv2, camera, sighting) for sighting in seen]
-        inverse = [np.linalg.inv(T) for T in links]
-        turn, shift = cv2.calibrateHandEye(
-            [T[:3, :3] for T in inverse], [T[:3, 3] for T in inverse], [T[:3, :3] for T in boards],
-            [T[:3, 3] for T in boards], method=getattr(cv2, f"CALIB_HAND_EYE_{solver}"),
-        )  # fmt: skip
-        X, middle = np.eye(4), np.eye(4)
-        X[:3, :3], X[:3, 3] = turn, np.ravel(shift)
-        targets = [np.linalg.inv(T) @ X @ board for T, board in zip(links, boards, strict=True)]
-        middle[:3, :3] = nearest_rotation(np.sum([T[:3, :3] for T in targets], axis=0))
-        middle[:3, 3] = np.median([T[:3, 3] for T in targets], axis=0)
-        return replace(camera, body_from_camera=X), middle
-
-    return solved
 
 
 def _closed_form(cv2: Any, camera: Camera) -> HandEyeSolver:
