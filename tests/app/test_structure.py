@@ -45,10 +45,35 @@ def test_names_used_twice_long_signatures_and_missing_docstrings_are_listed(benc
         '"""One."""\n\n\nclass Thing:\n    """A."""\n\n    ' + long.replace("\n ", "\n     ")
     )
     (tmp_path / "b" / "same.py").write_text('"""Two."""\n\n\nclass Thing:\n    """B."""\n')
-    report = bench.source_report(tmp_path)
-    assert report["module names"] == {"same": 2} and report["class names"] == {"Thing": 2}
-    assert report["long signatures"] == ["a/same.py:7 wide (7)"]
-    assert report["no docstring"] == ["a/same.py:7 Thing.wide"]
+    report = bench.source_report(bench.parsed(tmp_path))
+    assert report["module names used twice"] == ["same"] and report["public class names used twice"] == ["Thing"]
+    assert report["functions of more than 6 parameters"] == ["a/same.py:7 wide (7)"]
+    assert report["public names without docstring"] == ["a/same.py:7 Thing.wide"]
+
+
+def test_a_circle_of_imports_is_found_also_inside_functions(bench, tmp_path):
+    (tmp_path / "a.py").write_text('"""A."""\n\n\ndef f():\n    from .b import g\n    return g\n')
+    (tmp_path / "b.py").write_text('"""B."""\n\nfrom .a import f\n\n\ndef g():\n    return f\n')
+    (tmp_path / "c.py").write_text('"""C."""\n\nfrom .a import f\n')
+    assert bench.circles(bench.parsed(tmp_path)) == [["instep.a", "instep.b"]]
+
+
+def test_a_small_private_function_that_is_called_once_is_listed(bench, tmp_path):
+    (tmp_path / "a.py").write_text(
+        '"""A."""\n\n\ndef f():\n    return _g() + _h() + _h()\n\n\ndef _g():\n    return 1\n\n\ndef _h():\n    return 2\n'
+    )
+    listed = bench.source_report(bench.parsed(tmp_path))["private functions called once, at most 8 lines"]
+    assert listed == ["a.py:8 _g"]
+
+
+def test_long_sentences_and_cells_are_listed_without_code_and_links(bench, tmp_path):
+    (tmp_path / "docs").mkdir()
+    words = " ".join(["word"] * 40)
+    (tmp_path / "README.md").write_text(
+        f"Short. [short]({'x' * 200}).\n\n```sh\n{words}\n```\n\n| a | {words} |\n\n{words}.\n"
+    )
+    sentences, cells = bench.prose_report(tmp_path)
+    assert len(sentences) == 1 and len(cells) == 1
 
 
 def test_the_benchmark_gives_its_rows(bench, tmp_path):
