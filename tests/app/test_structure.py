@@ -59,9 +59,9 @@ def test_a_circle_of_imports_is_found_also_inside_functions(bench, tmp_path):
 
 
 def test_a_small_private_function_that_is_called_once_is_listed(bench, tmp_path):
-    (tmp_path / "a.py").write_text(
-        '"""A."""\n\n\ndef f():\n    return _g() + _h() + _h()\n\n\ndef _g():\n    return 1\n\n\ndef _h():\n    return 2\n'
-    )
+    calls = "def f():\n    return _g() + _h() + _h()"
+    once, twice = ("def _g():\n    return 1", "def _h():\n    return 2")
+    (tmp_path / "a.py").write_text("\n\n\n".join(('"""A."""', calls, once, twice)))
     listed = bench.source_report(bench.parsed(tmp_path))["private functions called once, at most 8 lines"]
     assert listed == ["a.py:8 _g"]
 
