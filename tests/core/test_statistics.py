@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 from instep.core.statistics import (
-    beta_cdf,
-    beta_quantile,
-    binomial_mass,
     binomial_tail,
-    clopper_pearson,
     equivalence,
     jackknife,
     mcnemar,
@@ -29,25 +25,11 @@ from instep.core.statistics import (
 )
 
 
-@pytest.mark.parametrize("share", [0.6, 0.9, 0.975, 0.9995])
-@pytest.mark.parametrize("degrees", [1, 2, 5, 30, 400])
-def test_students_quantile_is_scipys(share, degrees):
-    assert student_quantile(share, degrees) == pytest.approx(stats.t.ppf(share, degrees), rel=1e-8)
-    assert student_quantile(1 - share, degrees) == pytest.approx(-stats.t.ppf(share, degrees), rel=1e-8)
-
-
-@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (1, 9), (49, 13), (300, 2), (0.5, 40)])
-def test_the_beta_distribution_is_scipys(a, b):
-    for x in (0.01, 0.3, 0.5, 0.95):
-        assert beta_cdf(x, a, b) == pytest.approx(special.betainc(a, b, x), rel=1e-9, abs=1e-14)
-        assert beta_quantile(x, a, b) == pytest.approx(special.betaincinv(a, b, x), rel=1e-9)
-
-
-def test_the_binomial_is_scipys():
-    for k, n, p in [(0, 5, 0.5), (3, 12, 0.3), (50, 80, 0.7)]:
-        assert binomial_tail(k, n, p) == pytest.approx(stats.binom.cdf(k, n, p))
-        assert binomial_mass(k, n, p) == pytest.approx(stats.binom.pmf(k, n, p))
-    assert binomial_tail(-1, 5) == 0 and binomial_tail(5, 5) == 1 and binomial_mass(6, 5) == 0
+def test_tails_of_distributions_at_their_ends():
+    assert student_quantile(0.975, 5) == pytest.approx(2.570582, rel=1e-6)
+    assert student_quantile(0.025, 5) == -student_quantile(0.975, 5)
+    assert binomial_tail(-1, 5) == 0 and binomial_tail(5, 5) == 1
+    assert binomial_tail(3, 12, 0.3) == pytest.approx(0.4925, abs=1e-4)
 
 
 def test_pooled_is_the_root_mean_square_of_all_rows():
@@ -95,20 +77,19 @@ def test_the_jackknife_of_a_mean_is_students_interval():
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "wilsons", "exact"),
+    ("k", "n", "interval"),
     [
-        (0, 10, (0.000, 0.278), (0.000, 0.308)),
-        (8, 10, (0.490, 0.943), (0.444, 0.975)),
-        (16, 20, (0.584, 0.919), (0.563, 0.943)),
-        (34, 60, (0.441, 0.684), (0.432, 0.694)),
-        (48, 60, (0.682, 0.882), (0.677, 0.892)),
-        (80, 100, (0.711, 0.867), (0.708, 0.873)),
+        (0, 10, (0.000, 0.278)),
+        (8, 10, (0.490, 0.943)),
+        (16, 20, (0.584, 0.919)),
+        (34, 60, (0.441, 0.684)),
+        (48, 60, (0.682, 0.882)),
+        (80, 100, (0.711, 0.867)),
     ],
 )
-def test_intervals_of_one_rate(k, n, wilsons, exact):
-    a, b = wilson(k, n), clopper_pearson(k, n)
-    assert (a.low, a.high) == pytest.approx(wilsons, abs=5e-4)
-    assert (b.low, b.high) == pytest.approx(exact, abs=5e-4)
+def test_the_interval_of_one_rate(k, n, interval):
+    found = wilson(k, n)
+    assert (found.low, found.high) == pytest.approx(interval, abs=5e-4)
 
 
 def test_the_difference_of_two_rates():

@@ -239,13 +239,21 @@ def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episo
         raise BadInput(f"A replay needs at least two rows, and this episode has {rows}.")
     span = min(anchor or rows - 1, rows - 1)
     starts = np.arange(0, rows - 1, span)
+    spans = np.minimum(span, rows - 1 - starts)
     q, v = given.q.copy(), given.v.copy()
-    for first in range(0, len(starts), CHUNK):
-        some = starts[first : first + CHUNK]
-        window_q, window_v = predict(sim, given, some, span)
-        into = some[:, None] + np.arange(1, span + 1)
-        inside = into < rows
-        q[into[inside]], v[into[inside]] = window_q[inside], window_v[inside]
+
+    def visit(step: int, live: Array, state: State) -> None:
+        q[starts[live] + step], v[starts[live] + step] = state.q, state.v
+
+    survived = rollout_windows(sim, [given], np.stack([np.zeros_like(starts), starts], axis=1), spans, visit)
+    if (lost := np.flatnonzero(survived < spans)).size:
+        row = int((starts + survived)[lost].min()) + 1
+        columns = {name: values[max(0, row - MAX_RECORDED_STATES) : row] for name, values in (("q", q), ("v", v))}
+        raise Diverged(
+            f"The simulation diverged in the replay of row {row}, {row * sim.spec.dt:.4g} s after the first row; "
+            "a smaller timestep, softer gains or valid masses may help.",
+            record=Episode(sim.spec, columns, {"first row": str(max(0, row - MAX_RECORDED_STATES))}),
+        )
     columns = {"timestamp": episode.t, "q": q, "v": v, "action": given.action[:, : len(sim.spec.action.labels)]}
     return Episode(sim.spec, columns, {**episode.meta, "anchor": str(anchor)})
 
@@ -299,27 +307,6 @@ def same_width(actions: Sequence[Array]) -> list[Array]:
         else action
         for action in actions
     ]
-
-
-def predict(sim: Simulator, given: Aligned, starts: Array, span: int) -> tuple[Array, Array]:
-    """Positions and velocities `1..span` rows after each start [starts, span, ...], all windows in one batch."""
-    last = len(given.action) - 1
-    state = sim.place(given.q[starts], given.v[starts], 0.0, given.past[starts])
-    q = np.empty((len(starts), span, given.q.shape[-1]))
-    v = np.empty((len(starts), span, given.v.shape[-1]))
-    for step in range(span):
-        try:
-            # A window that reaches past the end repeats the last action; the caller drops those rows.
-            state = advance(sim, state, given.action[np.minimum(starts + step, last)])
-        except Diverged as error:
-            row = int(starts[error.worlds[0]]) + step
-            error.args = (f"{error.args[0]} It happened in the replay of row {row}.",)
-            begin = max(0, row - 100)
-            columns = {"q": given.q[begin : row + 1], "v": given.v[begin : row + 1]}
-            error.record = Episode(sim.spec, columns, {"first row": str(begin)})
-            raise
-        q[:, step], v[:, step] = state.q, state.v
-    return q, v
 
 
 def replay_all(sim: Simulator, runs: Sequence[Aligned], watch: Watch | None = None) -> list[tuple[Array, Array]]:

@@ -1,15 +1,13 @@
-"""Statistics with intervals: rates, means and ratios over runs, rank correlations, and distributions without SciPy.
+"""Statistics with intervals: rates, means, ratios, correlations, paired tests, equivalence, sequential tests.
 
-Rows of one run are not independent, so whole runs are the blocks of every interval.
-
-Statistics of success and failure: rates, differences, paired tests, equivalence, sample sizes, sequential tests.
+Rows of one run are not independent, so every interval resamples or deletes whole runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import atanh, ceil, erfc, exp, inf, isfinite, lgamma, log, log1p, nan, pi, sqrt, tanh
+from math import atanh, ceil, comb, isfinite, nan, sqrt, tanh
 
 import numpy as np
 
@@ -233,98 +231,25 @@ def _pair(x: Array, y: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=512)
 def normal_quantile(share: float) -> float:
-    """The value below which a share of the standard normal lies, by Halley's steps on the tail."""
-    if share > 0.5:
-        return -normal_quantile(1 - share)
-    if share <= 0:
-        return -inf
-    z = -sqrt(max(0.0, -2 * log(2 * share)))  # right to a few tenths everywhere
-    for _ in range(20):
-        density = exp(-z * z / 2) / sqrt(2 * pi)
-        step = (normal_tail(-z) - share) / density
-        step /= 1 + z * step / 2
-        z -= step
-        if abs(step) < 1e-15 * (1 + abs(z)):
-            break
-    return z
+    """Quantile of the standard normal distribution."""
+    from scipy.special import ndtri
 
-
-def normal_tail(z: float) -> float:
-    """P(Z > z) of a standard normal."""
-    return erfc(z / sqrt(2)) / 2
+    return float(ndtri(share))
 
 
 @lru_cache(maxsize=512)
 def student_quantile(share: float, degrees: int) -> float:
-    """The value below which a share of Student's distribution lies."""
-    if share < 0.5:
-        return -student_quantile(1 - share, degrees)
-    # P(|T| < t) = 1 - I_x(degrees/2, 1/2) with x = degrees / (degrees + t^2).
-    x = beta_quantile(2 * (1 - share), degrees / 2, 0.5)
-    return inf if x == 0 else (degrees * (1 - x) / x) ** 0.5
+    """Quantile of Student's distribution."""
+    from scipy.special import stdtrit
 
-
-@lru_cache(maxsize=4096)
-def beta_quantile(share: float, a: float, b: float) -> float:
-    """The value below which a share of the beta distribution lies, by bisection to the last bit."""
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if beta_cdf(middle, a, b) < share else (low, middle)
-    return 0.5 * (low + high)
-
-
-def beta_cdf(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x))
-    if x > (a + 1) / (a + b + 2):
-        return 1 - front * _fraction(1 - x, b, a) / b
-    return front * _fraction(x, a, b) / a
+    return float(stdtrit(degrees, share))
 
 
 def binomial_tail(k: int, n: int, p: float = 0.5) -> float:
     """P(X <= k) of a binomial with n trials."""
-    if k < 0:
-        return 0.0
-    return 1.0 if k >= n else 1 - beta_cdf(p, k + 1, n - k)
+    from scipy.special import bdtr
 
-
-def binomial_mass(k: int, n: int, p: float = 0.5) -> float:
-    """P(X = k) of a binomial with n trials."""
-    if not 0 <= k <= n:
-        return 0.0
-    if p in (0.0, 1.0):
-        return float(k == n * p)
-    return exp(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(p) + (n - k) * log1p(-p))
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    tiny = 1e-300
-    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
-    value = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d, c = 1 / ((1 + even * d) or tiny), (1 + even / c) or tiny
-        value *= d * c
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d, c = 1 / ((1 + odd * d) or tiny), (1 + odd / c) or tiny
-        step = d * c
-        value *= step
-        if abs(step - 1) < 1e-16:
-            break
-    return value
-
-
-def clopper_pearson(successes: int, n: int) -> Estimate:
-    """A success rate with the exact interval of Clopper and Pearson, whose coverage is at least 95 %."""
-    point = wilson(successes, n)
-    low = 0.0 if successes == 0 else beta_quantile(0.025, successes, n - successes + 1)
-    high = 1.0 if successes == n else beta_quantile(0.975, successes + 1, n - successes)
-    return Estimate(point.value, low, high, n)
+    return 0.0 if k < 0 else float(bdtr(min(k, n), n, p))
 
 
 def newcombe(first: tuple[int, int], second: tuple[int, int]) -> Estimate:
@@ -352,7 +277,7 @@ def mcnemar(only_first: int, only_second: int) -> McNemar:
     if n == 0:
         return McNemar(1.0, 1.0)
     tail = 2 * binomial_tail(least, n)
-    return McNemar(min(1.0, tail), min(1.0, tail - binomial_mass(least, n)))
+    return McNemar(min(1.0, tail), min(1.0, tail - comb(n, least) / 2**n))
 
 
 def paired_difference(only_first: int, only_second: int, n: int, *, confidence: float = 0.95) -> Estimate:
@@ -440,7 +365,7 @@ class PredictionPowered:
     used: bool
     """Whether the simulator was used: only where the interval of the correlation leaves out 0."""
     gain: float
-    """How many real trials one real trial counts for, n_eff / n."""
+    """Effective number of real trials per real trial, n_eff / n."""
 
 
 def prediction_powered(real: Array, sim: Array, extra: Array) -> PredictionPowered:
@@ -453,8 +378,8 @@ def prediction_powered(real: Array, sim: Array, extra: Array) -> PredictionPower
     if len(y) != len(f) or len(y) < 4 or len(more) < 1:
         raise BadInput(f"A prediction-powered mean needs four pairs and further virtual trials, not {len(y)} pairs.")
     n, m = len(y), len(more)
-    plain = _mean(y)
-    rho = _correlation(y, f)
+    plain = jackknife(y)
+    rho = pearson(y, f)
     pool = np.concatenate([f, more])
     if not np.isfinite(rho.value) or rho.low <= 0 <= rho.high or float(pool.var()) == 0:
         return PredictionPowered(plain, plain, rho, False, 1.0)
@@ -523,18 +448,3 @@ def sequential_test(differences: Array, *, alpha: float = 0.05) -> SequentialTes
 def _weight(y: Array, f: Array, pool: Array, ratio: float) -> float:
     covariance = float(np.cov(y, f)[0, 1]) if len(y) > 1 else 0.0
     return covariance / ((1 + ratio) * float(pool.var(ddof=1)))
-
-
-def _mean(values: Array) -> Estimate:
-    n = len(values)
-    half = student_quantile(0.975, n - 1) * float(values.std(ddof=1)) / sqrt(n)
-    value = float(values.mean())
-    return Estimate(value, value - half, value + half, n)
-
-
-def _correlation(x: Array, y: Array) -> Estimate:
-    if float(x.std()) == 0 or float(y.std()) == 0:
-        return Estimate(nan, -1.0, 1.0, len(x))
-    r = float(np.corrcoef(x, y)[0, 1])
-    centre, half = atanh(max(-1 + 1e-12, min(1 - 1e-12, r))), Z95 / sqrt(max(len(x) - 3, 1))
-    return Estimate(r, tanh(centre - half), tanh(centre + half), len(x))

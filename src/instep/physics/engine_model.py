@@ -7,9 +7,10 @@ before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
@@ -20,43 +21,33 @@ from instep.core.rollout import aligned
 from instep.core.world import Array, Settings, array_dataclass
 from instep.scene.folder import SceneSimulator
 
-_TRANSMISSIONS = ("mjTRN_JOINT", "mjTRN_JOINTINPARENT", "mjTRN_TENDON")
-_SHAPES = (
-    "mjGEOM_PLANE",
-    "mjGEOM_SPHERE",
-    "mjGEOM_CAPSULE",
-    "mjGEOM_ELLIPSOID",
-    "mjGEOM_CYLINDER",
-    "mjGEOM_BOX",
-    "mjGEOM_MESH",
-)
+FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
+SLIDE, HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
+_SHAPES = [int(getattr(mujoco.mjtGeom, f"mjGEOM_{shape}"))
+           for shape in ("PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")]  # fmt: skip
+_TENDON = int(mujoco.mjtTrn.mjTRN_TENDON)
+_TRANSMISSIONS = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT), _TENDON)
+_GAINS = (int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE))
+_BIASES = (int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE))
 _PARAMS_OF_MUJOCO = (
     "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
     "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
 )  # fmt: skip
-_OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
 
 
 def check_support(model: mujoco.MjModel, engine: str) -> None:
     """Raise `Unsupported`, naming what and where, if a model holds something only MuJoCo can do."""
-    if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
-        raise _unsupported(engine, "has no air or water (density, viscosity or wind of <option>)")
-    for flag, words in _OVERRIDES.items():
-        if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
-            raise _unsupported(engine, f"has no {words} (flag of <option>)")
-    _parts(model, engine)
-    _joints(model, engine)
-    _actuators(model, engine)
-    _tendons(model, engine)
-    _geoms(model, engine)
+    for parts in (_options(model), _joints(model), _actuators(model), _tendons(model), _geoms(model)):
+        for wrong, sentence in parts:
+            if np.any(wrong):
+                raise Unsupported(f"The engine {engine!r} {sentence}; run this scene in MuJoCo.")
 
 
 def check_params_support(settings: Settings, engine: str) -> None:
     """Raise `Unsupported` if a parameter is set that only MuJoCo has: it would change nothing."""
     for name in settings:
-        for pattern in _PARAMS_OF_MUJOCO:
-            if fnmatchcase(name, pattern):
-                raise _unsupported(engine, f"has no counterpart of {name!r}, so setting it would change nothing")
+        if any(fnmatchcase(name, pattern) for pattern in _PARAMS_OF_MUJOCO):
+            raise Unsupported(f"The engine {engine!r} has no counterpart of {name!r}; run this scene in MuJoCo.")
 
 
 def disabled(model: mujoco.MjModel, flag: str) -> bool:
@@ -70,96 +61,74 @@ def active_equalities(model: mujoco.MjModel) -> list[int]:
     return [] if off else [e for e in range(model.neq) if model.eq_active0[e]]
 
 
-def _parts(model: mujoco.MjModel, engine: str) -> None:
-    for count, words in (
-        (model.nflex, "soft bodies (flex)"),
-        (model.nplugin, "plug-ins"),
-        (model.npair, "contact pairs"),
-    ):
-        if count:
-            raise _unsupported(engine, f"cannot read {words}, and this model has {count}")
-    if model.na:
-        raise _unsupported(engine, "keeps no activation of actuators (dyntype other than none)")
+_Part: TypeAlias = tuple[Any, str]
+"""Whether the model has a part (a flag, a number or an array), and what the engine lacks."""
 
 
-def _joints(model: mujoco.MjModel, engine: str) -> None:
+def _options(model: mujoco.MjModel) -> Iterator[_Part]:
+    option = model.opt
+    moving = option.density > 0 or option.viscosity > 0 or option.wind
+    yield moving, "has no air or water (density, viscosity or wind of <option>)"
+    for flag, words in (("OVERRIDE", "contact override"), ("IPC", "incremental potential contact")):
+        enabled = int(option.enableflags) & int(getattr(mujoco.mjtEnableBit, f"mjENBL_{flag}"))
+        yield enabled, f"has no {words} (flag of <option>)"
+    counts = ((model.nflex, "soft bodies (flex)"), (model.nplugin, "plug-ins"), (model.npair, "contact pairs"))
+    for count, words in counts:
+        yield count, f"has no {words}, and this model has {count}"
+    yield model.na, "has no actuators with activation (dyntype other than none)"
+
+
+def _joints(model: mujoco.MjModel) -> Iterator[_Part]:
     for j in range(model.njnt):
-        name, kind, dof = model.joint(j).name, int(model.jnt_type[j]), int(model.jnt_dofadr[j])
+        kind, dof = int(model.jnt_type[j]), int(model.jnt_dofadr[j])
         dofs = slice(dof, dof + {FREE: 6, BALL: 3}.get(kind, 1))
         many = kind in (FREE, BALL)
-        poly = np.any(model.dof_dampingpoly[dofs]) or np.any(model.jnt_stiffnesspoly[j])
+        polynomial = np.any(model.dof_dampingpoly[dofs]) or np.any(model.jnt_stiffnesspoly[j])
+        compensated = model.jnt_actgravcomp[j] and model.jnt_actfrclimited[j]
         for wrong, words in (
-            (poly, "springs or dampers that are polynomials"),
+            (polynomial, "springs or dampers that are polynomials"),
             (model.jnt_springyield[j] > 0, "springs that yield"),
-            (
-                model.jnt_actgravcomp[j] and model.jnt_actfrclimited[j],
-                "gravity compensation within the limit of the actuators (actuatorgravcomp)",
-            ),
+            (compensated, "gravity compensation within the limit of the actuators (actuatorgravcomp)"),
             (many and model.jnt_stiffness[j] > 0, "springs in free or ball joints"),
             (many and np.any(model.dof_frictionloss[dofs]), "dry friction in free or ball joints"),
             (kind == FREE and np.any(model.dof_armature[dofs]), "armature of free joints"),
             (kind == BALL and model.jnt_limited[j], "limits of ball joints"),
         ):
-            if wrong:
-                raise _unsupported(engine, f"has no {words}, as joint {name!r} does")
+            yield wrong, f"has no {words}, which joint {model.joint(j).name!r} has"
 
 
-def _actuators(model: mujoco.MjModel, engine: str) -> None:
-    fixed, affine = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)
-    none, line = int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)
-    known = [int(getattr(mujoco.mjtTrn, name)) for name in _TRANSMISSIONS]
+def _actuators(model: mujoco.MjModel) -> Iterator[_Part]:
     for a in range(model.nu):
-        name = model.actuator(a).name
-        if model.actuator_trntype[a] not in known:
-            raise _unsupported(engine, f"actuation joints and fixed tendons only, not sites or bodies as {name!r} does")
-        if model.actuator_gaintype[a] not in (fixed, affine) or model.actuator_biastype[a] not in (none, line):
-            raise _unsupported(
-                engine, f"has motors and servos only, not the muscle, DC motor, PID or user model of {name!r}"
-            )
-        if model.actuator_ctrlnum[a] != 1:
-            raise _unsupported(engine, f"has one command per actuator, and {name!r} takes {model.actuator_ctrlnum[a]}")
-        if np.any(model.actuator_dampingpoly[a]):
-            raise _unsupported(engine, f"has no dampers that are polynomials, as actuator {name!r} does")
-        joint = model.actuator_trnid[a, 0]
-        if model.actuator_trntype[a] != known[2] and model.jnt_type[joint] in (FREE, BALL):
-            raise _unsupported(
-                engine, f"actuation hinges and slides only, and {name!r} actuation joint {model.joint(joint).name!r}"
-            )
+        name, transmission, joint = model.actuator(a).name, model.actuator_trntype[a], model.actuator_trnid[a, 0]
+        yield transmission not in _TRANSMISSIONS, f"drives joints and fixed tendons only, and {name!r} another part"
+        other = model.actuator_gaintype[a] not in _GAINS or model.actuator_biastype[a] not in _BIASES
+        yield other, f"has motors and servos only, not the muscle, DC motor, PID or user model of {name!r}"
+        count = model.actuator_ctrlnum[a]
+        yield count != 1, f"has one command per actuator, and {name!r} takes {count}"
+        yield model.actuator_dampingpoly[a], f"has no dampers that are polynomials, which actuator {name!r} has"
+        turns = transmission != _TENDON and model.jnt_type[joint] in (FREE, BALL)
+        yield turns, f"drives hinges and slides only, and {name!r} drives another joint"
 
 
-def _tendons(model: mujoco.MjModel, engine: str) -> None:
-    joint = int(mujoco.mjtWrap.mjWRAP_JOINT)
+def _tendons(model: mujoco.MjModel) -> Iterator[_Part]:
+    fields = ("stiffness", "damping", "frictionloss", "armature", "limited", "actfrclimited", "springyield")
     for t in range(model.ntendon):
-        rows = slice(model.tendon_adr[t], model.tendon_adr[t] + model.tendon_num[t])
-        if np.any(model.wrap_type[rows] != joint):
-            raise _unsupported(engine, f"has fixed tendons only, and {model.tendon(t).name!r} runs through space")
-        fields = ("stiffness", "damping", "frictionloss", "armature", "limited", "actfrclimited", "springyield")
-        for name in fields:
-            if np.any(getattr(model, f"tendon_{name}")[t]):
-                raise _unsupported(engine, f"has tendons that only pull, and {model.tendon(t).name!r} has {name}")
+        name, rows = model.tendon(t).name, slice(model.tendon_adr[t], model.tendon_adr[t] + model.tendon_num[t])
+        spatial = model.wrap_type[rows] != int(mujoco.mjtWrap.mjWRAP_JOINT)
+        yield spatial, f"has fixed tendons only, and {name!r} runs through space"
+        for field in fields:
+            yield getattr(model, f"tendon_{field}")[t], f"has tendons that only pull, and {name!r} has {field}"
 
 
-def _geoms(model: mujoco.MjModel, engine: str) -> None:
-    known = [int(getattr(mujoco.mjtGeom, name)) for name in _SHAPES]
-    touches: Array = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
-    for g in np.flatnonzero(touches):
-        name = model.geom(g).name
+def _geoms(model: mujoco.MjModel) -> Iterator[_Part]:
+    for g in np.flatnonzero((model.geom_contype != 0) | (model.geom_conaffinity != 0)):
         for wrong, words in (
-            (model.geom_type[g] not in known, "height fields or distance-field shapes"),
-            (np.any(model.geom_surfacevel[g]), "moving surfaces (surfacevel)"),
+            (model.geom_type[g] not in _SHAPES, "height fields or distance-field shapes"),
+            (model.geom_surfacevel[g], "moving surfaces (surfacevel)"),
             (model.geom_adhesion[g] > 0, "adhesion"),
             (model.geom_margin[g] < 0, "shapes that shrink (margin below 0)"),
         ):
-            if wrong:
-                raise _unsupported(engine, f"has no {words}, as geom {name!r} does")
-
-
-def _unsupported(engine: str, sentence: str) -> Unsupported:
-    return Unsupported(f"The engine {engine!r} {sentence}; run this scene in MuJoCo.")
-
-
-FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
-SLIDE, HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
+            yield wrong, f"has no {words}, which geom {model.geom(g).name!r} has"
 
 
 @array_dataclass
@@ -340,8 +309,6 @@ MAX_GROUPS = 32
 """How many collision groups an engine has bits for."""
 CHECKED_S = 0.04
 """Time between poses that are checked for contacts [s]."""
-_HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
-_FREE = int(mujoco.mjtJoint.mjJNT_FREE)
 
 
 @array_dataclass
@@ -455,27 +422,23 @@ def _bits(touch: Array, classes: list[list[int]]) -> CollisionGroups:
 
 
 def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
-    """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
-    return bool(np.isin(sim.scene.model.jnt_type, (_HINGE, _SLIDE)).all()) and not robot_touches(sim, episodes)
-
-
-def robot_touches(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
-    """Whether bodies on joints, free ones aside, touch anything at any time of the recordings, themselves included."""
-    return any(touching_rows(sim, episode).any() for episode in episodes)
+    """Whether a scene of hinges and slides has no contact in any recording, self-contact included."""
+    scalar = bool(np.isin(sim.scene.model.jnt_type, (HINGE, SLIDE)).all())
+    return scalar and not any(touching_rows(sim, episode).any() for episode in episodes)
 
 
 def touching_rows(sim: SceneSimulator, episode: Episode) -> Array:
-    """Rows of a recording in which bodies on joints, free ones aside, touch anything, themselves included [rows].
+    """Rows of a recording with a contact of bodies on joints (not free ones), self-contact included [rows].
 
-    Poses are checked every `CHECKED_S`, and one that touches counts until the next.
+    Poses are checked every `CHECKED_S`; a contact counts until the next check.
     """
     model, every = sim.scene.model, max(1, round(CHECKED_S / sim.spec.dt))
-    joints = [int(j) for j in np.flatnonzero(model.jnt_type != _FREE)]
+    joints = [int(j) for j in np.flatnonzero(model.jnt_type != FREE)]
     return np.repeat(touching(model, aligned(episode, sim).q[::every], joints), every)[: len(episode)]
 
 
 def touching(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> Array:
-    """Whether bodies that some joints move touch anything in each of some poses [poses, nq]."""
+    """Whether the bodies that `joints` move have a contact in each pose of [poses, nq]."""
     data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
     found = np.zeros(len(poses), bool)
     for i, q in enumerate(poses):
