@@ -122,6 +122,6 @@ def test_an_unknown_verb_offers_the_nearest(tmp_path):
 def test_an_output_folder_that_is_not_ours_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    code, errors, _, _ = instep("scene", "show", "pusht", "--out", "mine", cwd=tmp_path)
+    code, errors, _, _ = instep("scene", "camera", "pusht", "--out", "mine", cwd=tmp_path)
     assert code == 2 and "not empty" in errors
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]

@@ -33,7 +33,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "twin": ("run", "robot"),
     "evaluate": ("eval", "gate", "augment", "check", "gap"),
     "robot": ("robot", "run", "record", "serve"),
-    "physics": ("gap", "tune", "run", "eval", "robot", "scene show"),
+    "physics": ("gap", "tune", "run", "eval", "robot", "scene camera"),
     "data": ("data import", "data info", "data export", "gap", "tune", "train", "check", "start"),
     "report": (),
     "core": (),

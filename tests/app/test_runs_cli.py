@@ -26,11 +26,11 @@ def evaluated() -> Path:
 
 def test_past_runs_are_listed_the_newest_first_and_opened_by_number(capsys) -> None:
     evaluated()
-    assert main(["scene", "show", "cartpole"]) == 0
+    assert main(["scene", "camera", "cartpole", "--out", "runs/scene-camera-001"]) == 0
     capsys.readouterr()
     assert main(["runs"]) == 0
     newest, oldest = (line.split("\t") for line in capsys.readouterr().out.splitlines())
-    assert newest[:3] == ["1", "scene-show", "cartpole"] and newest[5] == "runs/scene-show-001"
+    assert newest[:3] == ["1", "scene-camera", "cartpole"] and newest[5] == "runs/scene-camera-001"
     assert oldest[:3] == ["2", "eval", "hold pusht"] and "success" in oldest[3]
     assert oldest[5] == "runs/eval-001/report.html"
     for which in ("2", "eval-001", "runs/eval-001"):

@@ -55,7 +55,7 @@ def test_a_camera_is_added_previewed_moved_and_removed(
         (["new", "--move", "side", "--angle", "400"], "--angle must be 1 to 150"),
         (["new", "--add", "tip", "--frame", "--size", "3", "3"], "--size takes width and height of 8 to"),
         (["--add", "tip", "--frame"], "Name the folder to write after 'servo_pendulum'"),
-        (["new", "--angle", "40"], "Nothing to do was named"),
+        (["new", "--angle", "40"], "No change is given"),
         (["new", "--add", "a", "--remove", "side"], "one of --add, --move, --remove and --cameras"),
         (["new", "--cameras", "none.json"], "calibration none.json cannot be used"),
     ],

@@ -59,7 +59,7 @@ def test_a_setting_that_is_none_is_refused(tmp_path, capsys):
 
 
 def test_images_of_a_scene_are_written(tmp_path, opengl):
-    assert main(["scene", "show", "pusht", "--out", str(tmp_path / "p")]) == 0
+    assert main(["scene", "camera", "pusht", "--out", str(tmp_path / "p")]) == 0
     assert len(list((tmp_path / "p").glob("*.png"))) == 3
 
 

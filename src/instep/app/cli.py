@@ -56,21 +56,19 @@ VERBS: dict[str, Verb] = {
         "make a scene folder from an MJCF or URDF robot",
         ("instep scene new arm.urdf my_arm",),
     ),
-    "scene list": Verb("scene:list_scenes", "the scenes that come with instep", ("instep scene list",)),
     "scene params": Verb(
         "scene:params",
-        "list the parameters of a scene, with units and ranges",
-        ("instep scene params so101 'joint.*.damping'",),
+        "list the shipped scenes, or the parameters of a scene with units and ranges",
+        ("instep scene params", "instep scene params so101 'joint.*.damping'"),
     ),
     "scene set": Verb(
         "scene:set_params",
         "save a scene with other parameter values",
         ("instep scene set so101 tuned_so101 'joint.*.damping=0.4' action.delay=0.03",),
     ),
-    "scene show": Verb("scene:show", "render a scene through its cameras", ("instep scene show pusht --out images",)),
     "scene camera": Verb(
         "scene_camera:camera",
-        "list, add, move or remove cameras of a scene, with a preview",
+        "list, render, add, move or remove cameras of a scene",
         (
             "instep scene camera so101",
             "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",

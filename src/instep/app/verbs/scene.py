@@ -1,4 +1,4 @@
-"""Verbs about scenes: list them, list their parameters, make one, render one."""
+"""The verbs scene new, params and set."""
 
 from __future__ import annotations
 
@@ -18,29 +18,21 @@ from instep.scene.model import overlapping_links
 from instep.scene.new_scene import make_scene
 
 
-def list_scenes() -> None:
-    """List the scenes that come with instep."""
-    table = Table("scene", "rate", "robot", "objects", "what it is", box=None, padding=(0, 2))
-    for name in shipped():
-        scene = Scene.load(name)
-        table.add_row(name, f"{1 / scene.dt:g} Hz", str(len(scene.robot)), ", ".join(scene.objects), scene.about)
-    console = Console()
-    console.print(table)
-    console.print(f"[dim]{LIBRARY}[/]", soft_wrap=True)
-
-
 def params(
-    scene: SceneArg,
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]] = "",
     patterns: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PATTERN")], ...]] = (),
     /,
 ) -> None:
-    """List the parameters of a scene, with units, values and the range worth searching.
+    """List the parameters of a scene with unit, value and search range; without SCENE, the shipped scenes.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         patterns: addresses to list, with * for any part: 'joint.*.damping' 'action.delay'.
 
     """
+    if not scene:
+        _list_shipped()
+        return
     loaded = Scene.load(scene)
     table = Table("param", "value", "low", "high", "unit", "scale", box=None, padding=(0, 2))
     for column in (1, 2, 3):
@@ -89,24 +81,6 @@ def new(
     print(folder)
 
 
-def show(scene: SceneArg, /, *, out: Path | None = None) -> None:
-    """Render a scene through each of its cameras, one PNG per camera.
-
-    Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        out: folder to write; a new one under runs/ where not given.
-
-    """
-    from instep.app.output import new_output
-
-    loaded = Scene.load(scene)
-    if not loaded.cameras:
-        raise BadInput(f"Scene {loaded.name!r} has no cameras; add one by `instep scene camera`.")
-    output = new_output("scene-show", out)
-    render_images(loaded, list(loaded.cameras), output.folder)
-    print(output.folder)
-
-
 def render_images(scene: Scene, cameras: Sequence[str], folder: Path) -> list[Path]:
     """Render a scene where it starts through some of its cameras, one PNG per camera; their paths."""
     from matplotlib.image import imsave
@@ -151,3 +125,13 @@ def set_params(
     resolved = {name: float(value) for name, value in address.ordered(loaded.model, wanted).items()}
     promote(loaded, resolved, folder, {"by": "instep scene set"})
     print(folder)
+
+
+def _list_shipped() -> None:
+    table = Table("scene", "rate", "robot", "objects", "what it is", box=None, padding=(0, 2))
+    for name in shipped():
+        scene = Scene.load(name)
+        table.add_row(name, f"{1 / scene.dt:g} Hz", str(len(scene.robot)), ", ".join(scene.objects), scene.about)
+    console = Console()
+    console.print(table)
+    console.print(f"[dim]{LIBRARY}[/]", soft_wrap=True)

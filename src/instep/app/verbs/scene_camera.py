@@ -1,4 +1,4 @@
-"""The verb scene camera: list, add, move and remove cameras of a scene."""
+"""The verb scene camera: list, render, add, move and remove cameras of a scene."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def camera(
     /,
     args: Options[CameraArgs] = CameraArgs(),
 ) -> None:
-    """List the cameras of a scene, or add, move or remove one and write the scene; OUT/NAME.png is a preview.
+    """List the cameras of a scene, or add, move or remove one and write the scene.
+
+    `--out DIR` renders the listed or changed cameras as DIR/NAME.png.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
@@ -85,8 +87,12 @@ def camera(
     actions = [args.add, args.move, args.remove, str(args.cameras or "")]
     if not any(actions):
         if folder or args != CameraArgs(out=args.out):
-            raise BadInput("Nothing to do was named; say --add NAME, --move NAME, --remove NAME or --cameras FILE.")
+            raise BadInput("No change is given; use --add NAME, --move NAME, --remove NAME or --cameras FILE.")
         _list(loaded)
+        if args.out is not None:
+            if not loaded.cameras:
+                raise BadInput(f"Scene {loaded.name!r} has no cameras; add one with --add NAME --frame.")
+            _preview(loaded, list(loaded.cameras), args.out)
         return
     if sum(map(bool, actions)) > 1:
         raise BadInput("Give one of --add, --move, --remove and --cameras at a time.")

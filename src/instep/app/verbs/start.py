@@ -102,7 +102,7 @@ class StartResult:
             found.append(f"instep gap {data} {scene}")
         elif (folder / "tune").is_dir():
             found.append(f"instep tune {data} {scene} --resume {folder / 'tune'} --budget 10min")
-        more = [f"instep excite {scene}", f"instep data info {data}", f"instep scene show {scene}"]
+        more = [f"instep excite {scene}", f"instep data info {data}", f"instep view {scene}"]
         if self.images is not None:
             more.insert(0, f"instep scene splat {self.images} {scene}")
         return [*found, *more][:3]
