@@ -17,25 +17,10 @@ if TYPE_CHECKING:
     from .warp_world import WarpWorld
 
 __all__ = [
-    "ActuatedWorld",
-    "ActuatorModel",
-    "ActuatorStep",
-    "DeltaCorrected",
-    "DeltaModel",
-    "Engine",
-    "ImageEffects",
-    "MujocoRenderer",
-    "MujocoWorld",
-    "RapierWorld",
-    "Term",
-    "WarpWorld",
-    "WithCameras",
-    "open_world",
-    "render_cameras",
-    "rest_action",
-    "with_inputs",
-    "without_delta",
-]
+    "ActuatedWorld", "ActuatorModel", "ActuatorStep", "DeltaCorrected", "DeltaModel", "Engine", "ImageEffects",
+    "MujocoRenderer", "MujocoWorld", "RapierWorld", "Term", "WarpWorld", "WithCameras", "open_world",
+    "render_cameras", "rest_action", "with_inputs", "without_delta",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,

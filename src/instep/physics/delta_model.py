@@ -22,7 +22,7 @@ from instep.scene.folder import Scene, SceneSimulator
 DELTA_FILE = "delta.npz"
 
 MEMORY = 10
-"""Commands before the present one that are features."""
+"""Number of earlier commands among the features."""
 
 
 @array_dataclass
@@ -90,7 +90,7 @@ class DeltaCorrected(Wrapper[S]):
         return cast(SceneSimulator, self.world).substeps
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Keep the last commands; before the first one the history repeats it."""
+        """Keep the last commands; the history before the first repeats it."""
         size = self.spec.action.shape[0]
         if past is None:
             history = np.full((*state.batch, MEMORY, size), np.nan)
@@ -114,7 +114,7 @@ class DeltaCorrected(Wrapper[S]):
 
 
 def position_actions(spec: Spec) -> tuple[str, ...]:
-    """The actions that are position commands of a joint of that name."""
+    """The actions that are position commands of a joint with the same name."""
     names: list[str] = []
     for label, unit in zip(spec.action.labels, spec.action.units, strict=True):
         if label in spec.q.labels and label in spec.v.labels and spec.q.units[spec.q.labels.index(label)] == unit:

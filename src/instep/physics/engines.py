@@ -26,10 +26,10 @@ ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "warp")
 
 
 def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
-    """A scene in an engine, with its actuator models and its delta-action model where it has them.
+    """A scene in an engine, with its actuator models and its delta-action model.
 
-    `threads` step a batch (0: as many as were fastest when tried); None leaves the engine's default. An engine
-    that lacks something the scene needs raises `Unsupported`.
+    `threads` step a batch (0: the fastest number, by measuring; None: the engine's default). Raises `Unsupported` for a
+    part that the engine lacks.
     """
     scene = scene if isinstance(scene, Scene) else Scene.load(scene)
     world, path = without_delta(scene, engine, threads=threads), scene.root / DELTA_FILE
@@ -72,7 +72,7 @@ def scene_and_engine(spec: str) -> tuple[str, Engine]:
 
 
 def rest_action(world: World) -> Array:
-    """The action that keeps a world where it starts: that of its scene, or the positions of its joints."""
+    """The action that holds a world at its start: the scene's rest action, or the joint positions."""
     inside = list(_inside(world))
     for source in (*inside, *(getattr(inner, "scene", None) for inner in inside)):
         if hasattr(source, "rest_action"):

@@ -92,7 +92,7 @@ def rigid_torques(model: mujoco.MjModel, motion: Motion) -> Array:
 
 
 def tendon_arms(model: mujoco.MjModel) -> Array:
-    """How fixed tendons turn with the joints [tendons, nv]; zero for those that run over sites."""
+    """Moment arms of fixed tendons [tendons, nv]; zero for tendons over sites."""
     arms = np.zeros((model.ntendon, model.nv))
     for tendon in range(model.ntendon):
         first = int(model.tendon_adr[tendon])
@@ -132,7 +132,7 @@ def inertial_regressor(model: mujoco.MjModel, motion: Motion, bodies: Sequence[i
 
 
 def tilt_regressor(model: mujoco.MjModel, motion: Motion) -> Array:
-    """The torques by 1 m/s2 of gravity along x, and along y [rows, nv, 2]: a base that is not level."""
+    """The torques by 1 m/s2 of gravity along x and y [rows, nv, 2], for a tilted base."""
     still = Motion(motion.q, np.zeros_like(motion.v), np.zeros_like(motion.a))
     plain = copy.copy(model)
     plain.opt.gravity[:] = 0.0
@@ -181,7 +181,7 @@ def body_inertia(pi: Array) -> tuple[float, Array, Array]:
 
 
 def rigid_groups(model: mujoco.MjModel) -> list[int]:
-    """One body for each set of bodies that move as one, the heaviest; torques cannot tell the others from it."""
+    """The heaviest body of each rigid group; torques cannot distinguish bodies of one group."""
     heaviest: dict[int, int] = {}
     for body in range(1, model.nbody):
         root = int(model.body_weldid[body])
@@ -220,21 +220,21 @@ def _times(x: Array) -> Array:
 
 
 WINDOW_S = 0.3
-"""Width over which positions and commands are fitted by a cubic, for rates and accelerations [s]."""
+"""Window of the cubic fits for velocity and acceleration [s]."""
 ROWS = 400
-"""Rows that an order is judged by, spread over all runs."""
+"""Number of rows that score an order, spread over all runs."""
 NOISE = {"rad": 3e-5, "m": 3e-6}
-"""Smallest error of smoothed positions that is taken seriously."""
+"""Noise floor of smoothed positions."""
 REVERSAL = 0.01
-"""Speed below which a joint may turn round, where dry friction is not a function of its speed [rad/s or m/s]."""
+"""Speed below which a joint may reverse; its dry friction is then undefined [rad/s or m/s]."""
 DISPLACED = 4.0
-"""Log odds against each column that stands elsewhere than in the order of the robot, where logs mostly have it."""
+"""Prior log odds against each column that deviates from the robot's own order."""
 MAX_ORDERS = 1200
-"""Orders that are tried at most."""
+"""Maximum number of orders to try."""
 RESTARTS = 4
-"""Random orders to begin from, beside that of the robot."""
+"""Number of random initial orders."""
 MIN_ALIKE = 0.1
-"""Correlation of what is left over with itself some rows later, above which these rows count as alike."""
+"""Autocorrelation of the residual above which rows count as dependent."""
 _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
@@ -245,7 +245,7 @@ class DynamicsOrder:
     scene: Scene
 
     def __call__(self, motion: UnlabelledMotion) -> JointOrder | None:
-        """The order that explains the motion best; None where the motion is too short or commands are missing."""
+        """The best order; None if the motion is too short or commands are missing."""
         joints = [self.scene.model.joint(label) for label in motion.labels]
         if any(int(joint.type[0]) not in (_HINGE, _SLIDE) for joint in joints) or len(joints) < 2:
             return None
@@ -264,13 +264,13 @@ class _Signals:
     q: Sequence[Array]
     u: Sequence[Array]
     kept: Array
-    """Whether the joint of a column keeps its direction about a row [rows, columns]."""
+    """Whether a column keeps its direction of motion around a row [rows, columns]."""
     windows: float
-    """How many windows of smoothing the rows span: numbers of a column that are independent of each other."""
+    """Number of smoothing windows in the rows: independent values per column."""
 
 
 def _smoothed(motion: UnlabelledMotion) -> _Signals | None:
-    """Cubic fits over a sliding window; None where no run is three windows long or no column has a command."""
+    """Cubic fits over a sliding window; None without a run of three windows or a command."""
     width = max(5, round(WINDOW_S / motion.dt) | 1)
     commanded = np.all([np.isfinite(commands).all(axis=0) for commands in motion.commands], axis=0)
     q: list[list[Array]] = []
@@ -307,7 +307,7 @@ def _keeps_direction(speed: Array, around: int) -> Array:
 
 
 class _Search:
-    """What orders leave unexplained, kept as it is found; an order gives the place of the joint of each column."""
+    """Search over orders with cached residuals; an order gives the joint of each column."""
 
     def __init__(self, scene: Scene, motion: UnlabelledMotion, signals: _Signals) -> None:
         self.scene, self.motion, self.signals = scene, motion, signals
@@ -322,31 +322,31 @@ class _Search:
         self.rest = np.tile(start, (len(signals.kept), 1))
 
     def score(self, order: tuple[int, ...]) -> float:
-        """What an order leaves unexplained, with the odds against columns that are displaced; the lowest is best."""
+        """Negative log posterior of an order; the lowest is best."""
         return self.misfit(order) + DISPLACED * sum(k != place for k, place in enumerate(order))
 
     def misfit(self, order: tuple[int, ...]) -> float:
-        """The negative logarithm of the likelihood of the motion by an order."""
+        """Negative log likelihood of the motion under an order."""
         if order not in self.tried:
             left = [float(rest @ rest) for rest in self.left_over(order)]
             self.tried[order] = np.log(np.array(left) / np.maximum(self.rows, 1) + self.noise)
         return float((0.5 * self.numbers * self.rows / len(self.rest) * self.tried[order]).sum())
 
     def left_over(self, order: tuple[int, ...]) -> list[Array]:
-        """What the own terms of each column and the torque of its joint leave of u - q, in the rows that count."""
+        """Residual of u - q after the own terms of each column and the torque of its joint."""
         torques = self._torques(order)
         found: list[Array] = []
         for k, (basis, rest) in enumerate(self.columns):
             torque = torques[self.signals.kept[:, k], k]
             torque = torque - basis @ (basis.T @ torque)
             size = float(torque @ torque)
-            # A servo that went further under its load would have a negative gain.
+            # The gain of a servo is positive.
             share = max(0.0, float(torque @ rest) / size) if size > 0 else 0.0
             found.append(rest - share * torque)
         return found
 
     def weigh(self, order: tuple[int, ...]) -> None:
-        """Count rows of a column once that are alike: where a model is not the robot, what is left over is slow."""
+        """Reduce the number of independent rows by the autocorrelation of the residuals."""
         for k, rest in enumerate(self.left_over(order)):
             series = np.zeros(len(self.rest))
             series[self.signals.kept[:, k]] = rest
@@ -360,7 +360,7 @@ class _Search:
             self.numbers[k] = min(self.signals.windows, len(self.rest) / alike)
 
     def descend(self) -> tuple[int, ...]:
-        """The best order that exchanges of two columns lead to, from what ranges allow and from random orders."""
+        """The best order by pairwise exchange, from the robot's own order and random ones."""
         rng = np.random.default_rng(0)
         count = len(self.joints)
         found = [self._descend_from(self._feasible(1.0 - np.eye(count)))]
@@ -372,7 +372,7 @@ class _Search:
         return self._descend_from(min(found, key=self.score))
 
     def answer(self, best: tuple[int, ...]) -> JointOrder:
-        """The labels of an order, and for each column how much worse the best order is that gives it another joint."""
+        """The labels of an order, and for each column the margin of the best order with another joint."""
         margins: list[float] = []
         rivals: list[str] = []
         for k, place in enumerate(best):
@@ -412,7 +412,7 @@ class _Search:
 
 
 def _own_terms(signals: _Signals, k: int) -> tuple[Array, Array]:
-    """An orthonormal basis of the terms of a column that do not depend on its joint, and what they leave of u - q."""
+    """Orthonormal basis of the terms independent of the joint, and the residual of u - q."""
     kept = signals.kept[:, k]
     _, speed, acceleration = (part[kept, k] for part in signals.q)
     command = [part[kept, k] for part in signals.u]

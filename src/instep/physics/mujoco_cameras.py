@@ -27,7 +27,7 @@ from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 
 INSTALL = "apt-get install libegl1 libgl1 libgles2 libgl1-mesa-dri"
-"""What a bare Debian needs to render without a screen."""
+"""Packages for rendering without a screen on Debian."""
 
 
 @frozen_dataclass
@@ -71,7 +71,7 @@ class MujocoRenderer:
             return self._render(q, (height, width), -1)
 
     def beside(self, q: Array, point: Array, distance: float, height: int = 320, width: int = 320) -> Array:
-        """The image of a camera that looks at a point [3] from behind it on the right, from so far away [m]."""
+        """The image of a camera behind and to the right of a point [3], at a distance [m]."""
         eye: Any = getattr(mujoco, "MjvCamera")()  # noqa: B009 - the type stubs lack it
         eye.distance, eye.azimuth, eye.elevation = distance, 125.0, -14.0
         eye.lookat[:] = point
@@ -121,9 +121,9 @@ class WithCameras(Wrapper[W]):
     cameras: tuple[Camera, ...] = ()
     effects: ImageEffects = field(default_factory=ImageEffects)
     every: int = 1
-    """Control steps from one image to the next; in between the last one is repeated, with its time stamp."""
+    """Control steps per image; in between, the last image is repeated with its time stamp."""
     brightness: float | Array = 1.0
-    """Factors on top of the effects, and further noise [grey levels]; one number, or one per world of a batch."""
+    """Factor on the brightness; one number, or one per world of a batch (likewise the fields below)."""
     red: float | Array = 1.0
     green: float | Array = 1.0
     blue: float | Array = 1.0
@@ -134,7 +134,7 @@ class WithCameras(Wrapper[W]):
 
     @property
     def spec(self) -> Spec:
-        """The meaning of the numbers, images included."""
+        """Description of the numbers, images included."""
         axes = ("height", "width", "channels")
         shown = {
             f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
@@ -184,7 +184,7 @@ class WithCameras(Wrapper[W]):
 def render_cameras(
     world: W, scene: Scene, cameras: Sequence[str] | None = None, effects: ImageEffects | None = None, every: int = 1
 ) -> WithCameras[W]:
-    """A world with some of the scene's cameras (all where none are named)."""
+    """A world with some of the scene's cameras (default: all)."""
     for name in cameras or ():
         if name not in scene.cameras:
             raise UnknownName("camera", name, scene.cameras)
@@ -195,23 +195,20 @@ def render_cameras(
 def _exposed(frame: Array, effects: ImageEffects, seed: int) -> Array:
     light = frame * (effects.gain * np.asarray(effects.tint))
     if effects.sigma:
-        # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
+        # A generator seeded by the state is fast for millions of pixels and still a function of the state.
         light += np.random.default_rng(seed).normal(0.0, effects.sigma, frame.shape)
     return np.clip(np.rint(light), 0, 255).astype(np.uint8)
 
 
 def graphics_library() -> str:
-    """The OpenGL library that renders on this machine; `Unsupported` with what to install where there is none."""
+    """The OpenGL library that renders on this machine; raises `Unsupported` with the packages to install."""
     renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
     renderer.close()
     return os.environ.get("MUJOCO_GL", "default")
 
 
 def _shown_groups(model: mujoco.MjModel) -> Any:
-    """What is rendered: groups 0 to 2 as usual, and all groups where no link has a shape in these.
-
-    A robot file whose visual meshes are missing has collision shapes alone, which are not shown by default.
-    """
+    """Render geom groups 0 to 2, or all groups if no link has a shape in these (a robot without visual meshes)."""
     option: Any = getattr(mujoco, "MjvOption")()  # noqa: B009 - not in the library's types
     links = model.body_weldid[model.geom_bodyid] != 0
     if links.any() and not (model.geom_group[links] <= 2).any():
@@ -225,13 +222,13 @@ def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:
         return mujoco.Renderer(_fitting(model, height, width), height, width)
     except Exception as error:  # noqa: BLE001 - each graphics library fails in its own way
         raise Unsupported(
-            f"Rendering needs an OpenGL library, and none works here ({type(error).__name__}: {_line(error)}). "
+            f"Rendering needs a working OpenGL library ({type(error).__name__}: {_line(error)}). "
             f"Install one with: {INSTALL}"
         ) from None
 
 
 def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
-    """The model, its off-screen buffer enlarged where it is too small."""
+    """The model with an off-screen buffer of at least this size."""
     if model.vis.global_.offwidth < width or model.vis.global_.offheight < height:
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
         model.vis.global_.offheight = max(height, model.vis.global_.offheight)
@@ -239,7 +236,7 @@ def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
 
 
 def _choose_library() -> None:
-    """Without a display render off-screen; MuJoCo reads its choice from the environment, once, when it is imported."""
+    """Render off-screen without a display; MuJoCo reads its choice from the environment once, at import."""
     if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
         return
     for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
@@ -254,14 +251,14 @@ def _line(error: Exception) -> str:
 
 
 def _undistorted_pixels(camera: Camera) -> Array:
-    """For each pixel behind the lens, where an ideal pinhole would have put it, by fixed-point iteration."""
+    """The undistorted position of each pixel, by fixed-point iteration."""
     x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
     measured = (np.stack([x, y], -1) - camera.centre) / camera.focal
     ideal = measured.copy()
     for _ in range(20):  # converges by a factor of the distortion per round; ample for the lenses of robots
         ideal = np.clip(measured - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
     seen = np.abs(distort(ideal, camera.distortion) - measured).max(axis=-1, keepdims=True) < 1e-3
-    # Where the polynomial folds back no ray reaches the pixel; it stays black.
+    # No ray reaches a pixel where the polynomial folds back; it stays black.
     return np.where(seen, ideal * camera.focal + camera.centre - 0.5, -1.0)
 
 
@@ -280,14 +277,14 @@ def _sample(frame: Array, at: Array) -> Array:
 VIDEO_FPS = 15
 """Frames per second of videos on pages."""
 MAX_FRAMES = 240
-"""Most frames of a video on a page; longer runs are shown faster than they were."""
+"""Maximum number of frames of a video; longer runs are sped up."""
 MAX_WIDTH = 480
-"""Largest width of one camera in a video on a page [pixels]."""
+"""Maximum width of one camera in a video [pixels]."""
 
 
 @array_dataclass
 class Playback:
-    """Which rows of a run are shown, and how fast."""
+    """The rows of a run in a video, and its speed."""
 
     rows: Array
     """Numbers of the rows, one per frame."""
@@ -310,7 +307,7 @@ def playback(times: Array) -> Playback:
 
 
 def write_small_video(path: Path, images: Iterable[Array]) -> Path:
-    """Write images [height, width, 3] as an MP4 that browsers play, each with even sides and shrunk to a page."""
+    """Write images [height, width, 3] as a small MP4 for browsers."""
     with VideoWriter(path, VIDEO_FPS, browser_video()) as writer:
         for image in images:
             writer.add(shrunk(image))
@@ -318,7 +315,7 @@ def write_small_video(path: Path, images: Iterable[Array]) -> Path:
 
 
 def browser_video() -> VideoOptions:
-    """H.264, which every browser plays, where this build of PyAV has it; else AV1."""
+    """H.264 if this build of PyAV has it, else AV1."""
     options = VideoOptions(codec="libx264", crf=27, g=30)
     try:
         encoder(options)
@@ -328,7 +325,7 @@ def browser_video() -> VideoOptions:
 
 
 def shrunk(image: Array, width: int = 2 * MAX_WIDTH) -> Array:
-    """An image of at most so many columns, by the mean of square blocks, with even sides as video needs them."""
+    """An image of at most `width` columns with even sides, by the mean of square blocks."""
     k = -(-image.shape[1] // width)
     high, wide = (2 * (side // (2 * k)) for side in image.shape[:2])
     blocks = image[: high * k, : wide * k].reshape(high, k, wide, k, 3)
@@ -336,10 +333,7 @@ def shrunk(image: Array, width: int = 2 * MAX_WIDTH) -> Array:
 
 
 def render_trajectory(scene: Scene, trajectory: Array, path: Path) -> Path:
-    """A video of positions [frames, nq] by the scene's first camera, by MuJoCo's own view where it has none.
-
-    Raises `Unsupported` where nothing can be rendered.
-    """
+    """A video of positions [frames, nq] by the scene's first camera, or MuJoCo's default view without one."""
     renderer = MujocoRenderer(scene)
     camera = next(iter(scene.cameras.values()), None)
     if camera is not None:

@@ -45,11 +45,11 @@ SENSORS = "mujoco.sensors"
 """Readings of the model's own sensors at the last physics step are kept under this key."""
 NO_CONTACTS = getattr(mujoco.mjtDisableBit, "mjDSBL_CONTACT")  # noqa: B009 - the type stubs lack it
 _MAX_SIZES = 4
-"""Batch sizes of which native batches are kept."""
+"""Number of batch sizes whose native batches are kept."""
 MAX_RECORDED = 2**22
-"""Numbers that one native call records at most."""
+"""Maximum size of a recording by one native call [numbers]."""
 LARGE = 2**18
-"""Numbers that a control step would record from which on it is not recorded but stepped: they fit no cache."""
+"""Size of a control step [numbers] above which stepping is faster than recording, which overflows the cache."""
 
 
 @array_dataclass
@@ -84,13 +84,13 @@ class MujocoWorld:
         ignore_contacts: bool = False,
         like: MujocoWorld | None = None,
     ):
-        """`like` is a world of the same scene: what does not depend on settings is taken over from it."""
+        """`like`: a world of the same scene, to share what does not depend on settings."""
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.threads = threads
-        """Threads that step a batch; where 0, as many as were fastest when they were tried."""
+        """Threads that step a batch; 0 chooses the fastest number by measuring."""
         self.settings: Settings = dict(settings or {})
         self.ignore_contacts = ignore_contacts
-        """Whether bodies pass through each other: several times as fast, and the same where nothing touches."""
+        """Ignore contacts: several times faster, and equal as long as nothing touches."""
         self._model, self._steps, self._each = _prepared(self.scene, self.settings)
         if ignore_contacts:
             self._model = copy.copy(self._model)
@@ -171,9 +171,9 @@ class MujocoWorld:
         return check_finite(new, self.scene.name, "MuJoCo", error)
 
     def step_dynamics(self, state: State, action: Array, body: int) -> tuple[State, BodyDynamics]:
-        """One world a control period later, bit for bit as `step`, and the dynamics of a body there."""
+        """One world after a control period, equal to `step` bit by bit, and the dynamics of a body."""
         if state.batch or self._each or INPUTS in state.hidden:
-            raise BadInput("Dynamics are given of one world without inputs of its actuators; use step for others.")
+            raise BadInput("step_dynamics takes one world without actuator inputs; use step for batches.")
         if self._single is None:
             self._single = SingleWorld(self._model, self._steps)
         row, sensors, dynamics = self._single.step(state.hidden[KEY], action, body)
@@ -182,9 +182,9 @@ class MujocoWorld:
         return (new if is_small(new) else check_finite(new, self.scene.name, "MuJoCo")), dynamics
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
-        """A batch after each action [steps, worlds, nu], bit for bit as `step`, without waiting between actions.
+        """A batch after each action [steps, worlds, nu], equal to `step` bit by bit, in few native calls.
 
-        None where actuators have inputs, a nudge is felt, or MuJoCo warns of a world that is still finite.
+        Returns None for actuator inputs, a pending nudge, or a warning of MuJoCo about a finite world.
         """
         rows, n = np.asarray(state.hidden[KEY], float), len(state.q)
         if INPUTS in state.hidden or len(state.batch) != 1 or rows[:, self._layout.xfrc].any():
@@ -233,7 +233,7 @@ class MujocoWorld:
         return q, v
 
     def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
-        """What happens at every physics step of a batch; `actions` [span, worlds, nu] are held for a control period."""
+        """Record every physics step of a batch; `actions` [span, worlds, nu] are held for a control period each."""
         layout, rows, model = self._layout, np.asarray(state.hidden[KEY], float), self._model
         steps, n = len(actions) * self._steps, len(rows)
         q, v = np.full((n, steps + 1, model.nq), np.nan), np.full((n, steps + 1, model.nv), np.nan)
@@ -294,7 +294,7 @@ class MujocoWorld:
         )
 
     def contacts(self, state: State) -> Array:
-        """How many contacts each world has."""
+        """Number of contacts of each world."""
         rows = state.hidden[KEY].reshape(-1, self._layout.zero.size)
         with self._lock:
             batch = self._batch(len(rows))
@@ -305,7 +305,7 @@ class MujocoWorld:
 
     @contextmanager
     def _measured(self, n: int, inputs: Array | None = None, steps: int = 1) -> Generator[mjbatch.Batch]:
-        """A native batch for one call of so many control steps, whose time says how many threads the next one gets."""
+        """A native batch for one call; its time decides the number of threads of the next call."""
         threads, choice = self.threads or (1 if n == 1 else 0), None
         if not threads:
             choice = self._choice(n, steps)
@@ -319,7 +319,7 @@ class MujocoWorld:
     def _batch(self, n: int, inputs: Array | None = None, threads: int = 0) -> mjbatch.Batch:
         """The native batch of n worlds, its actuators at these inputs [n, inputs]."""
         if n not in self._batches:
-            # Sizes come and go (replay windows, evaluations); a few are kept, the oldest goes first.
+            # Replay windows and evaluations change the size; keep a few batches, drop the oldest.
             if len(self._batches) >= _MAX_SIZES:
                 del self._batches[next(iter(self._batches))]
             self._batches[n] = {}
@@ -336,7 +336,7 @@ class MujocoWorld:
         return self.threads or (1 if n == 1 else self._choice(n, 1).best)
 
     def _choice(self, n: int, steps: int) -> ThreadChoice:
-        """The choice for calls of about n worlds and so many control steps; worlds of one scene share it."""
+        """The thread choice for calls of about this size; worlds of one scene share it."""
         key = n.bit_length(), steps.bit_length()
         if key not in self._choices:
             self._choices[key] = ThreadChoice(most_threads(n, self._steps * steps))
@@ -352,7 +352,7 @@ class MujocoWorld:
             return None
         flat = rows.reshape(-1, rows.shape[-1])
         with self._lock:
-            # A batch of another size than the settings is placed with the model's own.
+            # A batch of another size than the settings uses the model's own values.
             batch = self._batch(len(flat)) if self._nsim in (0, len(flat)) else mjbatch.Batch(self._model, len(flat), 1)
             batch.state[:] = flat
             sensors = batch.bind("sensordata")
@@ -360,7 +360,7 @@ class MujocoWorld:
             return sensors.reshape(*rows.shape[:-1], -1).copy()
 
     def _fill_history(self, history: Array, t: float, commands: Array) -> None:
-        """Fill the actuators' buffers with the commands before t, the oldest of them held before that."""
+        """Fill the actuators' buffers with the commands before t, repeating the oldest."""
         model, steps = self._model, self._steps
         for a in range(model.nu):
             samples = int(model.actuator_history[a, 0])
@@ -382,14 +382,14 @@ class StateLayout:
         one = mjbatch.Batch(model, 1, 1)
         self._moved = model.nmocap > 0
         self.zero = one.state[0].copy()
-        """The row of a world that has just been reset."""
+        """The row of a world after reset."""
         state = mujoco.mjtState
         self.time, self.qpos = self._part(one, state.mjSTATE_TIME).start, self._part(one, state.mjSTATE_QPOS)
         self.qvel, self.ctrl = self._part(one, state.mjSTATE_QVEL), self._part(one, state.mjSTATE_CTRL)
         self.xfrc, self.history = self._part(one, state.mjSTATE_XFRC_APPLIED), self._part(one, state.mjSTATE_HISTORY)
 
     def fits(self, model: mujoco.MjModel) -> bool:
-        """Whether the rows of a model of the same scene are alike: it has no delays more, and no body is moved."""
+        """Whether rows of this model have the same layout (the same delays, no mocap body)."""
         size = mujoco.mj_stateSize(model, int(mujoco.mjtState.mjSTATE_INTEGRATION))
         return not self._moved and size == self.zero.size
 
@@ -433,12 +433,12 @@ class SingleWorld:
 
     def __init__(self, model: mujoco.MjModel, steps: int):
         self._model, self._steps, self._data = model, steps, mujoco.MjData(model)
-        # Only Runge-Kutta steps cannot be split into what precedes the command and what follows it.
+        # Runge-Kutta steps cannot be split before the command.
         self._splits = int(model.opt.integrator) != _RUNGE_KUTTA
         self._size = mujoco.mj_stateSize(model, _WHOLE)
         self._row: Array | None = None
         data = self._data
-        # Views are kept: making one takes as long as a stage of the step.
+        # Keep the views: making one costs as much as a stage of the step.
         self._ctrl, self._nudge, self._sensors = data.ctrl, data.xfrc_applied, data.sensordata
         self._places, self._turns = data.xpos, data.xmat
         self._lock = threading.Lock()
@@ -452,7 +452,7 @@ class SingleWorld:
             if nudged:
                 _NATIVE.mj_setState(model, data, row, _WHOLE)
                 _NATIVE.mj_step1(model, data)
-            # A step that fails leaves the data of no state.
+            # After a failed step the data belong to no state.
             self._row = None
             self._ctrl[:] = action
             for left in range(self._steps - 1, -1, -1):

@@ -59,7 +59,7 @@ def triple(values: Array) -> tuple[float, float, float]:
 
 @contextmanager
 def refusing(doing: str) -> Generator[None]:
-    """Raise `Unsupported`, in one sentence, where rapier itself fails or panics while doing something."""
+    """Turn a failure or panic of rapier into `Unsupported` with one sentence."""
     try:
         yield
     except BaseException as error:
@@ -75,11 +75,11 @@ class Colliders:
     """Colliders of the geoms that can touch something, and the hooks some of them need."""
 
     geoms: tuple[int, ...]
-    """Geom of each collider, in the order they are inserted."""
+    """Geom of each collider, in order of insertion."""
     colliders: tuple[tuple[int, rapier.ColliderBuilder], ...]
     """Link and collider of each."""
     hooks: ContactHooks | None
-    """Called at every contact where rapier's own rules differ from MuJoCo's; None where they do not."""
+    """Callbacks for contacts whose rules differ from rapier's own; None without any."""
 
 
 class ContactHooks:
@@ -128,7 +128,7 @@ def _collider(model: mujoco.MjModel, tree: LinkTree, geom: int) -> rapier.Collid
     pose = tree.link_from_body[int(model.geom_bodyid[geom])] @ body_from_geom
     shape, turn = _shape(model, geom)
     collider = cast(Any, rapier.Collider.new(shape)).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
-    # Both engines let a geom push from its margin on, as if it were inflated.
+    # In both engines contact begins at the margin of a geom.
     collider = collider.contact_skin(float(model.geom_margin[geom]))
     return collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX)
 
@@ -152,7 +152,7 @@ def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
 
 
 def _hull(points: Array) -> rapier.SharedShape:
-    """The convex hull of points; a mesh that is flat or a line to rapier is inflated by a thousandth of its size."""
+    """The convex hull of points; a flat mesh is inflated by a thousandth of its size."""
     make = cast(Any, rapier.SharedShape).convex_hull
     try:
         return make(bent_faces(points).astype(np.float32))
@@ -187,11 +187,11 @@ def _sphere(points: int = 400) -> Array:
 FLAT_MESH_THICKNESS = 1e-3
 """Thickness that a flat mesh is given [share of its size]."""
 MAX_LIMIT = 1e4
-"""Limit of a joint beyond which it has none [rad or m]; rapier computes in single precision."""
+"""Joint limits beyond this count as none [rad or m]; rapier computes in single precision."""
 SOLVER_ITERATIONS = 4
 """Solver substeps inside one physics step."""
 ALLOWED_PENETRATION_M = 1e-4
-"""Penetration that is not corrected [m]; rapier's default of 5 mm is for games."""
+"""Allowed penetration [m]; rapier's default is 5 mm."""
 
 
 @frozen_dataclass
@@ -228,17 +228,17 @@ class RapierModel:
     balls: list[RapierJoint] = field(default_factory=list[RapierJoint])
     free: list[RapierJoint] = field(default_factory=list[RapierJoint])
     multibodies: list[Any] = field(default_factory=list[Any])
-    """A joint handle of each multibody, from which the multibody is looked up."""
+    """A joint handle of each multibody, for look-up."""
     inner_body: dict[int, Any] = field(default_factory=dict[int, Any])
     """Rigid body on the inner side of each joint."""
     hooks: ContactHooks | None = None
-    """Called at every contact, where contacts need it."""
+    """Callbacks for contacts."""
 
 
 def build(model: mujoco.MjModel) -> RapierModel:
     """The rapier world of a model, all joints at their reference and at rest, no motors running."""
     plain = link_tree(model)
-    # Rapier moves the root of a multibody as if its frame were at its centre of mass.
+    # Rapier integrates the root of a multibody at its centre of mass.
     tree = centred_on_mass(plain, model)
     built = RapierModel(_empty(model), tree)
     hinges: list[tuple[int, int, Any]] = []
@@ -291,7 +291,7 @@ def _add(model: mujoco.MjModel, built: RapierModel, index: int) -> list[tuple[in
         return [(-1, index, built.world.multibody_joints.insert(built.bodies[index], massless, fixed))]
     inner = built.bodies[link.parent]
     if link.parent == 0:
-        # A root of its own keeps the mass matrices of separate robots separate.
+        # A separate root keeps the mass matrices of robots separate.
         inner = insert(rapier.RigidBody.fixed().build())
     made: list[tuple[int, int, Any]] = []
     rest, joints = link.parent_from_link, link.joints or (-1,)
@@ -332,7 +332,7 @@ def _joint(model: mujoco.MjModel, joint: int, rest: Pose) -> Any:
 
 
 def _index_joints(model: mujoco.MjModel, built: RapierModel, made: list[tuple[int, int, Any]], plain: LinkTree) -> None:
-    """Look up where rapier keeps each coordinate."""
+    """Look up the place of each coordinate in rapier."""
     roots: dict[int, int] = {}
     joints = built.world.multibody_joints
     for joint, root, handle in made:
@@ -361,16 +361,16 @@ def _joint_at(model: mujoco.MjModel, joint: int, body: Any, multibody: int, link
 FACE_CORNERS = 4
 """Corners of a face that rapier's contacts use."""
 _FLAT_RAD = 0.03
-"""Angle below which rapier takes two faces for one, and some more [rad]."""
+"""Angle below which rapier merges two faces, with a margin [rad]."""
 _BEND = 0.04
-"""By how much corners beside the four that are kept are moved inwards, as a share of their distance from those."""
+"""Inward shift of the other corners, as a share of their distance from the four."""
 
 
 def bent_faces(points: Array) -> Array:
-    """Points of a convex hull [n, 3], whose faces have no more corners than rapier's contacts use.
+    """Points of a convex hull [n, 3] whose faces have at most the four corners that rapier's contacts use.
 
-    On a round face rapier would hold an object by four corners beside each other, and it would tip over. Here the four
-    corners that span most of a face stay, and others are moved inwards, so that they are on faces of their own.
+    On a round face rapier takes four neighbouring corners, and the object tips over. The four corners with the widest
+    span stay; the others move inwards onto faces of their own.
     """
     from scipy.spatial import ConvexHull
 
@@ -407,7 +407,7 @@ def _faces(normals: Array, neighbours: Array) -> list[Array]:
 
 
 def _beyond_four(corners: Array, normal: Array) -> Array:
-    """How far corners of a face are outside of the four that span most of it [n]; 0 of those four."""
+    """Distance of the corners of a face outside the four with the widest span [n]; 0 for those four."""
     across = np.linalg.svd(normal[None])[2][1:]
     flat = (corners - corners.mean(axis=0)) @ across.T
     apart = np.linalg.norm(flat[:, None] - flat, axis=-1)

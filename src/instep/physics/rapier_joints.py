@@ -182,13 +182,13 @@ def add_joint_friction(
 
 
 def _inner_from_outer(model: mujoco.MjModel, built: RapierModel, joint: int) -> Pose:
-    """Frame of the outer body in the inner one's, at reference: only the first joint of a link is runaway from it."""
+    """Frame of the outer body in the inner one's, at reference; only the first joint of a link is away from it."""
     link = built.tree.links[built.tree.link_of[model.jnt_bodyid[joint]]]
     return link.parent_from_link if joint == link.joints[0] else Pose.identity()
 
 
 def _end(model: mujoco.MjModel, built: RapierModel, equality: int, side: int, kind: int) -> tuple[int, Pose]:
-    """The link on one side of an equality, and the frame on it that must meet the other side's."""
+    """The link on one side of an equality, and the frame on it that meets the other side's."""
     thing = int((model.eq_obj1id if side == 0 else model.eq_obj2id)[equality])
     data = model.eq_data[equality]
     if model.eq_objtype[equality] == int(mujoco.mjtObj.mjOBJ_SITE):
@@ -204,7 +204,7 @@ def _end(model: mujoco.MjModel, built: RapierModel, equality: int, side: int, ki
 
 @array_dataclass
 class ComputedTorques:
-    """Torques of hinges and slides that are computed before every physics step."""
+    """Torques of hinges and slides, computed before every physics step."""
 
     motors: tuple[JointMotor, ...]
     actuation: JointActuation
@@ -220,7 +220,7 @@ class ComputedTorques:
     def of(
         cls, model: mujoco.MjModel, actuation: JointActuation, motors: tuple[JointMotor, ...], couplings: JointCouplings
     ) -> Self:
-        """The computed torques of the motors of a model that need them."""
+        """The computed torques of a model's motors."""
         some = tuple(motor for motor in motors if motor.kind == "computed")
         dofs = np.array([motor.at.dof for motor in some], int)
         used = np.flatnonzero(actuation.moment[:, dofs].any(axis=1))
@@ -247,7 +247,7 @@ class ComputedTorques:
 
 
 COUPLING_RATE = 0.25
-"""Bandwidth of couplings as a share of the physics rate: stiff, and stable where inertia is off by a factor of two."""
+"""Bandwidth of couplings as a share of the physics rate; stable with inertia off by a factor of two."""
 
 
 @array_dataclass
@@ -277,7 +277,7 @@ class JointActuation:
     frictionloss: Array
     """[Nm]."""
     joint_count: Array = field(init=False)
-    """How many degrees of freedom each actuator acts on [nu]."""
+    """Number of degrees of freedom of each actuator [nu]."""
     moment_squared: Array = field(init=False)
     """Square of the moment, element by element [nu, nv]."""
     limited: bool = field(init=False)
@@ -293,7 +293,7 @@ class JointActuation:
         return np.clip(action, self.command[:, 0], self.command[:, 1])
 
     def subset(self, dofs: Array) -> JointActuation:
-        """The actuation of some degrees of freedom, as if there were no others; commands keep their order."""
+        """The actuation of some degrees of freedom alone; commands keep their order."""
         used = self.moment[:, dofs].any(axis=1)
         rows = {name: getattr(self, name)[used] for name in ("gain", "bias", "command", "force")}
         kept = ("joint_force", "stiffness", "spring", "damping", "armature", "frictionloss")
@@ -301,9 +301,9 @@ class JointActuation:
         return JointActuation(self.moment[np.ix_(used, dofs)], **rows, **columns)
 
     def torque_and_damping(self, q: Array, v: Array, command: Array) -> tuple[Array, Array]:
-        """Torque of actuators and springs, less what their damping does, and that damping, both per degree of freedom.
+        """Torque of actuators and springs without their damping, and that damping, per degree of freedom.
 
-        An engine that adds the damping to its own treats it implicitly, as MuJoCo does; a clipped actuator has none.
+        The engine integrates the damping implicitly, as MuJoCo does. A clipped actuator has none.
         """
         length, speed = self.moment @ q, self.moment @ v
         force_part = self.gain[:, 0] * command + self.bias[:, 0] + self.bias[:, 1] * length
@@ -311,7 +311,7 @@ class JointActuation:
             force_part += (self.gain[:, 1] * length + self.gain[:, 2] * speed) * command
         whole = force_part + self.bias[:, 2] * speed
         clipped = np.minimum(np.maximum(whole, self.force[:, 0]), self.force[:, 1])
-        # The damping of a tendon couples its joints; only that of one joint has a place on a diagonal.
+        # Only the damping of a single joint fits on the diagonal; that of a tendon couples its joints.
         alone = (whole == clipped) & (self.joint_count == 1)
         torque = np.where(alone, force_part, clipped) @ self.moment
         damping = np.where(alone, -self.bias[:, 2], 0.0) @ self.moment_squared
@@ -324,7 +324,7 @@ class JointActuation:
 
 
 def joint_actuation(model: mujoco.MjModel) -> JointActuation:
-    """The actuation of a model that `check_support` has accepted."""
+    """The actuation of a model that passed `check_support`."""
     gear = _moment(model)
     no_damper, no_spring = disabled(model, "DAMPER"), disabled(model, "SPRING")
     scale = (gear**2).T
@@ -432,9 +432,9 @@ class JointCouplings:
     inverse_mass: Array
     """Of each degree of freedom, at rest [1/(kg m2)] [dofs]."""
     rate: float
-    """How fast a deviation dies out [1/s]."""
+    """Decay rate of a deviation [1/s]."""
     linear: tuple[Array, Array, Array] | None = field(init=False)
-    """What is the same everywhere, where all couplings are linear; None where one is not."""
+    """The linearization if all couplings are linear, else None."""
 
     def __post_init__(self) -> None:
         linear = len(self.driven) > 0 and not self.coefficients[:, 2:].any()
@@ -446,16 +446,15 @@ class JointCouplings:
         return np.flatnonzero(self.driven.any(axis=0) | self.driving.any(axis=0))
 
     def subset(self, dofs: Array) -> JointCouplings:
-        """The same couplings, where there are no other degrees of freedom."""
+        """The couplings of some degrees of freedom alone."""
         return replace(
             self, driven=self.driven[:, dofs], driving=self.driving[:, dofs], inverse_mass=self.inverse_mass[dofs]
         )
 
     def torque(self, q: Array, v: Array, applied: Array) -> Array:
-        """The torques that keep joints together while other torques act on them.
+        """The torques that keep coupled joints together under other torques.
 
-        These are critically damped springs between the joints, after what the motors do to them has been shared out,
-        with the inertia that the joints have at rest.
+        Critically damped springs between the joints, with their inertia at rest.
         """
         moment, shared, value = self.linear or self._linearised(q)
         deviation = moment @ q - value
@@ -463,7 +462,7 @@ class JointCouplings:
         return shared @ wanted
 
     def _linearised(self, q: Array) -> tuple[Array, Array, Array]:
-        """How far each joint moves the couplings here, how they share a force, and what `moment @ q` should be."""
+        """Jacobian of the couplings, distribution of their forces to the joints, and target of `moment @ q`."""
         x = self.driving @ q - self.reference[:, 1]
         value, gradient = np.zeros_like(x), np.zeros_like(x)
         for coefficient in self.coefficients.T[::-1]:

@@ -37,11 +37,11 @@ _log = logging.getLogger(__name__)
 ROWS = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 """The parts of a state, as `MujocoWorld` keeps it."""
 MAX_ROOM = 64
-"""Most times that the room for contacts and constraints is enlarged, as a factor of Warp's own estimate."""
+"""Maximum size of the contact buffers, as a factor of Warp's own estimate."""
 MAX_SIZES = 4
-"""Batch sizes that are kept on the device."""
+"""Number of batch sizes kept on the device."""
 OPTION = "opt."
-"""Begin of the names of fields that are options of the model."""
+"""Prefix of fields that are options of the model."""
 
 
 class WarpWorld:
@@ -56,8 +56,8 @@ class WarpWorld:
         self._batches: dict[int, _DeviceBatch] = {}
         self._lock = threading.Lock()
         if inner is None and not _libraries()[0].get_device().is_cuda:
-            _log.warning("The engine 'warp' runs on one core, since no GPU was found; 'mujoco' is faster here.")
-        self._batch(self._nsim or 1)  # what the engine lacks is said when the world is made, not when it moves
+            _log.warning("No GPU found: the engine 'warp' runs on one core; 'mujoco' is faster here.")
+        self._batch(self._nsim or 1)  # raises here if the engine lacks a feature
 
     @property
     def scene(self) -> Scene:
@@ -111,10 +111,7 @@ class WarpWorld:
         return check_finite(self._state(state, stepped, 1), self.scene.name, "MuJoCo Warp", "")
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
-        """A batch after each action [steps, worlds, nu], bit for bit as `step`; states stay on the device meanwhile.
-
-        None where a nudge is felt.
-        """
+        """A batch after each action [steps, worlds, nu], without leaving the device; None with a pending nudge."""
         if len(state.batch) != 1 or np.asarray(state.hidden[KEY])[:, self._inner.layout.xfrc].any():
             return None
         actions = checked_action(actions, self._spec, (len(actions), len(state.q)))
@@ -129,7 +126,7 @@ class WarpWorld:
         return Trajectory(q, v, survived, self._state(state, found, len(actions)))
 
     def _advanced(self, state: State, actions: Array) -> _Advanced:
-        """The flattened batch after the actions [steps, worlds, nu]; where contacts had no room, again with more."""
+        """The flattened batch after the actions [steps, worlds, nu]; overflows are repeated with larger buffers."""
         if INPUTS in state.hidden:
             raise BadInput("The engine 'warp' cannot switch motors or change gains while it runs; use MuJoCo for that.")
         rows = np.asarray(state.hidden[KEY], float)
@@ -141,7 +138,9 @@ class WarpWorld:
                 if found.fits:
                     break
                 if self._room >= MAX_ROOM:
-                    raise BadInput(f"Scene {self.scene.name!r} has more contacts than 'warp' has room for; use MuJoCo.")
+                    raise BadInput(
+                        f"Scene {self.scene.name!r} has more contacts than the buffers of 'warp' hold; use MuJoCo."
+                    )
                 self._room *= 2
                 self._batches.clear()
         found.rows[:, self._inner.layout.xfrc] = 0.0  # a nudge is felt for one step
@@ -176,11 +175,11 @@ class _Advanced:
     sensors: Array | None
     """Readings of the model's sensors after the last [worlds, readings]."""
     fits: bool
-    """Whether contacts and constraints had room."""
+    """Whether contacts and constraints fit the buffers."""
 
 
 class _DeviceBatch:
-    """n worlds on a device; what is done to them is recorded once and then launched as a whole."""
+    """n worlds on a device; each operation is recorded once and then launched as a graph."""
 
     def __init__(self, world: MujocoWorld, n: int, room: int, deterministic: bool):
         self._warp, self._mjw = _libraries()
@@ -195,7 +194,7 @@ class _DeviceBatch:
             raise Unsupported(f"The engine 'warp' cannot run this scene ({error}); run it in MuJoCo.") from None
         kinds = mjw.OverflowType
         self._no_room = int(kinds.NEFC | kinds.NJMAX_NNZ | kinds.BROADPHASE | kinds.NARROWPHASE | kinds.CCD)
-        self._model.opt.warn_overflow = 0  # what has no room is computed again
+        self._model.opt.warn_overflow = 0  # overflows are repeated with larger buffers
         orders = mjw.DeterminismType
         self._model.opt.deterministic = int(orders.ALL if deterministic else orders.CONTACTS | orders.CONSTRAINT)
         self._write(world.per_world, model)
@@ -234,13 +233,13 @@ class _DeviceBatch:
         device = self._warp.get_device()
         if not device.is_cuda:
             return work
-        work()  # its kernels are compiled before they are recorded
+        work()  # compile the kernels before recording
         with self._warp.ScopedCapture(device=device) as capture:
             work()
         return lambda: self._warp.capture_launch(capture.graph)
 
     def _write(self, settings: Mapping[str, Array], model: mujoco.MjModel) -> None:
-        """Write parameters that differ between the worlds, and what follows from them."""
+        """Write the settings per world and the constants derived from them."""
         for name, values in settings.items():
             for target in address.targets(model, name):
                 owner, field = self._model, target.field
@@ -259,12 +258,12 @@ class _DeviceBatch:
 def _libraries() -> tuple[Any, Any]:
     """Warp and MuJoCo Warp, which have no types; `MissingExtra` if they are not there."""
     warp = optional_library("warp", "warp", "mujoco-warp")
-    warp.config.log_level = warp.LOG_ERROR  # it tells of every kernel that it compiles
+    warp.config.log_level = warp.LOG_ERROR  # else it logs every kernel that it compiles
     return warp, optional_library("mujoco_warp", "warp", "mujoco-warp")
 
 
 def _without_autoreset(model: mujoco.MjModel) -> mujoco.MjModel:
-    """The model without the flag that keeps a world that diverged as it is: Warp knows no other way."""
+    """The model without the flag against automatic reset, which Warp does not have."""
     flag = int(getattr(mujoco.mjtDisableBit, "mjDSBL_AUTORESET"))  # noqa: B009 - the type stubs lack it
     if model.opt.disableflags & flag:
         model = copy.copy(model)
@@ -273,6 +272,6 @@ def _without_autoreset(model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 def _estimated_room(mjw: Any, model: mujoco.MjModel) -> tuple[int, int]:
-    """Contacts and rows of constraints of one world that Warp makes room for by itself."""
+    """Warp's own estimate of contacts and constraint rows per world."""
     data = mjw.make_data(model, 1)
     return max(int(data.naconmax), 1), max(int(data.njmax), 1)

@@ -23,15 +23,15 @@ from instep.core.world import Array, Channel, Settings, Spec, State, vector
 from instep.scene import address
 
 STEPS_PER_THREAD = 32
-"""Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
+"""Physics steps of one call, over all worlds, that pay for one more thread."""
 _MEMORY = 0.7
-"""Weight of what was known before in the mean time of a number of threads."""
+"""Weight of the past in the moving average of a call's time."""
 _TRIAL_SHARE = 0.02
-"""Largest share of the time that goes into trying again what was slower."""
+"""Maximum share of time for repeating slower thread counts."""
 
 
 class ThreadChoice:
-    """Numbers of threads for one kind of call: the fastest so far, and now and then another one again."""
+    """The number of threads for one kind of call: the fastest so far, with occasional trials of its neighbours."""
 
     def __init__(self, most: int):
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class ThreadChoice:
 
     @property
     def best(self) -> int:
-        """The number of threads with the least mean time; the largest where none was tried."""
+        """The fastest number of threads so far (the largest before any trial)."""
         known = {count: taken for count, taken in self._times.items() if taken is not None}
         return min(known, key=known.__getitem__) if known else max(self._times)
 
@@ -50,7 +50,7 @@ class ThreadChoice:
         with self._lock:
             if all(taken is None for taken in self._times.values()):
                 return max(self._times)
-            # The next larger and the next smaller number: far from the best a trial may cost ten times its time.
+            # Try neighbours only: far from the best, a trial can cost ten times its time.
             counts = list(self._times)
             at = counts.index(self.best)
             others = counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]
@@ -63,7 +63,7 @@ class ThreadChoice:
             return others[self._turn % len(others)]
 
     def note(self, threads: int, seconds: float, work: float = 1.0) -> None:
-        """A call took so long; `work` is its size, where calls differ."""
+        """Record the time of a call; `work` is its relative size."""
         with self._lock:
             before, now = self._times.get(threads), seconds / work
             self._times[threads] = now if before is None else _MEMORY * before + (1 - _MEMORY) * now
@@ -72,7 +72,7 @@ class ThreadChoice:
 
 
 def most_threads(worlds: int, steps: int) -> int:
-    """Most threads that can pay for a call of so many worlds, each by so many physics steps."""
+    """Maximum number of threads that pays for a call of this size."""
     return max(1, min(usable_cores(), worlds, worlds * steps // STEPS_PER_THREAD))
 
 
@@ -149,7 +149,7 @@ class ActuatorInputs:
 
 
 MAX_VALUE = 1e10
-"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
+"""Divergence limit of positions and velocities, as in MuJoCo's own check."""
 
 
 def checked_place(model: mujoco.MjModel, q: Array, v: Array) -> tuple[Array, Array]:
@@ -178,11 +178,11 @@ def checked_wrench(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
 
 
 def settings_per_world(settings: Settings) -> dict[str, Array]:
-    """The settings that differ between the worlds of a batch, all of one length; delays are checked on the way."""
+    """The settings with one value per world, checked for equal lengths and valid delays."""
     each = {name: np.asarray(value, float) for name, value in settings.items() if np.ndim(value) > 0}
     sizes = {name: len(value) for name, value in each.items()}
     if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
+        raise BadInput(f"Parameters with one value per world need equal numbers of values (got {sizes}).")
     if address.TIMESTEP in each:
         raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
     for name, value in settings.items():
@@ -192,9 +192,9 @@ def settings_per_world(settings: Settings) -> dict[str, Array]:
 
 
 def check_batch_size(n: int, settings: int) -> None:
-    """Raise `BadInput` where n worlds are stepped with settings for another number of them (0: any number)."""
+    """Raise `BadInput` if a batch of n does not match its settings per parameter (0: no such settings)."""
     if settings not in (0, n):
-        raise BadInput(f"This world holds {settings} settings per parameter, so it steps {settings} worlds, not {n}.")
+        raise BadInput(f"This world has {settings} settings per parameter, so it steps {settings} worlds (got {n}).")
 
 
 def check_finite(state: State, scene: str, engine: str, error: str = "") -> State:
@@ -217,18 +217,18 @@ def check_finite(state: State, scene: str, engine: str, error: str = "") -> Stat
 
 
 def is_small(state: State) -> bool:
-    """Whether one world is certainly finite: its sum of squares says it in a tenth of the time of a look at each."""
+    """Whether one world is finite, by its sum of squares: ten times faster than checking each number."""
     return bool(state.q @ state.q + state.v @ state.v < MAX_VALUE**2)
 
 
 def finite_worlds(q: Array, v: Array) -> Array:
-    """Which worlds have finite positions and velocities [..., n] of a size that an engine can bear [...]."""
+    """Whether each world has finite positions and velocities below `MAX_VALUE` [...]."""
     values = np.concatenate([q, v], axis=-1)
     return np.asarray((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1))
 
 
 def tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
-    """A native batch of n worlds, with the settings that differ between them written in."""
+    """A native batch of n worlds with its settings per world."""
     batch = mjbatch.Batch(model, n, threads or 0)
     for name, values in each.items():
         for target in address.targets(model, name):

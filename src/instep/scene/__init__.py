@@ -16,24 +16,9 @@ if TYPE_CHECKING:
     from .tasks.task import Task, Tasked
 
 __all__ = [
-    "LIBRARY",
-    "TASKS",
-    "Calibration",
-    "Camera",
-    "NewScene",
-    "Scene",
-    "SceneSimulator",
-    "Task",
-    "Tasked",
-    "body_poses",
-    "load_calibration",
-    "look_at",
-    "make_scene",
-    "shipped",
-    "site_poses",
-    "task_of",
-    "write_settings",
-]
+    "LIBRARY", "TASKS", "Calibration", "Camera", "NewScene", "Scene", "SceneSimulator", "Task", "Tasked",
+    "body_poses", "load_calibration", "look_at", "make_scene", "shipped", "site_poses", "task_of", "write_settings",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
