@@ -62,7 +62,7 @@ OPTIONAL = {
     ("LeRobot v3.0", "set/meta/tasks.parquet"),
     ("torque_sensors.toml", "torque_sensors.toml"), ("posed images", "points.npy"),
     ("posed images", "ground_plane.json"), ("own dataset", "set/meta/instep.json"), ("zarr", "run.zarr/.zgroup"),
-    ("zarr", "run.zarr/data/state/0.0"),
+    ("zarr", "run.zarr/data/state/0.0"), ("ROS bag", "bag/metadata.yaml"),
 }  # fmt: skip
 """Files without which a sample is still sound."""
 LINES = (
@@ -81,7 +81,7 @@ NAMED = (
 MAY_BE_READ = {
     *((name, kind) for name in LINES for kind in ("cut at a quarter", "cut in half", "cut at three quarters", "empty")),
     *(("SPLAT", kind) for kind in ("noise", "zeros", "text", "cut at three quarters", "empty")),
-    *(("CSV", kind) for kind in ("not finite", "huge numbers")),
+    *(("CSV", kind) for kind in ("not finite", "huge numbers", "long cell")),
     ("unknown log", "text"), ("glTF", "UTF-16"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
     ("message of a policy server", "one byte"), ("zarr", "UTF-16"), ("HDF5", "not finite"), ("HDF5", "odd shapes"),
     ("stills", "missing"), ("stills", "a folder"), ("zarr", "a folder"),

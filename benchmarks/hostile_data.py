@@ -95,7 +95,7 @@ def write_zarr(folder: Path) -> None:
 def write_mcap_run(folder: Path) -> None:
     from instep.data.formats.mcap_files import write_mcap
 
-    write_mcap(episode(), folder / "run.mcap")
+    write_mcap(folder / "run.mcap", episode())
 
 
 def write_foreign_mcap(folder: Path) -> None:

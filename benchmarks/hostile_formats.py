@@ -45,32 +45,14 @@ def _robots() -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "absurd physics", robot('qpos="0.1', f'qpos="{value.replace("-1", "1e33")}')
     for value in ("0", "1e-12", "1000", "-0.002"):
         yield "absurd physics", robot('timestep="0.002"', f'timestep="{value}"')
-    for option in (
-        'gravity="0 0 1e30"',
-        'density="-1"',
-        'viscosity="1e39"',
-        'impratio="-1"',
-        'iterations="2000000000"',
-    ):
+    for option in ('gravity="0 0 1e30"', 'density="-1"', 'viscosity="1e39"', 'impratio="-1"'):
         yield "absurd physics", robot('timestep="0.002"', f'timestep="0.002" {option}')
     bodies = '<replicate count="{0}"><replicate count="{0}"><body><geom size="1"/></body></replicate></replicate>'
     for count in ("100000", "1e9", "-5", "nan", "99999999999999999999"):
         yield "huge counts", robot("<worldbody>", "<worldbody>" + bodies.format(count))
-    for text in (
-        'nrow="100000" ncol="100000"',
-        'nrow="-4" ncol="4"',
-        'nrow="0" ncol="4"',
-        'nrow="2147483647" ncol="4"',
-    ):
+    for text in ('nrow="100000" ncol="100000"', 'nrow="-4" ncol="4"', 'nrow="0" ncol="4"'):
         yield "huge counts", robot('nrow="4" ncol="4"', text)
-    for text in (
-        'memory="9E"',
-        'memory="1T"',
-        'memory="-5G"',
-        'njmax="2147483647"',
-        'nstack="99999999999"',
-        'nuserdata="1e12"',
-    ):
+    for text in ('memory="9E"', 'memory="1T"', 'memory="-5G"', 'njmax="2147483647"', 'nstack="99999999999"'):
         yield "huge counts", robot('memory="1M"', text)
     texture = '<texture name="big" type="2d" builtin="checker" width="{0}" height="{0}"/>'
     for count in ("100000", "2147483647", "-4"):
@@ -83,30 +65,12 @@ def _robots() -> Iterator[tuple[str, Mapping[str, Any]]]:
     doctype = '<!DOCTYPE mujoco [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
     yield "entities", {"robot.xml": doctype + ROBOT.replace('model="arm"', 'model="&b;"')}
     yield "entities", {"robot.xml": '<!DOCTYPE m [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + ROBOT}
-    for path in (
-        "../outside-the-folder/x.xml",
-        "/etc/passwd",
-        "file:///etc/passwd",
-        "http://127.0.0.1/x.xml",
-        "robot.xml",
-        "",
-        "lights.xml\0",
-        "nowhere.xml",
-        "meshes",
-    ):
+    for path in ("../outside-the-folder/x.xml", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x.xml", ""):
         yield (
             "path out of the folder",
             robot('<include file="lights.xml"/>', f'<include file="{path}"/>'.replace("\0", "&#1;")),
         )
-    for path in (
-        "../../outside-the-folder/link.obj",
-        "/etc/passwd",
-        "~/x.obj",
-        "http://127.0.0.1/x.obj",
-        "",
-        "link.exe",
-        ".",
-    ):
+    for path in ("../../outside-the-folder/link.obj", "/etc/passwd", "~/x.obj", "http://127.0.0.1/x.obj", "", "."):
         yield "path out of the folder", robot('file="link.obj"', f'file="{path}"')
     yield "path out of the folder", robot('meshdir="meshes"', 'meshdir="/etc"')
     yield "path out of the folder", robot('meshdir="meshes"', 'meshdir="../.."')
@@ -126,17 +90,7 @@ def _robots() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _meshes() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for text in (
-        "f 1 2 3\n",
-        OBJ.replace("f 1 3 2", "f 1 3 99999999"),
-        OBJ.replace("f 1 3 2", "f 0 0 0"),
-        OBJ.replace("0.3", "nan"),
-        OBJ.replace("0.3", "1e39"),
-        OBJ.replace("0.1", "0"),
-        "v 0 0 0\n" * 3 + "f 1 2 3\n",
-        "v 1 2\nf 1 1 1\n",
-        "mtllib /etc/passwd\n" + OBJ.replace("f 1 3 2", "f -9 -8 -7"),
-    ):
+    for text in ("f 1 2 3\n", OBJ.replace("f 1 3 2", "f 1 3 99999999"), OBJ.replace("f 1 3 2", "f 0 0 0")):
         yield "damaged mesh", {"meshes/link.obj": text}
     whole = stl()
     for count in (0, 1 << 31, 0xFFFFFFFF, 5):
@@ -161,14 +115,7 @@ def _urdfs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for value in ("-1", "nan", "1e39", "0"):
         yield "absurd physics", urdf('radius="0.02"', f'radius="{value}"')
         yield "absurd physics", urdf('ixx="0.02"', f'ixx="{value}"')
-    for path in (
-        "package://../../etc/passwd",
-        "package://arm/../../outside-the-folder/link.obj",
-        "file:///etc/passwd",
-        "http://127.0.0.1/a.obj",
-        "package://",
-        "model://x/y.dae",
-    ):
+    for path in ("package://../../etc/passwd", "package://arm/../../outside-the-folder/link.obj", "package://"):
         yield "path out of the folder", urdf("package://arm/meshes/link.obj", path)
     yield "name twice", urdf('link name="lower"', 'link name="upper"')
     yield "unknown reference", urdf('child link="lower"', 'child link="lowr"')
@@ -199,18 +146,7 @@ def _scene_tables() -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "wrong kind", scene("distortion = [0.1, 0.0]", f"distortion = {value}")
     for value in ("-2.0", "'fast'", "nan", "0"):
         yield "absurd settings", scene("velocity = 2.0", f"velocity = {value}")
-    for old, new in (
-        ("[robot]", "[[robot]]"),
-        ('tip = "tip"', "tip = 3"),
-        ('bodies = ["stone"]', "bodies = 3"),
-        ('keyframe = "home"', "keyframe = 3"),
-        ("[task]", "[[task]]"),
-        ('about = "An arm with two joints."', "about = 3"),
-        ("[cameras.top]", "[cameras.nowhere]"),
-        ("[settings]", "[setings]"),
-        ('"joint.*.damping" = [0.01, 1.0]', '"joint.*.damping" = "wide"'),
-        ('"joint.*.damping" = [0.01, 1.0]', '"joint.*.damping" = [1.0, 0.01]'),
-    ):
+    for old, new in (("[robot]", "[[robot]]"), ('tip = "tip"', "tip = 3"), ('bodies = ["stone"]', "bodies = 3")):
         yield "wrong kind", scene(old, new)
 
 
@@ -229,19 +165,7 @@ def _npy(head: str, data: bytes = b"") -> bytes:
 
 def _npz_files() -> Iterator[tuple[str, bytes]]:
     head = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
-    for kind, shape in (
-        ("<f8", "(999999999999,)"),
-        ("<f8", "(-5,)"),
-        ("|O", "(1,)"),
-        ("<f8", "(1 << 60,)"),
-        ("|V8", "(1,)"),
-        ("<M8[s]", "(2,)"),
-        ("<f8", "[3]"),
-        ("<f8", "(2,) * 40"),
-        ("<U99999999", "(99,)"),
-        ("<c16", "(1,)"),
-        ("f8; import os", "(1,)"),
-    ):
+    for kind, shape in (("<f8", "(999999999999,)"), ("<f8", "(-5,)"), ("|O", "(1,)"), ("<f8", "(1 << 60,)")):
         yield "forged header", _npz({"a.npy": _npy(head.format(kind, shape), bytes(64))})
     yield "archive bomb", _npz({"a.npy": _npy(head.format("<f8", "(40000000,)"), bytes(320_000_000))}, compressed=True)
     for name in ("../a.npy", "/etc/a.npy", "a\\..\\..\\b.npy", "a/../../b.npy"):
@@ -274,15 +198,7 @@ def _plys() -> Iterator[tuple[str, Mapping[str, Any]]]:
     path.unlink()
     for count in ("-5", "999999999999", "5.5", "x", "", "6", "18446744073709551616"):
         yield "huge counts", {"world.ply": whole.replace(b"vertex 5", b"vertex " + count.encode())}
-    for old, new in (
-        (b"binary_little_endian", b"ascii"),
-        (b"property float x", b"property list uchar int x"),
-        (b"property float y", b"property float x"),
-        (b"property float opacity", b"property float opac"),
-        (b"float f_dc_0", b"quad f_dc_0"),
-        (b"end_header", b"end_heade"),
-        (b"ply\n", b"pl\n"),
-    ):
+    for old, new in ((b"binary_little_endian", b"ascii"), (b"property float x", b"property list uchar int x")):
         yield "forged header", {"world.ply": whole.replace(old, new, 1)}
     yield "long header", {"world.ply": b"ply\n" + b"comment x\n" * 100_000 + whole[4:]}
     start = whole.index(b"end_header") + 11
@@ -322,27 +238,9 @@ def _glbs() -> Iterator[tuple[str, Mapping[str, Any]]]:
         "bufferViews": [view],
         "buffers": [{"byteLength": 400}],
     }
-    for change in (
-        {"count": -1},
-        {"count": 1 << 40},
-        {"count": "5"},
-        {"bufferView": 9},
-        {"bufferView": -1},
-        {"componentType": 1},
-        {"type": "MAT9"},
-        {"byteOffset": -40},
-        {"byteOffset": 1 << 40},
-        {"count": None},
-    ):
+    for change in ({"count": -1}, {"count": 1 << 40}, {"count": "5"}, {"bufferView": 9}, {"bufferView": -1}):
         yield "forged counts", {"world.glb": glb({**sound, "accessors": [{**accessor, **change}]})}
-    for change in (
-        {"byteLength": 1 << 40},
-        {"byteLength": -1},
-        {"byteOffset": -5},
-        {"buffer": 7},
-        {"byteStride": -4},
-        {"byteStride": 0},
-    ):
+    for change in ({"byteLength": 1 << 40}, {"byteLength": -1}, {"byteOffset": -5}, {"buffer": 7}, {"byteStride": 0}):
         yield "forged counts", {"world.glb": glb({**sound, "bufferViews": [{**view, **change}]})}
     nodes = [{"children": [1]}, {"children": [0]}]
     yield "ring of nodes", {"world.glb": glb({**sound, "nodes": nodes})}
@@ -359,18 +257,7 @@ def _glbs() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _gltfs() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for uri in (
-        "../outside-the-folder/x.bin",
-        "/etc/passwd",
-        "file:///etc/passwd",
-        "http://127.0.0.1/x",
-        "data:,x",
-        "data:application/octet-stream;base64,%%%",
-        "nowhere.bin",
-        "",
-        3,
-        None,
-    ):
+    for uri in ("../outside-the-folder/x.bin", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x", "data:,x"):
 
         def change(path: Path, uri: Any = uri) -> None:
             document = json.loads(path.read_text())
@@ -392,15 +279,7 @@ def _usds() -> Iterator[tuple[str, Mapping[str, Any]]]:
     )
     yield "missing parts", {"world.usda": prim.format("")}
     yield "missing parts", {"world.usda": prim.format("point3f[] positions = [(0,0,0)]")}
-    for opacity, degree, sh in (
-        ("nan", 0, "(0,0,0)"),
-        ("1, 1", 0, "(0,0,0)"),
-        ("1", -1, "(0,0,0)"),
-        ("1", 99, "(0,0,0)"),
-        ("1", 0, ""),
-        ("1", 0, "(inf,0,0)"),
-        ("5", 0, "(0,0,0)"),
-    ):
+    for opacity, degree, sh in (("nan", 0, "(0,0,0)"), ("1, 1", 0, "(0,0,0)"), ("1", -1, "(0,0,0)"), ("1", 0, "")):
         yield "absurd values", {"world.usda": prim.format(full.format(opacity, degree, sh))}
     yield (
         "deep nesting",
@@ -417,20 +296,7 @@ def _weights() -> Iterator[tuple[str, Mapping[str, Any]]]:
         text = head if isinstance(head, bytes) else json.dumps(head).encode()
         return {"policy/weights.safetensors": struct.pack("<Q", len(text)) + text + data}
 
-    for entry in (
-        {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 64]},
-        {"dtype": "F32", "shape": [-4, -4], "data_offsets": [0, 64]},
-        {"dtype": "O", "shape": [1], "data_offsets": [0, 8]},
-        {"dtype": "F32", "shape": [16], "data_offsets": [64, 0]},
-        {"dtype": "F32", "shape": [16], "data_offsets": [0, 1 << 40]},
-        {"dtype": "F32", "shape": "16", "data_offsets": [0, 64]},
-        {"dtype": ["F32"], "shape": [16], "data_offsets": [0, 64]},
-        {"dtype": "F32", "shape": [1] * 99, "data_offsets": [0, 4]},
-        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
-        {},
-        None,
-        3,
-    ):
+    for entry in ({"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 64]}, {}, None, 3):
         yield "forged header", tensors({"a": entry})
     yield (
         "forged header",
@@ -459,21 +325,7 @@ def _stores() -> Iterator[tuple[str, Mapping[str, Any]]]:
         "order": "C",
         "filters": None,
     }
-    for change in (
-        {"shape": [1 << 40, 2]},
-        {"shape": [-1, 2]},
-        {"shape": []},
-        {"chunks": [0, 0]},
-        {"chunks": [1 << 40, 2]},
-        {"dtype": "|O"},
-        {"dtype": "x"},
-        {"compressor": {"id": "nothing"}},
-        {"zarr_format": 9},
-        {"filters": [{"id": "pickle"}]},
-        {"shape": "x"},
-        {"shape": [12]},
-        {"shape": [3, 2]},
-    ):
+    for change in ({"shape": [1 << 40, 2]}, {"shape": [-1, 2]}, {"shape": []}, {"chunks": [0, 0]}, {"dtype": "|O"}):
         yield "forged header", {"run.zarr/data/state/.zarray": json.dumps({**state, **change})}
     yield "path out of the folder", {"run.zarr/data/state": lambda p: (shutil.rmtree(p), p.symlink_to("/etc"))}
 

@@ -1,7 +1,6 @@
 """Processes that read hostile files one after the other, under limits, and are replaced when they die.
 
-A worker is told one case a line, `{"target", "folder"}` or `{"target", "seed"}`, and answers one line. It counts the
-processor time and the peak of the memory of each case, its own children's included, and what Python opens on the way.
+Each counts the processor time and the peak of the memory of a case, its own children's included, and what Python opens.
 """
 
 from __future__ import annotations
@@ -10,33 +9,32 @@ import json
 import os
 import random
 import resource
-import select
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from instep.core.errors import InstepError
+from instep.core.errors import BadInput, InstepError
+from instep.core.processes import ReaderProcess
 from instep.core.world import frozen_dataclass
 
 MAX_CPU_S = 5.0
 """Processor time from which on a case counts as a hang [s]."""
-MAX_WALL_S = 20.0
-"""Time from which on a case counts as a hang where nothing computes, such as waiting for a pipe [s]."""
-MAX_BUSY_WALL_S = 300.0
-"""The same where something computes, or would on a machine that others use [s]."""
 WARM_UP_CPU_S = 120.0
 """Processor time that a worker may take for its first case of a reader, whose libraries it loads [s]."""
 MAX_MB = 512
-"""Most memory of a process while it reads [MiB]."""
+"""Most memory that reading a file may take beyond the libraries [MiB]."""
 SPARE_MB = 1024
-"""Address space beyond what a worker has when it begins [MiB]."""
+"""Address space beyond what a process has once its libraries are loaded [MiB]."""
+MAX_ADDRESS = 64 << 30
+"""Most address space of a process while it loads libraries [bytes]."""
 CANARY = "outside-the-folder"
 """Name of files outside of all samples, which no reader may open."""
 
@@ -73,97 +71,23 @@ class Outcome:
 
 def run_cases(cases: Sequence[Case], samples: Path, workers: int = 1) -> Iterator[Outcome]:
     """Read every case, each in one of some processes; `samples` holds the sound sample of each target."""
-    waiting = list(reversed(cases))
-    running = [_Worker(samples, number) for number in range(min(workers, max(1, len(cases))))]
-    try:
-        while waiting or any(worker.case for worker in running):
-            for worker in running:
-                if worker.case is None and waiting:
-                    worker.give(waiting.pop())
-            ready, _, _ = select.select([worker.answers for worker in running if worker.case], [], [], 0.5)
-            for worker in running:
-                if worker.case is not None and (worker.answers in ready or worker.late):
-                    yield worker.take()
-    finally:
-        for worker in running:
-            worker.end()
+    given = threading.local()
 
+    def outcome(case: Case) -> Outcome:
+        if not hasattr(given, "process"):
+            given.process = ReaderProcess("hostile_pool", cpu_s=WARM_UP_CPU_S, memory=MAX_ADDRESS)
+            given.out = samples.parent / f"outcome-{threading.get_ident()}.json"
+        given.out.unlink(missing_ok=True)
+        job = {"target": case.target, "folder": case.folder, "seed": case.seed, "samples": str(samples)}
+        try:
+            given.process.check({**job, "out": str(given.out)}, case.target)
+        except BadInput as error:
+            hangs = "busy" in str(error)
+            return Outcome(case, "hang" if hangs else "crash", str(error), MAX_CPU_S * hangs)
+        return Outcome(case, **json.loads(given.out.read_text()))
 
-class _Worker:
-    """One process that reads, started again when it dies."""
-
-    def __init__(self, samples: Path, number: int):
-        self._samples, self._number = samples, number
-        self.case: Case | None = None
-        self._warm: set[str] = set()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._warm.clear()
-        reading, writing = os.pipe()
-        self.answers = os.fdopen(reading, "r")
-        words = [sys.executable, str(Path(__file__)), str(self._samples), str(writing), str(self._number)]
-        path = os.pathsep.join(word for word in sys.path if word)
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(writing,),
-            text=True, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-        )  # fmt: skip
-        os.close(writing)
-
-    def give(self, case: Case) -> None:
-        """Start to read a case."""
-        assert self._process.stdin is not None
-        self.case, self._since = case, time.monotonic()
-        self._most_cpu = _group_use(self._process.pid)[0] + MAX_CPU_S + 1.0
-        self._most_cpu += 0.0 if case.target in self._warm else WARM_UP_CPU_S
-        self._warm.add(case.target)
-        job = {"target": case.target, "folder": case.folder, "seed": case.seed}
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-
-    @property
-    def late(self) -> bool:
-        """Whether it, or a process that reads for it, has taken too long."""
-        waited = time.monotonic() - self._since
-        if waited < MAX_CPU_S:
-            return False
-        used, computes = _group_use(self._process.pid)
-        return used > self._most_cpu or waited > (MAX_BUSY_WALL_S if computes else MAX_WALL_S)
-
-    def take(self) -> Outcome:
-        """The outcome of the case; a process that died or hangs is replaced."""
-        case, self.case = self.case, None
-        assert case is not None
-        ready = select.select([self.answers], [], [], 0)[0]
-        line = self.answers.readline() if ready else ""
-        if line:
-            told = json.loads(line)
-            return Outcome(case, told["result"], told["words"], told["cpu"], told["peak"])
-        late = not ready
-        self.end()
-        code = self._process.returncode
-        self._begin()
-        if late or code == -signal.SIGPROF:
-            return Outcome(case, "hang", "kept waiting" if late else f"{MAX_CPU_S:g} s of the processor", MAX_CPU_S)
-        return Outcome(case, "crash", f"signal {-code}" if code < 0 else f"status {code}")
-
-    def end(self) -> None:
-        """Stop the process and what it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self.answers.close()
-
-
-def _group_use(pid: int) -> tuple[float, bool]:
-    """Processor time of a worker and the readers that it started [s], and whether any of them computes now."""
-    used, computes = 0.0, False
-    for one in _processes(str(pid)):
-        with suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            used += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-            computes |= fields[0] in "RD"
-    return used, computes
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(outcome, cases)
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -244,52 +168,49 @@ class _Watch:
             self.seen.append(event)
 
 
-def main(samples: Path, answers: int, number: int) -> None:
-    """Read what the lines of the input name, one after the other."""
+_WATCH, _WARM = _Watch(), set[str]()
+
+
+def read_job(job: Mapping[str, Any]) -> None:
+    """Read one case and write its outcome; a sound sample is read before the first case of a reader."""
     from hostile_readers import targets
 
-    known, watch = targets(), _Watch()
-    out = os.fdopen(answers, "w")
-    scratch = samples.parent / f"spoilt-{number}-{os.getpid()}"
-    warm: set[str] = set()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for line in sys.stdin:
-        job = json.loads(line)
-        target, folder = known[job["target"]], Path(job["folder"])
-        if target.name not in warm:
-            _warm_up(target, samples)
-            warm.add(target.name)
-        if job["seed"] >= 0:
-            shutil.rmtree(scratch, ignore_errors=True)
-            folder = scratch
-            spoil(samples / target.folder, scratch, target.files, job["seed"])
-        out.write(json.dumps(_read(target, folder, watch)) + "\n")
-        out.flush()
+    target, folder, samples = targets()[job["target"]], Path(job["folder"]), Path(job["samples"])
+    if target.name not in _WARM:
+        _warm_up(target, samples)
+        _WARM.add(target.name)
+    if job["seed"] >= 0:
+        folder = samples.parent / f"spoilt-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        spoil(samples / target.folder, folder, target.files, job["seed"])
+    Path(job["out"]).write_text(json.dumps(_read(target, folder)))
 
 
 def _warm_up(target: Any, samples: Path) -> None:
     """Read a sound sample, which loads the libraries, and bound the address space from there on."""
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     target.read(samples / target.folder)
     have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (have + (SPARE_MB << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (have + (SPARE_MB << 20), most))
 
 
-def _read(target: Any, folder: Path, watch: _Watch) -> dict[str, Any]:
-    watch.seen.clear()
+def _read(target: Any, folder: Path) -> dict[str, Any]:
+    _WATCH.seen.clear()
     _reset_peaks()
+    before = _peak_mb()
     begin = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process, also inside a library
     try:
         result, words = _attempt(target, folder)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    peak = _peak_mb()
-    if watch.seen:
-        result, words = "outside", watch.seen[0]
+    peak = _peak_mb() - before
+    if _WATCH.seen:
+        result, words = "outside", _WATCH.seen[0]
     elif peak > MAX_MB and result in ("read", "refused"):
         result, words = "memory", f"{peak:.0f} MiB"
-    return {"result": result, "words": words[:400], "cpu": time.process_time() - begin, "peak": peak}
+    return {"result": result, "words": words[:400], "cpu_s": time.process_time() - begin, "peak_mb": peak}
 
 
 def _attempt(target: Any, folder: Path) -> tuple[str, str]:
@@ -341,7 +262,3 @@ def _peak_mb() -> float:
         if "VmHWM:" in status:
             peaks.append(int(status.split("VmHWM:")[1].split()[0]) / 1024)
     return max(peaks)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

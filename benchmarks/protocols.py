@@ -1,4 +1,4 @@
-"""Policy protocols: bytes of the peers, a round trip with the real openpi client, and malformed frames.
+"""Policy protocols: bytes of the peers, and round trips with the real openpi client and with ours.
 
 The real client runs in an environment of its own, since it needs an older NumPy; where it cannot be installed, its rows
 say so.
@@ -7,19 +7,16 @@ say so.
 from __future__ import annotations
 
 import json
-import resource
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness import row
-from instep.core.errors import BadInput
 from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
 from instep.policy.openpi import PolicyServer, openpi_policy, pack, unpack
@@ -100,14 +97,7 @@ class Echo:
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Check and measure; one row per number."""
-    frames = 500 if quick else 10_000
-    return [
-        *golden(),
-        *real_client(out),
-        *own_client(8 if quick else 100),
-        *malformed_messages(frames),
-        *malformed_frames(frames),
-    ]
+    return [*golden(), *real_client(out), *own_client(8 if quick else 100)]
 
 
 def golden() -> list[dict[str, Any]]:
@@ -173,89 +163,3 @@ def own_client(count: int) -> list[dict[str, Any]]:
         row("expert behind the link: largest difference of actions", 1e3 * off, "mm", at_most=0.1),
         row("expert behind the link: physics and round trip per step", took, "ms"),
     ]
-
-
-def malformed_messages(count: int) -> list[dict[str, Any]]:
-    """Changed bytes given to the reader of messages: refused in one sentence or read, and nothing else."""
-    frames, refused, other = mutated(count, 1), 0, 0
-    before, begin, slowest = memory(), time.perf_counter(), 0.0
-    for frame in frames:
-        start = time.process_time()  # of the processor: other work on the machine is not the reader's
-        try:
-            unpack(frame)
-        except BadInput as error:
-            refused += 1
-            other += "\n" in str(error)
-        except Exception:  # noqa: BLE001, counted
-            other += 1
-        slowest = max(slowest, time.process_time() - start)
-    print(f"{refused} of {count} messages refused in {time.perf_counter() - begin:.1f} s")
-    return [
-        row(f"{count} malformed messages: crashes of the reader", other, at_most=0),
-        row(f"{count} malformed messages: slowest", 1e3 * slowest, "ms", at_most=100),
-        row(f"{count} malformed messages: memory gained", memory() - before, "MiB", at_most=64),
-    ]
-
-
-def malformed_frames(count: int) -> list[dict[str, Any]]:
-    """Changed bytes sent to a server of ours; after them a sound request must be answered as before."""
-    from websockets.exceptions import ConnectionClosed, InvalidHandshake
-    from websockets.sync.client import connect
-
-    head = {"Authorization": f"Api-Key {TOKEN}"}
-    hung, answered, before = 0, 0, memory()
-    begin = time.perf_counter()
-    with PolicyServer(Echo(), SPEC, token=TOKEN) as server:
-        socket: Any = None
-        for frame in mutated(count, 2):
-            try:
-                if socket is None:
-                    socket = connect(server.address, additional_headers=head, compression=None)
-                    socket.recv(timeout=5)
-                socket.send(frame)
-                reply = socket.recv(timeout=5)
-                answered += 1
-                if isinstance(reply, str):  # refused in words; the server hangs up
-                    socket.close()
-                    socket = None
-            except TimeoutError:
-                hung, socket = hung + 1, None
-            except (ConnectionClosed, InvalidHandshake, OSError):
-                socket = None
-        sound = openpi_policy(server.address, SPEC, token=TOKEN)
-        seen = {"observation.state": np.array([0.5, -0.25]), "observation.images.top": np.zeros((8, 8, 3), np.uint8)}
-        right = bool(np.allclose(sound.act(seen), seen["observation.state"], atol=1e-6))
-    took, gained = time.perf_counter() - begin, memory() - before
-    print(f"{answered} of {count} frames got an answer, in {took:.0f} s")
-    return [
-        row(f"{count} malformed frames: left without an answer for 5 s", hung, at_most=0),
-        row(f"{count} malformed frames: a sound request is answered afterwards", float(right), at_least=1.0),
-        row(f"{count} malformed frames: memory gained", gained, "MiB", at_most=64),
-        row(f"{count} malformed frames: per frame, connections included", 1e3 * took / count, "ms"),
-    ]
-
-
-def mutated(count: int, seed: int) -> list[bytes]:
-    """Sound messages with bytes changed, cut, added, or claims of great size."""
-    rng = np.random.default_rng(seed)
-    whole = [pack(message, layout) for message, layout, _ in GOLDEN.values()]
-    whole.append(pack({"observation/state": STATE, "observation/image": np.zeros((8, 8, 3), np.uint8)}))
-    tricks: list[Callable[[bytearray], bytes]] = [
-        lambda raw: bytes(raw[: rng.integers(0, len(raw))]),
-        lambda raw: bytes(raw) + rng.bytes(int(rng.integers(1, 40))),
-        lambda raw: rng.bytes(int(rng.integers(1, 200))),
-        lambda raw: bytes([int(rng.choice([0xDD, 0xDF, 0xC6, 0xDB, 0xC9]))]) + b"\xff" * 4 + bytes(raw),
-        lambda raw: bytes([0x91]) * int(rng.integers(1, 4000)),
-    ]
-    frames = []
-    for _ in range(count):
-        raw = bytearray(whole[rng.integers(len(whole))])
-        for _ in range(rng.integers(1, 6)):
-            raw[rng.integers(len(raw))] = rng.integers(256)
-        frames.append(tricks[rng.integers(len(tricks))](raw) if rng.random() < 0.5 else bytes(raw))
-    return frames
-
-
-def memory() -> float:
-    """The most memory this process has held [MiB]."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

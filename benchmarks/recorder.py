@@ -40,10 +40,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     with prompt():
         rows = cost(out, turns=2 if quick else 6, seconds=2.0 if quick else 5.0)
     rows += kills(out, 6 if quick else 200)
-    rows += damage(step=397 if quick else 1)
-    with prompt():
-        rows += full_disk(out)
-    return rows
+    return rows + damage(step=397 if quick else 1)
 
 
 @contextmanager
@@ -78,14 +75,7 @@ def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
             dropped += drops
         for name in ("mcap, no compression", "mcap, zstd"):
             spent[name].append(peer(out / "peer.mcap", images, seconds, name.endswith("zstd")))
-    floor = np.array([np.quantile(copying(images, seconds), 0.99) for _ in range(turns)]) * 1e3
     rows = [row("dropped frames (at most)", float(dropped), "frames", at_most=0.0)]
-    rows.append(
-        row(
-            "copying the three images once, p99 (what no writer that copies in the loop can go below)",
-            median(floor, "ms"),
-        )
-    )
     for name, parts in spent.items():
         for share, label in ((0.5, "median"), (0.99, "p99")):
             values = np.array([np.quantile(part, share) for part in parts]) * 1e3
@@ -131,17 +121,6 @@ def peer(path: Path, images: list[np.ndarray], seconds: float, packed: bool) -> 
         writer.finish()
     path.unlink()
     return spent
-
-
-def copying(images: list[np.ndarray], seconds: float) -> np.ndarray:
-    """Seconds a bare copy of the same images takes: the machine's share of every number above."""
-    target = np.zeros((3, *SHAPE), np.uint8)
-
-    def copy(k: int) -> None:
-        for j in range(3):
-            target[j] = images[(k + j) % len(images)]
-
-    return paced(seconds, copy)
 
 
 def paced(seconds: float, work: Any, ready: Any = lambda k: k) -> np.ndarray:
@@ -267,36 +246,6 @@ def sample(size: int) -> tuple[bytes, list[bytes]]:
             log.append(BLOB if len(payloads[-1]) > 1000 else ROW, 0, (1, 2), payloads[-1])
         file.seek(0)
         return file.read(), payloads
-
-
-def full_disk(out: Path) -> list[dict[str, Any]]:
-    """Record onto a disk of 16 MB until it is full: what is read back, and what the loop felt."""
-    disk = out / "disk"
-    disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True)
-    if made.returncode:
-        print("the row about a full disk needs root to mount a small tmpfs; it is left out")
-        disk.rmdir()
-        return []
-    try:
-        images = camera_images()
-        for image in images:
-            image.flags.writeable = False
-        recorder = Recorder(disk / "set", spec())
-        show(recorder, 0, images)
-        recorder.flush()
-        spent = paced(2.0, lambda row: recorder(*row), lambda k: row_of(k + 1, images))
-        status = recorder.stop()
-        found = recover(disk / "set")
-        rows = len(found[0].episode) if found and found[0].episode is not None else 0
-        said = float("No space left" in status.error)
-        del found
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-    return [
-        row("full disk: frames read back (at least)", rows, "frames", at_least=5.0, ok=rows >= 5 and bool(said)),
-        row("full disk: cost to the loop per frame, p99 (at most)", 1e3 * np.quantile(spent, 0.99), "ms", at_most=0.5),
-    ]  # fmt: skip
 
 
 def spec() -> Spec:

@@ -12,7 +12,7 @@ import pytest
 from instep.core.errors import BadInput, Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
-from instep.data import Recorder, RecordOptions, export_episodes, load_episodes, recover, streams_of
+from instep.data import Recorder, RecordOptions, load_episodes, recover
 from instep.data.recorder.recovery import finish_recording, record_episodes
 
 pytestmark = pytest.mark.realtime
@@ -99,27 +99,6 @@ def test_time_that_starts_again_begins_a_new_episode(tmp_path: Path):
     assert first.episode is not None and first.episode.meta["ended"] == "reset"
 
 
-def test_a_fast_sensor_keeps_every_sample_and_its_stamps(tmp_path: Path):
-    world = Slider()
-    with Recorder(tmp_path, world.spec, options=SMALL) as recorder:
-        for k in range(20):
-            state = State(k / 100, np.zeros(1), np.zeros(1))
-            recorder(state, world.observe(state), np.zeros(1))
-            for part in range(4):
-                stamp = k / 100 + part / 400
-                recorder.sample("observation.force", stamp, np.array([stamp, -stamp]))
-    (found,) = recover(tmp_path)
-    stamps, values = found.streams["observation.force"]
-    assert len(stamps) == 80 and np.allclose(stamps, np.arange(80) / 400) and np.allclose(values[:, 1], -stamps)
-    finish_recording(tmp_path)
-    (episode,) = load_episodes(tmp_path)
-    assert (episode["observation.force.stamp"][1:] <= episode.t[1:] + 1e-9).all()
-    assert np.allclose(episode["observation.force"][1:, 0], episode["observation.force.stamp"][1:])
-    again, kept = streams_of(tmp_path, episode)["observation.force"]
-    np.testing.assert_array_equal(again, stamps)
-    np.testing.assert_array_equal(kept, values)
-
-
 def test_an_episode_cut_off_by_an_error_is_kept_but_not_called_complete(tmp_path: Path):
     world = Slider()
     with pytest.raises(ZeroDivisionError), Recorder(tmp_path, world.spec, options=SMALL) as recorder:
@@ -169,23 +148,6 @@ def test_the_writer_starts_without_numpy(tmp_path: Path):
     loaded = maps.read_text()
     recorder.stop()
     assert "numpy" not in loaded
-
-
-def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
-    import mcap.reader as reading
-
-    world = Slider()
-    with Recorder(tmp_path / "set", world.spec, options=SMALL) as recorder:
-        for k in range(5):
-            state = State(k / 100, np.zeros(1), np.zeros(1))
-            recorder(state, world.observe(state), np.zeros(1))
-            for part in range(4):
-                recorder.sample("observation.force", k / 100 + part / 400, np.array([1.0]))
-    finish_recording(tmp_path / "set")
-    export_episodes(tmp_path / "set", "mcap", tmp_path / "out")
-    with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
-        topics = [channel.topic for _, channel, _ in reading.make_reader(file).iter_messages()]
-    assert topics.count("/streams/observation/force") == 20 and topics.count("/q") == 5
 
 
 @pytest.mark.parametrize("kind", ["reused", "view of reused", "lasting", "reversed"])

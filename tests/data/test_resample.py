@@ -6,8 +6,8 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between, quat_exp
-from instep.core.world import Channel, Spec, vector
-from instep.data.resample import between, derivative, latest, resampled, velocity, with_stream, with_velocity
+from instep.core.world import Spec, vector
+from instep.data.resample import derivative, latest, resampled, velocity
 
 
 def swing(rate: float, span: float = 2.0, jitter: float = 0.0) -> Episode:
@@ -56,7 +56,7 @@ def test_a_quaternion_that_flips_its_sign_does_not_spin():
 @pytest.mark.parametrize("jitter", [0.0, 0.2])
 def test_velocity_comes_without_delay(jitter: float):
     episode = swing(200.0, 3.0, jitter)
-    found = with_velocity(episode, 0.05).v[:, 0]
+    found = velocity(episode.t, episode.q, episode.spec.q.labels, 0.05)[:, 0]
     shifts = range(-10, 11)
     truth = 2 * np.cos(2 * episode.t)
     error = [np.abs(np.roll(found, s)[20:-20] - truth[20:-20]).max() for s in shifts]
@@ -81,22 +81,6 @@ def test_turning_gives_angular_velocity_in_the_body():
     assert v.shape == (200, 6) and np.allclose(v, [1, 0, 0, 0, 0, 1.5], atol=1e-9)
 
 
-def test_a_stream_with_its_own_clock_keeps_its_stamps():
-    episode = swing(60.0)
-    stamps = np.arange(0.005, 2.0, 1 / 30)
-    merged = with_stream(episode, "observation.force", stamps, stamps[:, None], "hold", vector(["x"], "N"))
-    assert (merged["observation.force.stamp"][5:] <= merged.t[5:] + 1e-9).all(), "nothing from the future"
-    assert (merged.t[5:] - merged["observation.force.stamp"][5:]).max() <= 1 / 30 + 1e-9
-    np.testing.assert_array_equal(merged["observation.force"][:, 0], merged["observation.force.stamp"])
-    line = with_stream(episode, "observation.force", stamps, stamps[:, None], "linear", vector(["x"], "N"))
-    assert np.abs(line["observation.force"][5:-5, 0] - line.t[5:-5]).max() < 1e-12
-
-
-def test_rows_between_two_times():
-    episode = between(swing(10.0), 0.5, 1.0)
-    assert len(episode) == 5 and episode.t[0] == pytest.approx(0.5)
-
-
 def test_the_last_sample_at_or_before_a_time():
     assert list(latest(np.array([0.0, 0.1, 0.25, 9.0]), np.array([0.1, 0.2]))) == [0, 0, 1, 1]
 
@@ -107,5 +91,3 @@ def test_time_that_stands_still_is_named():
     stuck[4] = stuck[3]
     with pytest.raises(BadInput, match="does not advance at row 4"):
         resampled(episode.with_columns({"timestamp": stuck}), 20.0)
-    with pytest.raises(BadInput, match="no samples"):
-        with_stream(episode, "x", np.zeros(0), np.zeros((0, 1)), "hold", Channel())

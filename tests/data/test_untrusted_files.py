@@ -311,7 +311,7 @@ def test_bags_and_logs_of_unknown_types(tmp_path: Path):
 def test_a_truncated_mcap_is_said(tmp_path: Path):
     from instep.data.formats import mcap_files
 
-    mcap_files.write_mcap(small_episode(30, cameras=False), tmp_path / "run.mcap")
+    mcap_files.write_mcap(tmp_path / "run.mcap", small_episode(30, cameras=False))
     data = (tmp_path / "run.mcap").read_bytes()
     for share in (0.1, 0.5, 0.95):
         (tmp_path / "cut.mcap").write_bytes(data[: int(len(data) * share)])

@@ -29,8 +29,7 @@ def test_the_ros_example_checks_its_mapping_without_ros():
 
 
 @pytest.mark.parametrize(
-    ("library", "arguments"),
-    [("rclpy", ("ros2_driver.py", "a,b")), ("trossen_arm", ("vendor_driver.py", "192.0.2.1"))],
+    ("library", "arguments"), [("rclpy", ("ros2_driver.py", "a,b")), ("trossen_arm", ("vendor_driver.py", "192.0.2.1"))]
 )
 def test_a_missing_library_is_one_sentence(library, arguments):
     path, *rest = arguments

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from .loading import Logs, find_logs, load_episodes, load_table
     from .mapping import DataMapping, shipped_mappings
     from .recorder.recorder import Recorder, RecorderStatus, RecordOptions
-    from .recorder.recovery import RecordingResult, finish_recording, record_episodes, recover, streams_of
-    from .resample import between, resampled, with_stream, with_velocity
+    from .recorder.recovery import RecordingResult, finish_recording, record_episodes, recover
+    from .resample import resampled
     from .video import VideoOptions, VideoWriter
 
 __all__ = [
     "DataMapping", "DatasetInfo", "ExchangeResult", "GuessRow", "Logs", "MappingGuess", "RecordOptions", "Recorder",
     "RecorderStatus", "RecordingResult", "RobotActuator", "RobotJoint", "RobotLayout", "Selection", "VideoOptions",
-    "VideoWriter", "WriteOptions", "append_episodes", "between", "dataset_page", "describe_dataset", "draft_toml",
+    "VideoWriter", "WriteOptions", "append_episodes", "dataset_page", "describe_dataset", "draft_toml",
     "export_episodes", "find_logs", "finish_recording", "guess_mapping", "import_episodes", "import_recordings",
-    "load_episodes", "load_table", "record_episodes", "recover", "resampled", "shipped_mappings", "streams_of",
-    "with_stream", "with_velocity", "write_dataset", "write_draft",
+    "load_episodes", "load_table", "record_episodes", "recover", "resampled", "shipped_mappings",
+    "write_dataset", "write_draft",
 ]  # fmt: skip
 
 # Modules are imported when a name of theirs is first used: pyarrow and PyAV are loaded by what needs them.
@@ -52,8 +52,8 @@ __getattr__ = lazy_names(
         "loading": "Logs find_logs load_episodes load_table",
         "mapping": "DataMapping shipped_mappings",
         "recorder.recorder": "RecordOptions Recorder RecorderStatus",
-        "recorder.recovery": "RecordingResult finish_recording record_episodes recover streams_of",
-        "resample": "between resampled with_stream with_velocity",
+        "recorder.recovery": "RecordingResult finish_recording record_episodes recover",
+        "resample": "resampled",
         "video": "VideoOptions VideoWriter",
     },
 )

@@ -82,7 +82,7 @@ def export_episodes(
     episodes = (selection or Selection()).of(load_episodes(source, mapping))
     if robot_type:
         episodes = [episode.with_columns({}, robot_type=robot_type) for episode in episodes]
-    left_out = writers[form](episodes, folder, Path(source))
+    left_out = writers[form](episodes, folder)
     return ExchangeResult(folder, len(episodes), sum(len(episode) for episode in episodes), left_out)
 
 

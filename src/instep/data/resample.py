@@ -11,7 +11,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
-from instep.core.world import Array, Channel, Spec, vector
+from instep.core.world import Array, Channel
 
 from .lerobot.features import channel_of
 
@@ -24,12 +24,6 @@ GAP_PERIODS = 2.5
 """A step longer than this many periods is a gap."""
 MAX_DRIFT = 0.02
 """How far the mean period may be from the stated one [share]; clocks of recorders are off by parts in a thousand."""
-
-
-def between(episode: Episode, start: float, stop: float) -> Episode:
-    """The rows from time `start` to before `stop` [s]."""
-    first, last = np.searchsorted(episode.t, [start, stop])
-    return episode.rows(int(first), int(last))
 
 
 def resampled(episode: Episode, rate: float) -> Episode:
@@ -112,23 +106,6 @@ def _mean_of_held(grid: Array, t: Array, column: Any) -> Array:
     return mean.reshape(len(grid), *values.shape[1:])
 
 
-def with_stream(
-    episode: Episode, name: str, stamps: Array, values: Any, interpolation: Interpolation, channel: Channel
-) -> Episode:
-    """The episode with a channel that has a clock of its own, resampled to its rows, with a column of its stamps.
-
-    Rows before the first sample see the first sample, whose stamp says that it was not there yet.
-    """
-    stamps = np.asarray(stamps, float)
-    if len(stamps) == 0:
-        raise BadInput(f"The stream {name!r} has no samples, so it cannot be added to an episode.")
-    order = np.argsort(stamps, kind="stable")
-    stamps, values = stamps[order], values[order]
-    seen = stamps[latest(episode.t, stamps)] if interpolation == "hold" else np.asarray(episode.t, float)
-    columns = {name: onto(episode.t, stamps, values, interpolation, channel), f"{name}.stamp": seen}
-    return Episode(episode.spec.with_observations({name: channel}), {**episode.columns, **columns}, episode.meta)
-
-
 def onto(grid: Array, t: Array, column: Any, interpolation: Interpolation, channel: Channel | None = None) -> Any:
     """A column sampled at the times `t`, at the times `grid`."""
     if interpolation == "hold" or len(t) < 2:
@@ -202,16 +179,6 @@ def velocity_labels(labels: Sequence[str]) -> list[str]:
         elif end != "qw":
             out.append(label)
     return out
-
-
-def with_velocity(episode: Episode, window: float = 0.05) -> Episode:
-    """The episode with velocities found from its positions, without delay, in place of the recorded ones."""
-    labels = episode.spec.q.labels
-    units = [f"{unit}/s" if unit else "1/s" for unit in episode.spec.q.units]
-    names = velocity_labels(labels)
-    spec: Spec = replace(episode.spec, v=vector(names, [*units, ""][: len(names)] if len(names) == len(labels) else ""))
-    columns = {**episode.columns, "v": velocity(episode.t, episode.q, labels, window)}
-    return Episode(spec, columns, episode.meta)
 
 
 def _derivative(x: Array, half: int) -> Array:

@@ -60,13 +60,7 @@ class RobotWorld:
     """
 
     def __init__(
-        self,
-        address: str,
-        token: str,
-        *,
-        timeout: float = 2.0,
-        reset_timeout: float = 60.0,
-        role: Role = "control",
+        self, address: str, token: str, *, timeout: float = 2.0, reset_timeout: float = 60.0, role: Role = "control"
     ):
         self.address, self._timeout, self._reset_timeout = address, timeout, reset_timeout
         self._session = LinkSession(address, token, role)

@@ -42,8 +42,8 @@ BUILT_IN = {
 
 Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
 """Reads the runs of one file, given the options of a mapping."""
-Writer: TypeAlias = Callable[[Sequence[Episode], Path, Path], tuple[str, ...]]
-"""Writes episodes of a source into a new folder; returns the columns that the format cannot hold."""
+Writer: TypeAlias = Callable[[Sequence[Episode], Path], tuple[str, ...]]
+"""Writes episodes into a new folder; returns the columns that the format cannot hold."""
 
 
 @frozen_dataclass

@@ -243,7 +243,7 @@ def _zarr_images(path: Path, name: str) -> Any:
         return library("zarr").open_group(_store(path), mode="r")["data"][name]
 
 
-def _write_hdf5_files(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+def _write_hdf5_files(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     mapping = mapping_text(episodes[0], "hdf5", lambda name, column: [hdf5_name(name)], images=True)
     return write_files(episodes, folder, ".hdf5", write_hdf5, mapping)
 

@@ -30,7 +30,7 @@ def _read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 
 
 def _writer(write: Callable[..., Path]) -> Writer:
-    def to_lerobot(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+    def to_lerobot(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
         write(alike(episodes), folder, WriteOptions(float32=True))
         return ()
 

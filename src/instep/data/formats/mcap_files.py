@@ -23,7 +23,6 @@ from instep.data.formats import Format, write_files
 from instep.data.frames import encode_png, open_stills
 from instep.data.lerobot.features import CAMERA_PREFIX, channel_of, is_image, spec_from_json, spec_to_json
 from instep.data.mapping import RawRun
-from instep.data.recorder.recovery import streams_of
 from instep.data.resample import quaternions
 
 from .ros_messages import MessageLog
@@ -90,11 +89,10 @@ def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
 
 
-def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
+def write_mcap(path: Path, episode: Episode) -> None:
     """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
 
     Times are those of the wall clock where it was recorded, for stamps and log times alike. Poses are on /tf as well.
-    `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
     """
     writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
     with path.open("wb") as file:
@@ -110,10 +108,6 @@ def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, 
             for name in episode.columns:
                 _write_cell(writer, (joints, image), episode, name, (row, start))
         _write_transforms(writer, episode, start)
-        for name, (stamps, values) in (streams or {}).items():
-            for stamp, value in zip(stamps, values, strict=True):
-                at = start + float(stamp)
-                _write_numbers(writer, joints, (f"streams.{name}", at), np.ravel(value), (0, max(at, 0.0)))
         writer.finish()
 
 
@@ -174,12 +168,7 @@ def _write_transforms(writer: Any, episode: Episode, start: float) -> None:
 
 
 def _write_numbers(
-    writer: Any,
-    schema: Any,
-    what: tuple[str, float],
-    values: Array,
-    at: tuple[int, float],
-    labels: Sequence[str] = (),
+    writer: Any, schema: Any, what: tuple[str, float], values: Array, at: tuple[int, float], labels: Sequence[str] = ()
 ) -> None:
     (name, seen), (row, logged) = what, at
     names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
@@ -336,10 +325,8 @@ def _indexes(rerun: Any, episode: Episode, times: Any) -> list[Any]:
     return out
 
 
-def _write_mcap_files(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
-    write = lambda path, episode: write_mcap(episode, path, streams_of(source, episode))  # noqa: E731
-    return write_files(episodes, folder, ".mcap", write)
-
-
-MCAP = Format("MCAP", read_mcap, _write_mcap_files, (".mcap",), mapping="mcap")
-RERUN = Format("Rerun", write=lambda episodes, folder, source: write_files(episodes, folder, ".rrd", _write_rerun))
+MCAP = Format(
+    "MCAP", read_mcap, lambda episodes, folder: write_files(episodes, folder, ".mcap", write_mcap), (".mcap",),
+    mapping="mcap",
+)  # fmt: skip
+RERUN = Format("Rerun", write=lambda episodes, folder: write_files(episodes, folder, ".rrd", _write_rerun))

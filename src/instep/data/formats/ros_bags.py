@@ -175,6 +175,6 @@ class _Bag:
 
 
 ROSBAG = Format(
-    "a ROS bag", read_rosbag, lambda episodes, folder, source: write_files(episodes, folder, "", write_rosbag),
+    "a ROS bag", read_rosbag, lambda episodes, folder: write_files(episodes, folder, "", write_rosbag),
     (".bag", ".db3"), (BAG_FILE,), mapping="bag",
 )  # fmt: skip

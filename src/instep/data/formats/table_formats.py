@@ -249,7 +249,7 @@ def _number(path: Path) -> int:
     return int(digits) if digits else 0
 
 
-def _write_csv(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+def _write_csv(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     def write(path: Path, episode: Episode) -> list[str]:
         flat: dict[str, Array] = {"timestamp": episode.t}
         for name, column in episode.columns.items():
@@ -266,7 +266,7 @@ def _flat_names(name: str, column: Any) -> list[str]:
     return [name] if column.ndim == 1 else [f"{name}.{k}" for k in range(math.prod(column.shape[1:]))]
 
 
-def _write_npz(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
+def _write_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     def write(path: Path, episode: Episode) -> list[str]:
         columns: dict[str, Any] = {"timestamp": episode.t}
         columns |= {name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size}

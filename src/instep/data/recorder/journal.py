@@ -25,8 +25,8 @@ from pathlib import Path
 HEADER = struct.Struct("<4sBBHIQQqqI")
 TAIL = struct.Struct("<I")
 MAGIC = b"ISJ\x01"
-BEGIN, ROW, BLOB, SAMPLE, GAP, CLOCK, COMMIT, CHANNEL = 1, 2, 3, 4, 5, 6, 7, 8
-NAMES = ("record", "beginning", "row", "image", "sample", "gap", "clock", "commit", "channel")
+BEGIN, ROW, BLOB, GAP, CLOCK, COMMIT = 1, 2, 3, 4, 5, 6
+NAMES = ("record", "beginning", "row", "image", "gap", "clock", "commit")
 """What each kind of record is called in a report."""
 SYNC = getattr(os, "fdatasync", os.fsync)
 """Make a file's bytes survive a power loss; macOS has only fsync."""

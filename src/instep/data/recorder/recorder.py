@@ -105,7 +105,6 @@ class _Open:
     """First row, count and reason of the drops not yet written down."""
     dropped: int = 0
     absent: dict[str, int] = field(default_factory=dict[str, int])
-    channels: dict[str, int] = field(default_factory=dict[str, int])
     last_t: float = -np.inf
 
 
@@ -117,7 +116,7 @@ class Recorder:
     journals from which `load_episodes` and `recover` read everything that was written, whatever happened.
 
     Observations whose `<name>.stamp` has not changed since the last row are not stored again, so that a camera slower
-    than the loop costs what it shows. Sensors faster than the loop hand in their values with `sample`.
+    than the loop costs what it shows.
 
     Images that nobody may write to (`flags.writeable` is false, as with a robot link or rendered cameras) are
     taken as they are and copied outside the loop; others are copied at once, since a driver may fill them again.
@@ -160,26 +159,6 @@ class Recorder:
                 self._begin(state, observation, action, stamps)
             self._row(state, observation, action, stamps)
 
-    def sample(self, name: str, stamp: float, value: Array) -> None:
-        """Record a value of a sensor with a clock of its own; `stamp` [s] is on the time of the states."""
-        stamps = (time.monotonic_ns(), time.time_ns())
-        with self._lock:
-            episode = self._open
-            if episode is None:
-                return
-            values = np.atleast_1d(np.asarray(value))
-            if values.nbytes > 1 << 16:
-                raise Unsupported(f"{name!r} gives {values.nbytes} bytes a sample; images go with the observations.")
-            parts: list[Part] = []
-            if name not in episode.channels:
-                episode.channels[name] = len(episode.channels)
-                header = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
-                parts.append(_text(journal.CHANNEL, header, episode.channels[name]))
-            payload = np.float64(stamp).tobytes() + values.tobytes()
-            parts.append(Part(journal.SAMPLE, episode.channels[name], payload))
-            if self._producer.send(parts, stamps) and len(parts) == 2:
-                del episode.channels[name]
-
     def commit(self, **meta: str) -> None:
         """End the episode; `meta` says how it went."""
         with self._lock:
@@ -193,14 +172,7 @@ class Recorder:
         written = int(counters[ROWS])
         # Once writing has failed, rows that were still on their way are lost as well.
         dropped = self._seen - written if error else self._dropped
-        return RecorderStatus(
-            self._seen,
-            written,
-            int(counters[SYNCED]),
-            dropped,
-            int(counters[COMMITS]),
-            error,
-        )
+        return RecorderStatus(self._seen, written, int(counters[SYNCED]), dropped, int(counters[COMMITS]), error)
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until every row taken so far is written; not for use inside the loop."""

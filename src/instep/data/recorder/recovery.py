@@ -1,15 +1,14 @@
 """Recovery of recordings: read a recorder's journals after a clean end or a crash, and make a LeRobot dataset of them.
 
 Everything that is whole is read, and what is lost is said exactly. Journals are removed only after the dataset was
-checked against them. Sensors with a clock of their own keep all their values, with stamps, in
-`streams/episode_NUMBER.npz`; a LeRobot table has one rate, and its rows hold the latest value.
+checked against them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,16 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import check_regular, is_table, parse_json, parsing, present, shown
 from instep.core.rollout import run_policy
-from instep.core.world import Array, Policy, Watcher, World, array_dataclass, frozen_dataclass, vector
-from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, read_npz
+from instep.core.world import Array, Policy, Watcher, World, array_dataclass, frozen_dataclass
+from instep.data.files import ALLOWED_KINDS, MAX_RECORDING
 from instep.data.frames import Frames, IndexedImages
 from instep.data.lerobot.features import WriteOptions, spec_from_json
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import append_episodes
 from instep.data.recorder import journal
-from instep.data.resample import with_stream
 
-from .atomic import new_file
 from .journal import Damage, Record, Scan
 from .recorder import JOURNAL, Recorder, RecorderStatus, recorded_numbers
-
-STREAMS = "streams"
-"""Folder of a dataset with the sensors that have a clock of their own."""
 
 
 @frozen_dataclass
@@ -58,8 +52,6 @@ class RecoveredEpisode:
     episode: Episode | None
     """Its rows; None where not even the description of its columns is left."""
     losses: tuple[Loss, ...]
-    streams: Mapping[str, tuple[Array, Array]] = field(default_factory=dict[str, tuple[Array, Array]])
-    """Sensors with a clock of their own: stamps [n] and values [n, ...]."""
 
 
 def recover(folder: Path) -> list[RecoveredEpisode]:
@@ -91,7 +83,7 @@ def _recovered(here: Path, number: int) -> RecoveredEpisode:
     layout = np.dtype(fields)
     found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
     table = _table(rows, found, layout)
-    columns, streams = _columns(found, table, header), _streams(rows)
+    columns = _columns(found, table, header)
     kept = _images(images, table, header, columns, (number, losses))
     commits = {"row journal": _first(rows, journal.COMMIT), "image journal": _first(images, journal.COMMIT)}
     commit = commits["row journal"] or commits["image journal"]
@@ -102,7 +94,7 @@ def _recovered(here: Path, number: int) -> RecoveredEpisode:
     complete = commit is not None and not losses
     meta["complete"] = "yes" if complete else "no"
     episode = Episode(spec_from_json(header["spec"]), {name: column[kept] for name, column in columns.items()}, meta)
-    return RecoveredEpisode(number, complete, episode, tuple(losses), streams)
+    return RecoveredEpisode(number, complete, episode, tuple(losses))
 
 
 @frozen_dataclass
@@ -125,9 +117,7 @@ def finish_recording(folder: Path, options: WriteOptions | None = None, *, keep:
     others keep the number they were recorded under in `meta["recorded"]`.
     """
     pending = _pending(folder)
-    usable = [_with_streams(found) for found in pending if found.episode is not None and len(found.episode)]
-    for found in pending:
-        _write_streams(folder, found.index, found.streams)
+    usable = [episode for found in pending for episode in _numbered(found)]
     if usable:
         append_episodes(usable, folder, options)
         _check(folder, usable)
@@ -145,17 +135,11 @@ def finish_recording(folder: Path, options: WriteOptions | None = None, *, keep:
 
 def pending_episodes(folder: Path) -> list[Episode]:
     """Episodes that are in journals and not yet in LeRobot files."""
-    return [_with_streams(one) for one in _pending(folder) if one.episode is not None and len(one.episode)]
+    return [episode for found in _pending(folder) for episode in _numbered(found)]
 
 
 def record_episodes(
-    world: World,
-    policy: Policy,
-    recorder: Recorder,
-    *,
-    seeds: Sequence[int],
-    steps: int,
-    watch: Sequence[Watcher] = (),
+    world: World, policy: Policy, recorder: Recorder, *, seeds: Sequence[int], steps: int, watch: Sequence[Watcher] = ()
 ) -> RecordingResult:
     """Run a policy in a world once per seed, record it, and finish the dataset."""
     with recorder:
@@ -165,31 +149,14 @@ def record_episodes(
     return replace(finish_recording(recorder.folder), status=recorder.status())
 
 
-def streams_of(folder: Path, episode: Episode) -> dict[str, tuple[Array, Array]]:
-    """The streams of an episode of a dataset: name -> stamps [n] and values [n, ...]; empty where there are none."""
-    path = _stream_file(folder, int(episode.meta.get("recorded", -1)))
-    if not path.exists():
-        return {}
-    arrays = read_npz(path)
-    names = [name.removesuffix(".stamp") for name in arrays if name.endswith(".stamp")]
-    return {name: (arrays[f"{name}.stamp"], arrays[f"{name}.value"]) for name in names}
-
-
 def _pending(folder: Path) -> list[RecoveredEpisode]:
     done = set(recorded_numbers(folder))
     return [found for found in recover(folder) if found.index not in done]
 
 
-def _with_streams(found: RecoveredEpisode) -> Episode:
-    """The episode with sensors of another clock resampled to its rows: the latest value at each."""
-    episode = found.episode
-    assert episode is not None  # noqa: S101  # chosen so by the callers
-    for name, (stamps, values) in found.streams.items():
-        if len(stamps):
-            flat = values.reshape(len(values), -1)
-            channel = vector([f"{name}_{k}" for k in range(flat.shape[1])])
-            episode = with_stream(episode, name, stamps, flat, "hold", channel)
-    return episode.with_columns({}, recorded=str(found.index))
+def _numbered(found: RecoveredEpisode) -> list[Episode]:
+    """The episode with the number that it was recorded under, where any row is left."""
+    return [found.episode.with_columns({}, recorded=str(found.index))] if found.episode and len(found.episode) else []
 
 
 def _check(folder: Path, given: Sequence[Episode]) -> None:
@@ -203,20 +170,6 @@ def _check(folder: Path, given: Sequence[Episode]) -> None:
                 f"Episode {episode.meta['recorded']} of {str(folder)!r} reads back with {len(stored)} rows instead of "
                 f"{len(episode)}; its journal is kept, so export it again."
             )
-
-
-def _write_streams(folder: Path, number: int, streams: Mapping[str, tuple[Array, Array]]) -> None:
-    if not streams:
-        return
-    arrays: dict[str, Any] = {}
-    for name, (stamps, values) in streams.items():
-        arrays |= {f"{name}.stamp": stamps, f"{name}.value": values}
-    with new_file(_stream_file(folder, number)) as partial:
-        np.savez(partial, **arrays)
-
-
-def _stream_file(folder: Path, number: int) -> Path:
-    return folder / STREAMS / f"episode_{number:06d}.npz"
 
 
 def _scan(path: Path) -> Scan:
@@ -324,19 +277,6 @@ def _image(
     scan: Scan, records: Mapping[int, Record], kind: np.dtype[Any], shape: tuple[int, ...], number: int
 ) -> Array:
     return np.frombuffer(scan.payload(records[number]), kind).reshape(shape)
-
-
-def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:
-    channels: dict[int, Any] = {}
-    for record in _of_kind(scan, journal.CHANNEL):
-        channels[record.stream] = _noted(scan, record)
-    out: dict[str, tuple[Array, Array]] = {}
-    for stream, channel in channels.items():
-        layout = np.dtype([("stamp", "<f8"), ("value", _number_type(channel["dtype"]), tuple(channel["shape"]))])
-        some = [r for r in _of_kind(scan, journal.SAMPLE) if r.stream == stream and r.length == layout.itemsize]
-        values = np.frombuffer(b"".join(bytes(scan.payload(record)) for record in some), layout)
-        out[str(channel["name"])] = (values["stamp"].astype(float), np.ascontiguousarray(values["value"]))
-    return out
 
 
 def _gaps(number: int, scan: Scan) -> list[Loss]:

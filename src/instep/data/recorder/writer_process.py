@@ -199,7 +199,7 @@ class WriterProcess:
 MESSAGE = struct.Struct("<BBHIQQqq")
 """kind, 0, stream, length, start and end of the payload as counts of bytes since the beginning, both clocks [ns]."""
 PAGE = 4096
-TAIL, ROWS, SYNCED, FAILED, COMMITS, SAMPLES = range(6)
+TAIL, ROWS, SYNCED, FAILED, COMMITS = range(5)
 """Places of the counters that the reader keeps: bytes read, rows written, rows synced, errno, episodes committed."""
 
 
