@@ -23,7 +23,7 @@ from instep.core.reading import TEXT, read_entries
 from instep.core.world import Simulator, Spec, World, array_dataclass, frozen_dataclass, options_dataclass
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
-from instep.robot import Driver, Late, Noisy, Quantized, Reading, WrappedDriver
+from instep.robot import Driver, Late, Noisy, Quantized, Reading, WrappedDriver, connect_robot
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -186,15 +186,14 @@ START_TIMEOUT_S = 20.0
 def connect(address: str, token: str = "", *, timeout: float = 2.0) -> AbstractContextManager[RobotWorld]:
     """A robot as a `World`, to be used with `with`.
 
-    `address` is that of a robot's link (`ws://HOST:PORT`, see docs/formats/link.md), with its `token`; or
+    `address` is that of a robot's link (`ws://HOST:PORT`, see docs/formats/link.md), with its `token`; the name of a
+    driver and its address (`NAME:ADDRESS`); or
     `simulated:SCENE`, which starts a simulated robot of a scene in another process and another engine, with hidden
     parameters, noise and delay, and stops it on leaving. `timeout` [s] bounds how long a reply of the link may take.
     """
-    from instep.robot.link import RobotWorld
-
     if address.startswith(SIMULATED):
         return _simulated(address.removeprefix(SIMULATED), max(timeout, START_TIMEOUT_S))
-    return RobotWorld(address, token, timeout=timeout)
+    return connect_robot(address, token, timeout=timeout)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from .simulated_robot import Perturbation, simulate_robot
 
 KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
-    "robot": "robot:ADDRESS, a robot or a simulated robot behind a link (ws://127.0.0.1:PORT)",
+    "robot": "robot:ADDRESS, a robot behind a link (ws://127.0.0.1:PORT) or by the name of its driver (NAME:ADDRESS)",
     "recording": "recording:DATA, the first episode of a dataset (recording:DATA#3 its fourth)",
     "twin": "twin:SCENE, a scene kept in step with a real robot (--real robot:ADDRESS or recording:DATA)",
 }
@@ -35,9 +35,9 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
     if kind not in KINDS or not rest:
         raise BadInput(f"{words!r} is not a world; expected one of: {'; '.join(KINDS.values())}.")
     if kind == "robot":
-        from instep.robot import RobotWorld
+        from instep.robot import connect_robot
 
-        return RobotWorld(rest, token)
+        return connect_robot(rest, token)
     if kind == "recording":
         return nullcontext(_recording(rest))
     if kind == "twin":
