@@ -45,14 +45,11 @@ def _spoilings(target: Target, sample: Path, outside: Path, seed: int) -> Iterat
         for kind, spoil in _damage(name, sound, outside / f"{target.folder}-{Path(name).name}").items():
             if kind == "link out of the folder" and target.name in NAMED:
                 continue
-            lenient = target.name in ("journal", "past runs", "episodes of an evaluation", "token file") or (
-                optional and kind in ("missing", "dangling link")
-            )
+            lenient = target.name == "journal" or (optional and kind in ("missing", "dangling link"))
             yield kind, not lenient and (target.name, kind) not in MAY_BE_READ, spoil
         documents = {".json": _json_documents, ".toml": _toml_documents}
         if Path(name).suffix in documents:
             for kind, refuse, text in documents[Path(name).suffix](sound.decode(), seed):
-                refuse = refuse and target.name != "past runs"
                 yield kind, refuse, lambda place, name=name, text=text: (place / name).write_text(text)
     for kind, files in OWN.get(target.name, list)():
         yield kind, (target.name, kind) not in MAY_BE_READ, lambda place, files=files: _write(place, files)
@@ -73,9 +70,8 @@ LINES = (
 NAMED = (
     "MJCF", "URDF", "PLY", "SPLAT", "GLB", "glTF", "USDA", "USDC", "USDZ", "Embodied Gaussians JSON", "video", "image",
     "calibration", "virtual cameras", "HDF5", "MCAP", "foreign MCAP", "mapping", "unknown log", "policy map",
-    "policy folder", "LeRobot checkpoint", "belief", "delta-action model", "gate rules", "event rules", "success rates",
-    "message of a policy server", "message of a robot", "notes of a training", "best values of a tuning", "token file",
-    "episodes of an evaluation",
+    "policy folder", "LeRobot checkpoint", "gate rules", "event rules", "success rates",
+    "message of a policy server", "message of a robot",
 )  # fmt: skip
 """Readers of a file that the user names: whoever names a link means its file."""
 MAY_BE_READ = {

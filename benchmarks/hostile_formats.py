@@ -441,8 +441,6 @@ OWN: dict[str, Callable[[], Any]] = {
     "URDF": _urdfs,
     "scene.toml": _scene_tables,
     "NPZ": lambda: [(kind, {"run.npz": data}) for kind, data in _npz_files()],
-    "delta-action model": lambda: [(kind, {"delta.npz": data}) for kind, data in _npz_files()],
-    "belief": lambda: [(kind, {"belief.npz": data}) for kind, data in _npz_files()],
     "CSV": lambda: [(kind, {"run.csv": text}) for kind, text in _tables()],
     "success rates": lambda: [(kind, {"rates.csv": text}) for kind, text in _tables()],
     "gzipped CSV": lambda: [("archive bomb", {"run.csv.gz": gzip.compress(b"1,2,3\n" * 2_000_000, 1) * 60})],

@@ -23,7 +23,7 @@ def targets() -> dict[str, Target]:
         *image_targets(),
         *data_targets(),
         *policy_targets(),
-        *app_targets(),
+        *rule_targets(),
     ]
     return {target.name: target for target in found}
 
@@ -225,36 +225,6 @@ RATES = "task,policy,real,sim,n_real_trials,n_sim_trials\n" + "".join(
 )
 
 
-def write_belief(folder: Path) -> None:
-    from instep.core.param import Param
-    from instep.tune.posterior.beliefs import GaussianBelief, save_belief
-
-    params = (Param("joint.elbow.damping", 0.01, 1.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.1, False, "s"))
-    save_belief(GaussianBelief(params, np.full(2, 0.5), 0.01 * np.eye(2)), folder / "belief.json")
-
-
-def read_belief(folder: Path) -> object:
-    from instep.tune.posterior.beliefs import load_belief
-
-    return load_belief(folder).sample(3, np.random.default_rng(0))
-
-
-def write_delta(folder: Path) -> None:
-    from instep.physics.delta_model import DeltaModel
-
-    n = 2
-    DeltaModel(
-        tuple(JOINTS), *(np.ones((n, 3)) for _ in range(2)), np.ones((n, 3, 4)), np.ones((n, 4)), np.ones((n, 9)),
-        np.ones(n), np.ones(n),
-    ).save(folder / "delta.npz")  # fmt: skip
-
-
-def read_delta(folder: Path) -> object:
-    from instep.physics.delta_model import DeltaModel
-
-    return DeltaModel.load(folder / "delta.npz")
-
-
 def read_gate(folder: Path) -> object:
     from instep.evaluate.policy_gate import read_gate_rules
 
@@ -274,76 +244,9 @@ def read_agreement(folder: Path) -> object:
     return rank_agreements(read_rates(folder / "rates.csv"))
 
 
-def write_past_run(folder: Path) -> None:
-    run = folder / "runs/gap-1"
-    run.mkdir(parents=True)
-    (run / "config.toml").write_text('verb = "gap"\nversion = "0.1.0"\ncommand = ["instep", "gap", "data", "scene"]\n')
-    score = {"value": 1.0, "low": 0.5, "high": 1.5, "n": 3, "unit": "rad"}
-    (run / "result.json").write_text(json.dumps({"verb": "gap", "seed": 0, "inputs": {}, "scores": {"gap": score}}))
-
-
-def read_past_runs(folder: Path) -> object:
-    from instep.app.verbs.runs import list_runs
-
-    return list_runs(folder / "runs")
-
-
-TRAINING = {"step": 40, "options": {"steps": 100, "blocks": 2, "cameras": [], "pose_noise": [0.001, 0.01]}}
-
-
-def write_training(folder: Path) -> None:
-    write_flow_policy(folder)
-    (folder / "policy/training.json").write_text(json.dumps(TRAINING))
-
-
-def read_training(folder: Path) -> object:
-    from instep.app.verbs.augment import trained_with
-
-    return trained_with(folder / "policy", None, "cpu")
-
-
-def read_best_values(folder: Path) -> object:
-    from instep.app.verbs.tune import best_values
-
-    return best_values(folder)
-
-
-def write_evaluation(folder: Path) -> None:
-    from instep.evaluate.episode_batch import BatchResult, EpisodeResult, ParquetStore
-
-    episode = EpisodeResult(
-        seed=1, outcome="success", stage="pushed", steps=40, seconds=2.0, score=0.9, speed=0.1, jump=0.1, beyond=0.0,
-        decide_ms=1.0, events={"pushed": 1.2}, digest="00",
-    )  # fmt: skip
-    ParquetStore(folder).save("batch", BatchResult((episode,), {1: np.zeros((4, 2))}))
-
-
-def read_evaluation(folder: Path) -> object:
-    from instep.evaluate.episode_batch import ParquetStore
-
-    store = ParquetStore(folder)
-    return store.load("batch"), store.trajectory("batch", 1)
-
-
-def read_token(folder: Path) -> object:
-    from instep.app.arguments import kept_token
-
-    return kept_token(folder / "token")
-
-
-def app_targets() -> list[Target]:
+def rule_targets() -> list[Target]:
+    """Tables that users write: rules and rates."""
     return [
-        Target("notes of a training", write_training, read_training, ("policy/training.json",)),
-        Target(
-            "best values of a tuning",
-            writer("best.json", json.dumps({"status": "stopped", "settings": {"joint.elbow.damping": 0.3}})),
-            read_best_values,
-            ("best.json",),
-        ),
-        Target("episodes of an evaluation", write_evaluation, read_evaluation, ("batch.parquet", "batch.1.npy")),
-        Target("token file", writer("token", "0123456789abcdef0123456789abcdef"), read_token, ("token",)),
-        Target("belief", write_belief, read_belief, ("belief.json", "belief.npz")),
-        Target("delta-action model", write_delta, read_delta, ("delta.npz",)),
         Target(
             "gate rules",
             writer("rules.toml", GATE),
@@ -352,12 +255,5 @@ def app_targets() -> list[Target]:
             ("gate", "expert", "{folder}/rules.toml"),
         ),
         Target("event rules", writer("events.toml", EVENTS), read_events, ("events.toml",)),
-        Target(
-            "success rates",
-            writer("rates.csv", RATES),
-            read_agreement,
-            ("rates.csv",),
-            ("gap", "--agreement", "{folder}/rates.csv"),
-        ),
-        Target("past runs", write_past_run, read_past_runs, ("runs/gap-1/config.toml", "runs/gap-1/result.json")),
+        Target("success rates", writer("rates.csv", RATES), read_agreement, ("rates.csv",)),
     ]

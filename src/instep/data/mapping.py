@@ -7,7 +7,7 @@ unit, and the sign, scale and offset to the scene's convention. `RawRun` is what
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -154,10 +154,6 @@ class DataMapping:
     """What motors were given beside commands: `enable` (0 while a motor is off) and `gain`."""
 
 
-_RULE = frozenset(entry.name for entry in fields(ChannelRule)) - {"sources"} | {"from"}
-_TOP = frozenset(entry.name for entry in fields(DataMapping)) - {"name"} | {"parts", "join"}
-
-
 def shipped_mappings() -> list[str]:
     """The names of all mappings that come with instep, with the parts of sets that hold several machines."""
     out: list[str] = []
@@ -186,114 +182,81 @@ def from_file(path: Path) -> tuple[DataMapping, ...]:
 def parse(text: str, name: str, part: str = "") -> tuple[DataMapping, ...]:
     """The mappings of a TOML text; `part` names one machine of a set that holds several."""
     with parsing(name, "a mapping"):
-        return _parse(text, name, part)
+        top = parse_toml(text, name)
+        parts = cast(dict[str, dict[str, Any]], top.pop("parts", {}))
+        join = bool(top.pop("join", False))
+        if not parts:
+            if part:
+                raise BadInput(f"The mapping {name!r} has no parts, so {part!r} cannot be one of them.")
+            return (_mapping(name, top),)
+        if part and part not in parts:
+            raise UnknownName(f"part of {name!r}", part, parts)
+        if not part and not join:
+            known = ", ".join(f"{name}/{known}" for known in parts)
+            raise BadInput(f"{name!r} holds recordings of different machines; name one of them: {known}.")
+        chosen = [part] if part else list(parts)
+        return tuple(_mapping(f"{name}/{key}", {**top, **parts[key]}) for key in chosen)
 
 
-def _parse(text: str, name: str, part: str) -> tuple[DataMapping, ...]:
-    top = parse_toml(text, name)
-    parts = cast(dict[str, dict[str, Any]], top.pop("parts", {}))
-    join = bool(top.pop("join", False))
-    if not parts:
-        if part:
-            raise BadInput(f"The mapping {name!r} has no parts, so {part!r} cannot be one of them.")
-        return (_map(name, top),)
-    if part and part not in parts:
-        raise UnknownName(f"part of {name!r}", part, parts)
-    if not part and not join:
-        known = ", ".join(f"{name}/{known}" for known in parts)
-        raise BadInput(f"{name!r} holds recordings of different machines; name one of them: {known}.")
-    chosen = [part] if part else list(parts)
-    return tuple(_map(f"{name}/{key}", {**top, **parts[key]}) for key in chosen)
-
-
-def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
-    for key in top:
-        if key not in _TOP:
-            raise UnknownName(f"entry of the mapping {name!r}", key, _TOP)
+def _mapping(name: str, top: Mapping[str, Any]) -> DataMapping:
     for key in ("format", "files"):
         if key not in top:
             raise BadInput(f"The mapping {name!r} must say {key!r}.")
-    texts = ("about", "scene", "kind", "time", "time_unit", "split", "task")
-    kinds: dict[str, Callable[[Any], Any]] = dict.fromkeys(texts, str)
-    kinds |= {"rate": float, "resample": float, "skip": int, "repeats": bool, "options": dict}
+    for key in top.get("inputs", {}):
+        if key not in INPUTS:
+            raise UnknownName(f"input of the mapping {name!r}", key, INPUTS)
     try:
-        plain: dict[str, Any] = {name: kind(top[name]) for name, kind in kinds.items() if name in top}
-        rules: dict[str, Any] = {
-            rule: _rule(f"{name}: {rule}", top[rule]) for rule in ("q", "v", "action") if rule in top
-        }
-        return DataMapping(
-            name=name,
-            format=str(top["format"]),
-            files=_words(top["files"]),
-            exclude=_words(top.get("exclude", ())),
-            also={str(k): (str(v[0]), str(v[1])) for k, v in top.get("also", {}).items()},
-            meta={str(k): str(v) for k, v in top.get("meta", {}).items()},
-            observation={str(k): _rule(f"{name}: {k}", v) for k, v in top.get("observation", {}).items()},
-            inputs={_input(name, k): _rule(f"{name}: {k}", v) for k, v in top.get("inputs", {}).items()},
-            **rules,
-            **plain,
-        )
+        return DataMapping(name=name, **_entries(DataMapping, top, f"the mapping {name!r}", name))
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"The mapping {name!r} has an entry of the wrong kind ({error}).") from None
 
 
-def _input(name: str, key: str) -> str:
-    if key not in INPUTS:
-        raise UnknownName(f"input of the mapping {name!r}", key, INPUTS)
-    return key
+def _entries(kind: type[Any], table: Mapping[str, Any], what: str, where: str) -> dict[str, Any]:
+    """The fields of a dataclass from a table, each converted as it is annotated."""
+    kinds = {entry.name: str(entry.type) for entry in fields(kind) if entry.name not in ("name", "sources")}
+    for key in table:
+        if key not in kinds and key != "from":
+            raise UnknownName(f"entry of {what}", key, kinds)
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        how = kinds.get(key, "")
+        if how == "ChannelRule":
+            found[key] = _rule(f"{where}: {key}", value)
+        elif how == "Mapping[str, ChannelRule]":
+            found[key] = {str(k): _rule(f"{where}: {k}", v) for k, v in value.items()}
+        elif how:
+            found[key] = _CONVERSIONS[how](value)
+    return found
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "str": str, "int": int, "float": float, "bool": bool, "Mapping[str, Any]": dict,
+    "Mapping[str, str]": lambda value: {str(k): str(v) for k, v in value.items()},
+    "Mapping[str, tuple[str, str]]": lambda value: {str(k): (str(v[0]), str(v[1])) for k, v in value.items()},
+    "tuple[str, ...]": lambda value: (value,) if isinstance(value, str) else tuple(str(word) for word in value),
+    "tuple[float, ...]": lambda value: tuple(float(x) for x in value),
+    "tuple[tuple[float, ...], ...]": lambda value: tuple(tuple(float(x) for x in row) for row in value),
+    "tuple[tuple[int, int, int, int], ...]": lambda value: tuple(tuple(map(int, row)) for row in value),
+    "ChannelRule | None": lambda value: _rule("plus", value),
+}  # fmt: skip
+"""How an entry of a mapping file becomes a field, by its annotation."""
 
 
 def _rule(where: str, entry: Any) -> ChannelRule:
-    table = cast(dict[str, Any], entry)
-    for key in table:
-        if key not in _RULE:
-            raise UnknownName(f"entry of {where!r}", key, _RULE)
-    labels = _words(table.get("labels", ()))
-    sources = _alternatives(table.get("from", ()))
-    if not sources and "derive" not in table:
+    table = dict(cast(dict[str, Any], entry))
+    words = _CONVERSIONS["tuple[str, ...]"]
+    labels, given = words(table.get("labels", ())), table.get("from", ())
+    if not given and "derive" not in table:
         raise BadInput(f"{where!r} must say where its numbers come from, with 'from' or 'derive'.")
-    unit, unwrap = table.get("unit", ""), table.get("unwrap", ())
-    numbers: dict[str, Any] = {
-        name: _numbers(table[name], len(labels)) for name in ("sign", "scale", "offset") if name in table
-    }
-    kinds: dict[str, Callable[[Any], Any]] = {"bits": int, "derive": str, "from_unit": str, "optional": bool}
-    kinds |= {"window": float, "lag": float, "flight": float}
-    plain: dict[str, Any] = {name: kind(table[name]) for name, kind in kinds.items() if name in table}
-    return ChannelRule(
-        sources=sources,
-        labels=labels,
-        unit=unit if isinstance(unit, str) else " ".join(cast(list[str], unit)),
-        matrix=tuple(tuple(float(x) for x in row) for row in table.get("matrix", ())),
-        unwrap=labels if unwrap is True else _words(unwrap or ()),
-        bearing=tuple((int(b[0]), int(b[1]), int(b[2]), int(b[3])) for b in table.get("bearing", ())),
-        centre=_point(where, table.get("centre", (0.0, 0.0, 0.0))),
-        plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,
-        **numbers,
-        **plain,
-    )
-
-
-def _alternatives(value: Any) -> tuple[tuple[str, ...], ...]:
-    if isinstance(value, str):
-        return ((value,),)
-    rows = cast(Sequence[Any], value)
-    if rows and not isinstance(rows[0], str):
-        return tuple(_words(row) for row in rows)
-    return (_words(rows),) if rows else ()
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(str(word) for word in value)
-
-
-def _point(where: str, value: Any) -> tuple[float, ...]:
-    point = _numbers(value, 1)
-    if len(point) != 3:
-        raise BadInput(f"The 'centre' of {where!r} is a point of three numbers [m], not of {len(point)}.")
-    return point
-
-
-def _numbers(value: Any, size: int) -> tuple[float, ...]:
-    if isinstance(value, int | float):
-        return (float(value),) * max(size, 1)
-    return tuple(float(x) for x in value)
+    for name in {"sign", "scale", "offset", "centre"} & set(table):
+        # One number holds for all labels.
+        table[name] = [table[name]] * max(len(labels), 1) if isinstance(table[name], int | float) else table[name]
+    if len(table.get("centre", (0, 0, 0))) != 3:
+        raise BadInput(f"The 'centre' of {where!r} is a point of three numbers [m], not of {len(table['centre'])}.")
+    if not isinstance(table.get("unit", ""), str):
+        table["unit"] = " ".join(table["unit"])
+    if isinstance(table.get("unwrap"), bool):
+        table["unwrap"] = labels if table["unwrap"] else ()
+    alternatives = given and not isinstance(given, str) and not isinstance(given[0], str)
+    sources = tuple(words(row) for row in given) if alternatives else (words(given),) if given else ()
+    return ChannelRule(sources=sources, **_entries(ChannelRule, table, repr(where), where))
