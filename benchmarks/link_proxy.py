@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import Literal, Self
 
-Way = Literal["pass", "silent", "trickle", "refuse", "spoil"]
+Way = Literal["pass", "silent", "trickle", "refuse"]
 
 
 class LinkProxy:

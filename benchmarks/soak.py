@@ -1,18 +1,15 @@
 """A soak test: robot, policy server, twin and viewer as commands in processes of their own, with a fault every 10 s.
 
-Policies, links and cameras are killed, stopped, cut and spoilt; servers get garbage and requests that never end. What
-is measured is written to the disk as it happens; Ctrl-C ends the test and keeps it.
-
-    python -m benchmarks soak                                    # 30 minutes
-    python -m benchmarks.soak FOLDER [MINUTES]           # another length
-    python -m benchmarks.soak rows FOLDER                # rows of what a folder holds
-    python -m benchmarks.soak keep FOLDER MINUTES        # the same, kept among the results
+Policies, links and cameras are killed, stopped and cut. What is measured is written to the disk as it happens; Ctrl-C
+ends the test and keeps it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import resource
 import shutil
 import signal
 import socket
@@ -20,7 +17,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
@@ -28,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from harness import Row, keep_results, row
+from harness import Row, row
 from instep.app.viewer.view_server import absence
 from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
+from instep.core.world import frozen_dataclass
 from instep.data.files import read_lines
-from soak_faults import CAMERAS, STOPPING, SURVIVED, WRITER, Fault, Plant, answers
-from soak_link import RobotWatch, SpoilingProxy
-from soak_programs import Program, child_of, marked_processes, use_of
+from link_proxy import LinkProxy, Way
+from soak_programs import Program, RobotWatch, child_of, marked_processes, use_of
 
 MINUTES, MINUTES_QUICK = 30.0, 6.0
 FAULT_EVERY_S = 10.0
@@ -83,12 +81,12 @@ def soak(out: Path, minutes: float, seed: int = 0) -> None:
             "seconds": soaking.seconds, "left": sorted(left.values()),
             "reports": soaking.watch.reports, "largest_step": soaking.watch.largest_step,
             "hold_bound": HOLD_BOUND_S + 2 * soaking.watch.dt, "rest_bound": soaking.rest_bound,
-            "spoilt": soaking.proxy.spoilt, "viewer": soaking.view is not None,
+            "viewer": soaking.view is not None,
         }  # fmt: skip
         (out / "end.json").write_text(json.dumps(note, indent=1) + "\n")
 
 
-class SoakTest(Plant):
+class SoakTest:
     """The programs, what happens to them, and what is written down."""
 
     def __init__(self, out: Path, minutes: float, seed: int):
@@ -109,16 +107,15 @@ class SoakTest(Plant):
         self.view = None
         if not absence():
             self.view = self._program("view", "view", SCENE, "--port", self._ports["view"], "--no-browser")
-        self.proxy = SpoilingProxy(self._ports["robot"], seed)
+        self.proxy = LinkProxy(self._ports["robot"])
         self.twin = self._program(
             "twin", "run", f"openpi:ws://127.0.0.1:{self._ports['serve']}", f"twin:{SCENE}", "--real",
             f"robot:ws://127.0.0.1:{self.proxy.port}", "--token", "token", "--steps", 10**6,
         )  # fmt: skip
         self.watch = RobotWatch(f"ws://127.0.0.1:{self._ports['robot']}", self.token)
-        self._begin, self._sampled, self._shown = time.monotonic(), -math.inf, -math.inf
+        self._begin, self._sampled = time.monotonic(), -math.inf
         self._pending: float | None = None
         """When the twin was started whose motion is waited for."""
-        self._faults = self._missed = 0
         self._answered: dict[str, int] = {}
         """How often a server had been started when it answered last."""
         self._streams = {name: (out / f"{name}.jsonl").open("a") for name in ("uses", "faults", "events")}
@@ -181,13 +178,11 @@ class SoakTest(Plant):
         if fault.stops:
             check = self.watch.stop_check(begin, end)
             missed = check.held_s > HOLD_BOUND_S + 2 * self.watch.dt or check.rest_s > self.rest_bound
-            self._missed += missed
             found |= {"held": _finite(check.held_s), "rest": check.rest_s, "missed": missed}
         else:
             # One that is only just being started again has never answered.
             known = [name for name in self.servers() if self._answered.get(name) == self._program_of(name).starts]
             found["silent"] = [name for name in answers(self) if name in known]
-        self._faults += 1
         self._note("faults", found)
 
     def _pass(self, seconds: float, *, restart: bool = True) -> None:
@@ -198,8 +193,6 @@ class SoakTest(Plant):
         self._check_ends()
         if restart:
             self._restart()
-        if self.seconds - self._shown >= 1.0:
-            self._show()
 
     def _sample(self) -> None:
         self._sampled = self.seconds
@@ -254,13 +247,6 @@ class SoakTest(Plant):
     def _note(self, stream: str, table: Mapping[str, Any]) -> None:
         self._streams[stream].write(json.dumps(table) + "\n")
         self._streams[stream].flush()
-
-    def _show(self) -> None:
-        self._shown = self.seconds
-        left = max(0.0, self._length - self.seconds)
-        state = "moving" if self.watch.moving(1.0) else "not moving"
-        line = f"{left / 60:5.1f} min left, {self._faults} faults, {self._missed} missed stops, the robot is {state}"
-        print(f"\r{line:78}", end="", file=sys.stderr, flush=True)
 
     def _program(self, name: str, *words: object) -> Program:
         return Program(name, [str(word) for word in words], self._folder, self.mark, self.token)
@@ -370,16 +356,109 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-if __name__ == "__main__":
-    judged = sys.argv[1] in ("rows", "keep")
-    folder = Path(sys.argv[2 if judged else 1])
-    if not judged:
-        soak(folder, float(sys.argv[2]) if len(sys.argv) > 2 else MINUTES)
-    found = rows_of(folder)
-    if sys.argv[1] == "keep":
-        command = f"python -m benchmarks.soak FOLDER {sys.argv[3]}"
-        keep_results(Path(__file__).parent / "results/soak.json", found, benchmark="soak", command=command)
-    for one in found:
-        interval = "" if one["low"] is None else f" [{one['low']:.3g}, {one['high']:.3g}]"
-        verdict = "" if one["ok"] is None else "met" if one["ok"] else "MISSED"
-        print(f"{one['name']}: {one['value']:.4g}{interval} {one['unit']} {verdict}")
+CAMERAS = "instep.app.simulated_cameras"
+"""In the command line of the process that renders the robot's cameras."""
+WRITER = "writer_process"
+"""In the command line of the process that writes a recording."""
+
+
+@frozen_dataclass
+class Fault:
+    """Something that goes wrong, for some time."""
+
+    name: str
+    inject: Callable[[SoakTest], AbstractContextManager[None]]
+    """Lasts as long as the block."""
+    lasts_s: float
+    stops: bool = False
+    """Whether no command can come from then on, so that the robot must hold."""
+
+
+def _killed(which: Callable[[SoakTest], int]) -> Callable[[SoakTest], AbstractContextManager[None]]:
+    @contextmanager
+    def inject(plant: SoakTest) -> Generator[None]:
+        _send(which(plant), signal.SIGKILL)
+        yield
+
+    return inject
+
+
+def _stopped(which: Callable[[SoakTest], int]) -> Callable[[SoakTest], AbstractContextManager[None]]:
+    @contextmanager
+    def inject(plant: SoakTest) -> Generator[None]:
+        pid = which(plant)
+        _send(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _send(pid, signal.SIGCONT)
+
+    return inject
+
+
+def _link(way: Way) -> Callable[[SoakTest], AbstractContextManager[None]]:
+    @contextmanager
+    def inject(plant: SoakTest) -> Generator[None]:
+        plant.proxy.way = way
+        if way == "refuse":
+            plant.proxy.reset()
+        try:
+            yield
+        finally:
+            plant.proxy.way = "pass"
+
+    return inject
+
+
+@contextmanager
+def _disk_full(plant: SoakTest) -> Generator[None]:
+    """The process that writes the recording may write no further."""
+    pid = child_of(plant.twin.pid, WRITER)
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE) if pid else (-1, -1)
+    if pid:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            if pid:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def _send(pid: int, number: int) -> None:
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+STOPPING = (
+    Fault("policy server killed", _killed(lambda plant: plant.serve.pid), 2.0, stops=True),
+    Fault("link cut", _link("refuse"), 3.0, stops=True),
+    Fault("twin stopped and continued", _stopped(lambda plant: plant.twin.pid), 1.5, stops=True),
+    Fault("camera process killed", _killed(lambda plant: child_of(plant.robot.pid, CAMERAS)), 2.0, stops=True),
+    Fault("link silent", _link("silent"), 3.0, stops=True),
+    Fault("policy server stopped and continued", _stopped(lambda plant: plant.serve.pid), 1.5, stops=True),
+    Fault("twin killed", _killed(lambda plant: plant.twin.pid), 2.0, stops=True),
+)
+"""Faults after which the robot must hold."""
+SURVIVED = (
+    Fault("camera process stopped and continued", _stopped(lambda plant: child_of(plant.robot.pid, CAMERAS)), 1.0),
+    Fault("disk full for the recording", _disk_full, 2.0),
+)
+"""Faults that a run survives."""
+
+
+def answers(plant: SoakTest) -> list[str]:
+    """The servers that do not answer a good client within 5 s."""
+    return [name for name, port in plant.servers().items() if not _answers(port)]
+
+
+def _answers(port: int) -> bool:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            if peer.recv(16).startswith(b"HTTP/1.1 "):
+                return True
+        time.sleep(0.1)
+    return False
