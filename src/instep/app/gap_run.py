@@ -61,6 +61,8 @@ class GapRequest:
     plain: bool
     seed: int
     out: Path | None
+    episodes: Sequence[Episode] = ()
+    """The recordings, where they were read already."""
 
     @property
     def rules(self) -> list[EventRule] | None:
@@ -89,7 +91,8 @@ def run(args: GapRequest) -> int:
         raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
     if not args.every > 0:
         raise BadInput(f"--every takes seconds above 0, not {args.every:g}.")
-    episodes = spread_runs(read_runs(args.data, args.source, _scene_name(args.against)), args.runs)
+    recorded = list(args.episodes) or read_runs(args.data, args.source, _scene_name(args.against))
+    episodes = spread_runs(recorded, args.runs)
     output = new_output("gap", args.out, seed=args.seed)
     output.read(located(args.data))
     if not args.against:

@@ -18,14 +18,16 @@ from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, Positional
 from instep.app.data_args import DataArgs, robot_layout
-from instep.app.gap_run import GapRequest
+from instep.app.gap_run import GapRequest, named_run
 from instep.app.gap_run import run as run_gap
 from instep.app.output import Output, gate_table, new_output
+from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError, Unsupported
 from instep.core.progress import parse_duration
 from instep.core.reading import read_json_table
 from instep.core.world import options_dataclass
-from instep.data import MappingGuess, guess_mapping, import_recordings, load_episodes, write_draft
+from instep.data import MappingGuess, find_logs, guess_mapping, import_episodes, load_episodes, write_draft
+from instep.gap.preparation import recorded_at_rate
 from instep.report.start_page import plot_first_seconds, start_page
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
@@ -127,30 +129,31 @@ def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:
     words = shlex.join([str(robot), *(str(log) for log in logs)])
     result = StartResult(output, scene, words, args.images)
     console = Console(stderr=True)
-    mapping, folder = _mapping(result, logs, args, console)
-    # A scene at the rate of the logs needs no resampling.
-    rate = result.guess.rate if result.guess else 1 / load_episodes(folder, mapping)[0].spec.dt
+    # Each log is parsed once, and each run is resampled once, if at all: a scene at the rate of the logs needs none.
+    episodes = _episodes(result, logs, args, console)
+    rate = result.guess.rate if result.guess else 1 / episodes[0].spec.dt
     result.made = make_scene(robot, output.folder / SCENE, rate=rate)
     _say_scene(result.made, console)
-    done = import_recordings(folder, output.folder / DATA, mapping=mapping)
+    done = import_episodes(episodes, output.folder / DATA)
     console.print(f"{done.episodes} runs, {done.rows} rows in {done.folder}.", highlight=False)
-    episodes = load_episodes(output.folder / DATA)
+    runs, notes = recorded_at_rate([named_run(e, i) for i, e in enumerate(episodes)], result.made.scene.dt)
+    for sentence in notes:
+        console.print(sentence, highlight=False)
     plot_first_seconds(episodes[0], output.folder / PLOT, result.made.scene)
-    _attempt(result, "gap", lambda: _gap(result, args))
-    _attempt(result, "identification", lambda: _identify(result, args))
+    _attempt(result, "gap", lambda: _gap(result, args, runs))
+    _attempt(result, "identification", lambda: _identify(result, args, runs))
     return _finish(result, console)
 
 
-def _mapping(result: StartResult, logs: Sequence[Path], args: StartArgs, console: Console) -> tuple[Path, Path]:
-    """The mapping file to read the logs with, and the folder that it is for: the one given, or a draft of a guess."""
+def _episodes(result: StartResult, logs: Sequence[Path], args: StartArgs, console: Console) -> Sequence[Episode]:
+    """The runs of the logs, by the mapping file given, or by a draft of a guess."""
+    found = find_logs(logs)
     if args.map is not None:
-        from instep.data import find_logs
-
-        return args.map, find_logs(logs).folder
+        return load_episodes(found.folder, args.map)
     layout = robot_layout(result.scene)
-    guess = guess_mapping(logs, layout, rate=args.rate)
+    guess = guess_mapping(found, layout, rate=args.rate)
     if guess.rows[0].doubt and args.rate is None and _is_terminal():
-        guess = guess_mapping(logs, layout, rate=_asked_rate(console))
+        guess = guess_mapping(found, layout, rate=_asked_rate(console))
     result.guess = guess
     path = write_draft(guess, result.output.folder / MAP, result.scene.name)
     console.print(_table(guess))
@@ -162,7 +165,7 @@ def _mapping(result: StartResult, logs: Sequence[Path], args: StartArgs, console
         )
         if _is_terminal() and console.input("Go on with this guess? [Y/n] ").strip().lower().startswith("n"):
             raise BadInput(f"Stopped: correct {str(path)!r} and give it with --map.")
-    return path, guess.folder
+    return found.episodes(guess.mapping)
 
 
 def _table(guess: MappingGuess) -> Table:
@@ -228,23 +231,23 @@ def _check_commands(result: StartResult) -> None:
     )
 
 
-def _gap(result: StartResult, args: StartArgs) -> None:
+def _gap(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
     folder = result.output.folder
     run_gap(
         GapRequest(
             data=str(folder / DATA), against=str(folder / SCENE), source=DataArgs(), runs=args.runs, every=0.5,
             allow=(), limits={}, max_rmse=None, scene="", events=None, causes="", policy="", plain=True, seed=args.seed,
-            out=folder / "gap",
+            out=folder / "gap", episodes=runs,
         )
     )  # fmt: skip
 
 
-def _identify(result: StartResult, args: StartArgs) -> None:
+def _identify(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
     from .tune import TuneArgs, run_tune
 
     folder = result.output.folder
     options = TuneArgs(budget=args.budget, seed=args.seed, out=folder / "tune")
-    done = run_tune(str(folder / DATA), str(folder / SCENE), options)
+    done = run_tune(str(folder / DATA), str(folder / SCENE), options, runs)
     result.passed = done.found.passed
     Console().print(gate_table(done.found.gates))
 

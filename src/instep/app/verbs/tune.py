@@ -137,7 +137,7 @@ class TuneResult:
     page: Path
 
 
-def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
+def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] = ()) -> TuneResult:
     """Identify parameters from motion and write the new scene, exports, result.json and the page."""
     from instep.app.gap_run import read_runs
     from instep.app.output import new_output, tune_progress
@@ -165,7 +165,7 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
         seed=args.seed,
     )
     budget = parse_duration(args.budget) if args.budget else math.inf
-    runs = read_runs(data, args.source, scene)
+    runs = list(recorded) or read_runs(data, args.source, scene)
     loaded = scene_for(scene, runs, rate=args.source.rate)
     episodes, resampled = recorded_at_rate(runs, loaded.dt)
     for sentence in resampled:
