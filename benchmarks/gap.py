@@ -1,112 +1,30 @@
-"""Speed of measuring gaps: kinematics, time warping, and a whole report, against peers in the same run.
-
-Every pair is measured in turns, A B A B; ratios come with a bootstrap interval over the turns.
-"""
+"""Speed of a whole report of paired runs, against reading and plotting the same data, measured in turns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 import pyarrow.parquet as pq
 
-from harness import median, row
-from instep import Scene
-from instep.app.gap_run import write_curves, write_runs
+from harness import Row, median, row
+from instep.app.verbs.gap import write_curves, write_runs
 from instep.core.episode import Episode
 from instep.core.world import Spec, vector
-from instep.gap.joint_error import Arm, Chain, chain_to, joint_error_profile, profile_scores
+from instep.gap.joint_error import Arm, joint_error_profile, profile_scores
 from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import check_data
-from instep.gap.time_alignment import dtw
-from instep.report.gap_page import gap_page
+from instep.report.gap_page import checks_section, gap_page
 from instep.report.page import write_report
 
 
-def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
-    """One row per ratio."""
-    turns = 3 if quick else 7
-    return [*kinematics(turns, 100_000 if quick else 1_000_000), *warping(turns), *report(out, quick)]
-
-
-def kinematics(turns: int, n: int) -> list[dict[str, Any]]:
-    """Tips of many configurations: compiled, against NumPy over whole arrays, against a loop over MuJoCo."""
-    scene = Scene.load("mobile_ai")
-    chain = chain_to(scene, "left_tip")
-    q = np.random.default_rng(0).uniform(-1, 1, (n, 6))
-    chain.fast(q[:10])
-    few = q[: n // 50]
-    ours, arrays, loop = [], [], []
-    for _ in range(turns):
-        ours.append(_timed(lambda: chain.fast(q)) / n)
-        arrays.append(_timed(lambda: chain.reference(q)) / n)
-        loop.append(_timed(lambda: _mujoco_loop(scene, chain, few)) / len(few))
-    return [
-        row("kinematics", 1 / np.median(ours), "configurations/s"),
-        row("kinematics against vectorised NumPy", median(np.array(arrays) / np.array(ours), "x"), at_least=10),
-        row("kinematics against a loop over MuJoCo", median(np.array(loop) / np.array(ours), "x"), at_least=20),
-    ]
-
-
-def _mujoco_loop(scene: Scene, chain: Chain, q: np.ndarray) -> np.ndarray:
-    model, data = scene.model, mujoco.MjData(scene.model)
-    places = [model.joint(j).qposadr[0] for j in chain.joints]
-    site = model.site("left_tip").id
-    out = np.empty((len(q), 3))
-    for i, configuration in enumerate(q):
-        data.qpos[places] = configuration
-        mujoco.mj_kinematics(model, data)
-        out[i] = data.site_xpos[site]
-    return out
-
-
-def warping(turns: int) -> list[dict[str, Any]]:
-    """Time warping of two runs of 1,000 rows within 50 rows, against the libraries that are kept."""
-    rng = np.random.default_rng(0)
-    rows: list[dict[str, Any]] = []
-    for channels in (1, 14):
-        a, b = (rng.normal(size=(1000, channels)).cumsum(axis=0) for _ in range(2))
-        peers = _peers(a, b)
-        ours: list[float] = []
-        theirs: dict[str, list[float]] = {name: [] for name in peers}
-        own = partial(dtw, a, b, band=50)
-        truth = own()
-        for _ in range(3 * turns):
-            ours.append(min(_timed(own) for _ in range(5)))
-            for name, peer in peers.items():
-                assert abs(peer() / truth - 1) < 1e-9
-                theirs[name].append(min(_timed(peer) for _ in range(2)))
-        for name, times in theirs.items():
-            fastest = name == min(theirs, key=lambda n: np.median(theirs[n]))
-            ratio, goal = median(np.array(times) / np.array(ours), "x"), 2 if fastest else None
-            rows.append(row(f"banded DTW, {channels} channels, against {name}", ratio, at_least=goal))
-    return rows
-
-
-def _peers(a: np.ndarray, b: np.ndarray) -> dict[str, Callable[[], float]]:
-    peers: dict[str, Callable[[], float]] = {}
-    if find_spec("dtaidistance"):
-        from dtaidistance import dtw_ndim
-
-        peers["dtaidistance (C)"] = lambda: dtw_ndim.distance(a, b, window=51, use_c=True)
-    if find_spec("tslearn"):
-        from tslearn.metrics import dtw as theirs
-
-        peers["tslearn (Numba)"] = lambda: theirs(a, b, global_constraint="sakoe_chiba", sakoe_chiba_radius=50)
-        peers["tslearn (Numba)"]()
-    return peers
-
-
-def report(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """A whole report of 2,000 paired runs of 1,000 rows and 16 channels, against reading and plotting the same."""
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Measure a report of 2,000 paired runs of 1,000 rows and 16 channels, against reading and plotting the same."""
     runs, rows = (60, 300) if quick else (2000, 1000)
     folder = out / "pairs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +115,7 @@ def _full_report(folder: Path, out: Path) -> None:
     gap = gap.with_scores(profile_scores(profiles))
     gap = replace(gap, kind="paired", joint_errors=tuple(profiles))
     write_curves(out, gap)
-    write_report(out, gap_page(gap, checks=[checks.section()]))
+    write_report(out, gap_page(gap, checks=[checks_section(checks)]))
 
 
 def _timed(work: Callable[[], Any]) -> float:

@@ -165,13 +165,13 @@ def gap_alone(folder: Path) -> Path:
 def gap_torque(folder: Path) -> Path:
     """Torques against inverse dynamics."""
     data, robot = torqued(folder)
-    return command(f"gap {data} {robot} --torque", folder / "gap_torque")
+    return command(f"torque {data} {robot} --compare", folder / "gap_torque")
 
 
 def agreement(folder: Path) -> Path:
     """Success rates of a virtual evaluation against real ones."""
     (folder / "rates.csv").write_text(RATES)
-    return command(f"gap --agreement {folder}/rates.csv", folder / "agreement")
+    return command(f"agree {folder}/rates.csv", folder / "agreement")
 
 
 def tune(folder: Path) -> Path:
@@ -192,7 +192,7 @@ def reidentify(folder: Path) -> Path:
 def tune_torque(folder: Path) -> Path:
     """An identification by torques."""
     data, robot = torqued(folder)
-    return command(f"tune {data} {robot} --torque", folder / "tune_torque", passes=(0, 1))
+    return command(f"torque {data} {robot}", folder / "tune_torque", passes=(0, 1))
 
 
 def start(folder: Path) -> Path:

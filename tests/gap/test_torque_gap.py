@@ -55,13 +55,6 @@ def test_the_error_grows_with_a_wrong_mass_and_has_an_interval(scene):
     assert 5 < score.low < score.value < score.high < 40 and score.unit == "%"
 
 
-def test_a_gap_in_torques_has_a_page_and_a_plot(scene, tmp_path):
-    gap = measure_torque_gap(scene, [recording(scene.model, 0)])
-    page = gap.to_html(tmp_path / "gap.html").read_text()
-    assert "Error of each joint" in page and "shoulder" in page
-    assert len(gap.plot().axes) == 5
-
-
 def test_recordings_without_torques_are_refused_in_one_sentence(scene):
     whole = recording(scene.model, 0)
     columns = {k: c for k, c in whole.columns.items() if k != "observation.effort"}
@@ -82,14 +75,15 @@ def test_recordings_without_torques_are_refused_in_one_sentence(scene):
 
 def test_the_command_writes_scores_and_applies_limits(scene, tmp_path, capsys):
     write_dataset([recording(scene.model, seed) for seed in (0, 1)], tmp_path / "data")
-    command = ["gap", str(tmp_path / "data"), str(scene.root / "arm.xml"), "--torque", "--out", str(tmp_path / "out")]
+    command = ["torque", str(tmp_path / "data"), str(scene.root / "arm.xml"), "--compare"]
+    command += ["--out", str(tmp_path / "out")]
     assert main(command) == 0
     scores = json.loads((tmp_path / "out" / "result.json").read_text())["scores"]
     assert scores["torque error"]["unit"] == "%" and scores["elbow rms"]["unit"] == "Nm"
-    assert (tmp_path / "out" / "report.html").is_file()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Error of each joint" in page and "shoulder" in page
     assert main([*command, "--limit", "torque error=0.5"]) == 1
     assert "A limit is broken: torque error is" in capsys.readouterr().out
-    assert main(["gap", str(tmp_path / "data"), "--torque"]) == 2
 
 
 def _inertial(scene: Scene, body: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
-from instep.app.gap_run import open_scene
+from instep.app.data_args import open_scene
 from instep.app.simulated_robot import Perturbation, simulate_robot
 from instep.app.world_specs import CameraOptions, world_from_eval_spec, world_from_spec
 from instep.core.errors import BadInput, Diverged

@@ -30,7 +30,7 @@ def test_all_nine_tasks_of_simpler_come_out(recordings, tmp_path):
     from instep.evaluate.agreement import rank_agreements, read_rates
 
     table = recordings / "policy_tables" / "simpler_real_vs_sim.csv"
-    assert main(["gap", "--agreement", str(table), "--out", str(tmp_path / "out")]) == 0
+    assert main(["agree", str(table), "--out", str(tmp_path / "out")]) == 0
     found = {r.task: r for r in rank_agreements(read_rates(table))}
     assert len(found) == 9
     expected = sorted(SIMPLER.values())

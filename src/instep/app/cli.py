@@ -164,6 +164,7 @@ VERBS: dict[str, Verb] = {
         "identify parameters from recordings, with gates and posteriors",
         ("instep tune log my_arm --map my_arm.toml --budget 60s",),
     ),
+    "torque": Verb("torque:torque", "identify inertias, friction and payloads from measured joint torques"),
     "reidentify": Verb(
         "reidentify:reidentify",
         "replay recordings through the on-line filter of parameters",
@@ -209,6 +210,7 @@ VERBS: dict[str, Verb] = {
             "instep eval expert hold pusht --seeds 100 --worlds mujoco rapier perturbed:1",
         ),
     ),
+    "agree": Verb("agree:agree", "compare the success rates of a virtual evaluation with real ones"),
     "gate": Verb("gate:gate", "judge a policy by rules, for CI", ("instep gate expert examples/ci/rules.toml",)),
     "experiment legs": Verb(
         "experiment:legs",

@@ -20,8 +20,9 @@ from instep.core.world import options_dataclass
 from instep.data import MappingGuess, guess_mapping, load_episodes, resampled, write_draft
 from instep.data.guess.joint_columns import CommandKind, RobotActuator, RobotJoint, RobotLayout
 from instep.data.loading import is_foreign_dataset, is_readable
+from instep.physics.engines import open_world, scene_and_engine
 from instep.physics.inverse_dynamics import DynamicsOrder
-from instep.scene.folder import Scene
+from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 from instep.scene.robot_structure import driven_joints
 
 MOST_DOUBTS = 4
@@ -66,6 +67,48 @@ def read_at_rate(path: str | Path, args: DataArgs) -> Sequence[Episode]:
     """The same, resampled where a rate is given."""
     episodes = read_data(path, args)
     return episodes if args.rate is None else [resampled(episode, args.rate) for episode in episodes]
+
+
+def read_runs(path: str, source: DataArgs | None = None, scene: str = "") -> list[Episode]:
+    """The episodes of a dataset or of recordings, each with a name."""
+    return [named_run(e, i) for i, e in enumerate(read_data(path, source or DataArgs(), scene))]
+
+
+def named_run(episode: Episode, place: int) -> Episode:
+    """The episode with a name: its own, that of its group and repeat, or its place."""
+    if "name" in episode.meta:
+        return episode
+    group, count = episode.meta.get("group", ""), episode.meta.get("repeat", "")
+    name = f"{group} {count}".strip() if group and (count or group != episode.meta.get("task")) else f"episode {place}"
+    return episode.with_columns({}, name=name)
+
+
+def spread_runs(episodes: Sequence[Episode], runs: int) -> list[Episode]:
+    """A number of runs, spread over all of them; all if `runs` is 0."""
+    if runs < 0:
+        raise BadInput(f"--runs takes a number of runs, not {runs}.")
+    if runs == 0 or runs >= len(episodes):
+        return list(episodes)
+    return [episodes[i * len(episodes) // runs] for i in range(runs)]
+
+
+def located(words: str) -> Path:
+    """The folder of a dataset whose last word may name a part of it."""
+    path = Path(words)
+    return path if path.exists() else path.parent
+
+
+def is_scene(words: str) -> bool:
+    """Whether an argument names a scene rather than a dataset."""
+    name = words.partition("@")[0]
+    path = Path(name)
+    return name in shipped() or path.suffix in (".xml", ".urdf", ".mjcf") or (path / "scene.toml").is_file()
+
+
+def open_scene(words: str, episodes: Sequence[Episode] = (), rate: float | None = None) -> SceneSimulator:
+    """The simulator of a scene to replay recordings in; SCENE@rapier runs it in another engine."""
+    scene, engine = scene_and_engine(words)
+    return open_world(scene_for(scene, episodes, rate=rate), engine)
 
 
 def mapping_of(path: Path, args: DataArgs) -> tuple[Path, str | Path | None]:

@@ -24,12 +24,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from instep import __version__
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
 from instep.core.progress import Progress
 from instep.core.reading import is_mapping, is_sequence, read_json_table
 from instep.core.statistics import Estimate
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
     from rich.table import Table
 
@@ -152,7 +153,25 @@ def next_folder(verb: str) -> Path:
     return RUNS / f"{verb}-{1 + max((int(found[1]) for found in names if found), default=0):03d}"
 
 
-def progress_bar(*columns: ProgressColumn) -> Progress:
+def broken_limits(scores: Mapping[str, Estimate], limits: Sequence[str]) -> list[str]:
+    """The limits that scores break, in words; a limit reads 'NAME=LARGEST'."""
+    broken: list[str] = []
+    for words in limits:
+        name, _, number = words.rpartition("=")
+        name = name.strip()
+        try:
+            largest = float(number)
+        except ValueError:
+            raise BadInput(f"A limit reads 'elbow@0.5 s=0.02', not {words!r}.") from None
+        if name not in scores:
+            raise UnknownName("score", name, scores)
+        # A score that could not be measured does not show that the limit holds.
+        if not scores[name].value <= largest:
+            broken.append(f"{name} is {scores[name]}, more than {largest:g}.")
+    return broken
+
+
+def progress_bar(*columns: ProgressColumn) -> RichProgress:
     """A progress bar on standard error with a description, a count and the time left, then further columns."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -21,10 +21,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.rollout import CHUNK, Aligned, aligned, rollout_windows
+from instep.core.rollout import CHUNK, rollout_windows
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator, State, array_dataclass, inner_with, options_dataclass
-from instep.gap.horizon import Channels, HorizonOptions, WindowOptions, channels, windows_of
+from instep.gap.horizon import WindowOptions, aligned_runs, window_starts
 from instep.scene import address
 
 from .candidates import Candidate
@@ -306,17 +306,15 @@ class WindowErrors:
             raise BadInput("A search for causes needs at least one recorded run.")
         self.sim = sim
         self.fast = options.fitted_in or sim
-        self.runs: list[Aligned] = [aligned(episode, sim) for episode in episodes]
+        self.compared, self.runs = aligned_runs(sim, episodes, options.wrapping)
         self._measured = np.concatenate([run.q for run in self.runs])
         self._first = np.cumsum([0, *(len(run.q) for run in self.runs[:-1])])
-        seen = np.all([run.seen[0] for run in self.runs], axis=0)
-        self.compared: Channels = channels(sim.spec.q, seen, options.wrapping)
         scales = self.compared.scales([run.q for run in self.runs])
         self.weight = np.array([1 / scales[unit] for unit in self.compared.units]) / sqrt(len(self.compared.units))
         shortest = min(len(run.q) for run in self.runs) - 1
         k = max(1, min(round(options.horizon / sim.spec.dt), shortest))
         self.steps = sorted({max(1, round(k * share)) for share in (1 / 3, 2 / 3, 1.0)})
-        windows, _ = windows_of(episodes, self.runs, HorizonOptions(every=options.every), sim.spec.dt)
+        windows = window_starts(self.runs, options.every, sim.spec.dt)
         last = np.array([len(run.q) - 1 for run in self.runs])[windows[:, 0]]
         # Commands before the start of a run are unknown, so its first moments cannot identify a delay.
         known = windows[:, 1] * sim.spec.dt >= address.LONGEST_DELAY

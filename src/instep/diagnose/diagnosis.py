@@ -21,19 +21,15 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Address
-from instep.core.rollout import aligned
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Policy, Settings, Simulator, array_dataclass, options_dataclass
 from instep.gap.gap_result import Gap
-from instep.gap.horizon import HorizonOptions, WindowOptions, channels, predict_windows, window_errors, windows_of
+from instep.gap.horizon import WindowOptions, aligned_runs, predict_windows, window_errors, window_starts
 from instep.gap.joint_error import joint_ranges
 from instep.gap.measure import measure_gap, opened, prepared_for
 from instep.gap.preparation import DataChecks, check_data
 from instep.physics.engine_model import touches_nothing
 from instep.physics.mujoco_world import MujocoWorld
-from instep.report.figures import bars_figure
-from instep.report.gap_page import gap_page
-from instep.report.page import Figure, HtmlReport, Reported, Section, Table
 from instep.scene.folder import Scene
 
 from .candidates import candidate_causes, supported
@@ -57,7 +53,7 @@ class DiagnoseOptions:
 
 
 @array_dataclass
-class Diagnosis(Reported):
+class Diagnosis:
     """The probable causes of a gap."""
 
     gap: Gap
@@ -85,40 +81,6 @@ class Diagnosis(Reported):
         modes = [m.name for m in found_modes(self.modes) if m.name not in physical]
         words = [*named, *(f"{name}: {MODES[name]}" for name in modes)]
         return f"Most likely {' and '.join(words[:3])}." if words else "No cause explains the gap significantly."
-
-    def section(self) -> Section:
-        """The diagnosis as a section of a report."""
-        figures = self._figures()
-        rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(self.modes, key=lambda m: not m.found)]
-        return Section(
-            "Causes", " ".join([str(self), *self.ties]), [*figures, Table(("failure mode", "found", "evidence"), rows)]
-        )
-
-    def page(self) -> HtmlReport:
-        """The report of the gap and its causes."""
-        checks = [self.checks.section()] if self.checks is not None else []
-        return gap_page(self.gap, title="Diagnosis", causes=[self.section()], checks=checks)
-
-    def figures(self) -> Sequence[Figure]:
-        """The share of each cause."""
-        figures = self._figures()
-        if not figures:
-            raise BadInput("No cause was tried, so there is nothing to plot.")
-        return figures
-
-    def _figures(self) -> list[Figure]:
-        if self.attribution is not None:
-            bars = dict(self.attribution.shares)
-            rest = self.attribution.rest / max(self.attribution.before, 1e-300)
-            bars |= {"not explained": Estimate(rest, rest, rest, 0, "1")}
-            title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
-            return [bars_figure(bars, title=title, x="share of the gap")]
-        bars = {c.candidate.cause: c.gain for c in self.candidates}
-        if not bars:
-            return []
-        shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in bars.items()}
-        title = "Share of the squared error that one change explains on held-out pieces"
-        return [bars_figure(shown, title=title, x="share explained")]
 
 
 def diagnose_gap(
@@ -312,14 +274,12 @@ def _taken(
     sim: Simulator, episodes: Sequence[Episode], components: Mapping[str, Settings], options: AttributionOptions
 ) -> Callable[[Subset], tuple[Array, Array]]:
     """Sums of squared errors [runs] and counts [runs] with some components put right."""
-    runs = [aligned(episode, sim) for episode in episodes]
-    seen = np.all([run.seen[0] for run in runs], axis=0)
-    compared = channels(sim.spec.q, seen, options.wrapping)
+    compared, runs = aligned_runs(sim, episodes, options.wrapping)
     scales = compared.scales([run.q for run in runs])
     weight = np.array([1 / scales[unit] ** 2 for unit in compared.units]) / len(compared.units)
     shortest = min(len(run.q) for run in runs) - 1
     k = max(1, min(round(options.horizon / sim.spec.dt), shortest))
-    windows, _ = windows_of(episodes, runs, HorizonOptions(every=options.every), sim.spec.dt)
+    windows = window_starts(runs, options.every, sim.spec.dt)
 
     def taken(subset: Subset) -> tuple[Array, Array]:
         settings = {address: value for name in subset for address, value in components[name].items()}

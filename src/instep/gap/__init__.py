@@ -8,10 +8,9 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .events import EventRule, read_event_rules
-    from .gap_result import Curve, Event, EventMatch, Gap, RunPair
+    from .gap_result import CommandFollowing, Curve, Event, EventMatch, Gap, RunPair
     from .horizon import HorizonOptions, measure_horizon
     from .image_scores import compare_frames
-    from .joint_error import CommandFollowing
     from .measure import measure_gap, measure_pairs, measure_recordings
     from .paired_runs import compare_runs, repeated_runs, with_noise_floor
     from .preparation import PreparedRuns, prepare
@@ -28,10 +27,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "events": "EventRule read_event_rules",
-        "gap_result": "Curve Event EventMatch Gap RunPair",
+        "gap_result": "CommandFollowing Curve Event EventMatch Gap RunPair",
         "horizon": "HorizonOptions measure_horizon",
         "image_scores": "compare_frames",
-        "joint_error": "CommandFollowing",
         "measure": "measure_gap measure_pairs measure_recordings",
         "paired_runs": "compare_runs repeated_runs with_noise_floor",
         "preparation": "PreparedRuns prepare",

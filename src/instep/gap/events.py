@@ -18,14 +18,16 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.reading import FLAG, NUMBER, TABLES, TEXT, Entry, at_least, checked_table, read_toml
 from instep.core.statistics import Estimate, jackknife, wilson
-from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.core.world import Array, frozen_dataclass
 
-from .gap_result import Event, EventMatch
+from .gap_result import Event, EventAgreement, EventMatch
 from .horizon import velocity
 
+MATCH_S = 2.0
+"""Events further apart than this do not match [s]."""
 SIGNALS = ("action", "speed", "residual", "away", "impact")
-"""What may stand before a label: the command, the speed, command minus answer, the distance from the start, the jump
-of the velocity."""
+"""Prefixes of a label: the command, the speed, command minus answer, the distance from the start, the jump of the
+velocity."""
 
 
 @frozen_dataclass
@@ -51,7 +53,7 @@ class EventRule:
 
 
 def detect(t: Array, signal: Array, rule: EventRule) -> list[Event]:
-    """The events of one signal [rows]."""
+    """Events of one signal [rows]."""
     signal = np.asarray(signal, float)
     enter, leave, values = (rule.enter, rule.leave, signal) if rule.above else (-rule.enter, -rule.leave, -signal)
     over, under = values >= enter, values < leave
@@ -194,32 +196,10 @@ _MAKERS: dict[str, Callable[[Episode, str], Array]] = {
 }
 
 
-GATE = 2.0
-"""Events further apart than this do not answer each other [s]."""
-
-
-@array_dataclass
-class EventAgreement:
-    """How the events of two worlds agree, over runs."""
-
-    delay: Estimate
-    """How much later events come in the second world [s], mean over runs of each run's median."""
-    middle: tuple[float, float, float]
-    """Quartiles of the delays of all matched events [s]."""
-    missing: Estimate
-    """Share of the first world's events that the second lacks."""
-    extra: Estimate
-    """Share of the second world's events that the first lacks."""
-    order: Estimate
-    """Edit distance of the order of events, per run."""
-    by_name: dict[str, tuple[int, int, int, float]]
-    """Matched, missing, extra and median delay [s] by name of event."""
-    runs: tuple[tuple[EventMatch, ...], ...] = ()
-    """The matches of each run."""
-
-
-def match_events(real: Sequence[Event], sim: Sequence[Event], *, gate: float = GATE, run: str = "") -> list[EventMatch]:
-    """Pairs of events by name, in order, with the least sum of time differences; what has no partner stands alone."""
+def match_events(
+    real: Sequence[Event], sim: Sequence[Event], *, gate: float = MATCH_S, run: str = ""
+) -> list[EventMatch]:
+    """Match events by name and order, at the least sum of time differences. Events without a partner stay alone."""
     found: list[EventMatch] = []
     for name in sorted({e.name for e in (*real, *sim)}):
         a = [e for e in real if e.name == name]
@@ -229,7 +209,7 @@ def match_events(real: Sequence[Event], sim: Sequence[Event], *, gate: float = G
 
 
 def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | None:
-    """How events agree over runs; None where neither world had any."""
+    """The agreement of events over runs; None if neither world had any."""
     matches = [m for run in runs for m in run]
     if not matches:
         return None
@@ -251,13 +231,8 @@ def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | No
     )
 
 
-def first_divergence(run: Sequence[EventMatch]) -> EventMatch | None:
-    """The first event that one of the two worlds lacks."""
-    return next((m for m in run if m.real is None or m.sim is None), None)
-
-
 def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many events must be put in, taken out or renamed to make one order the other (Levenshtein)."""
+    """Levenshtein distance of two orders of events: insertions, deletions and renamings."""
     before = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row = [i]

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from math import inf, isinf, nan
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
-from instep.core.world import array_dataclass, frozen_dataclass
-from instep.report.page import Figure, HtmlReport, Reported
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 
-if TYPE_CHECKING:
-    from .events import EventAgreement
-    from .image_scores import CameraScores
-    from .joint_error import CommandFollowing, JointErrorProfile
-    from .measure import ErrorGrowth
-    from .time_alignment import AlignedStreams
+GrowthShape = Literal["exponential", "power", "logistic"]
 
 
 @frozen_dataclass
@@ -46,13 +40,13 @@ class Curve:
 
 @array_dataclass
 class RunPair:
-    """Two runs with the same rows and labels: what one world did and what the other did."""
+    """Two runs with the same rows and labels: one of each world."""
 
     real: Episode
     sim: Episode
     name: str = ""
     error: float = nan
-    """The overall error over the whole run; NaN where it was not measured or the replay diverged."""
+    """The overall error over the whole run; NaN if it was not measured or the replay diverged."""
 
 
 @frozen_dataclass
@@ -69,7 +63,7 @@ class Event:
 
 @frozen_dataclass
 class EventMatch:
-    """An event of one world and the same event of the other, or None where it is missing."""
+    """An event of one world and the same event of the other, or None if it is missing."""
 
     name: str
     real: Event | None
@@ -78,12 +72,123 @@ class EventMatch:
 
     @property
     def dt(self) -> float | None:
-        """How much later the simulator was [s], None where one of the two is missing."""
+        """How much later the simulator was [s], None if one of the two is missing."""
         return None if self.real is None or self.sim is None else self.sim.t - self.real.t
 
 
 @array_dataclass
-class Gap(Reported):
+class EventAgreement:
+    """How the events of two worlds agree, over runs."""
+
+    delay: Estimate
+    """How much later events come in the second world [s], mean over runs of each run's median."""
+    middle: tuple[float, float, float]
+    """Quartiles of the delays of all matched events [s]."""
+    missing: Estimate
+    """Share of the first world's events that the second lacks."""
+    extra: Estimate
+    """Share of the second world's events that the first lacks."""
+    order: Estimate
+    """Edit distance of the order of events, per run."""
+    by_name: dict[str, tuple[int, int, int, float]]
+    """Matched, missing, extra and median delay [s] by name of event."""
+    runs: tuple[tuple[EventMatch, ...], ...] = ()
+    """The matches of each run."""
+
+
+@array_dataclass
+class JointErrorProfile:
+    """The joint errors of two runs over time."""
+
+    name: str
+    t: Array
+    """[rows, s]"""
+    rmse: Mapping[str, Array]
+    """RMSE_norm of each arm [rows]."""
+    overall: Array
+    """[rows]"""
+    position: Mapping[str, Array]
+    """Distance of the tips [rows, m]."""
+    orientation: Mapping[str, Array]
+    """Angle between the tips [rows, rad]."""
+    shares: Mapping[str, float]
+    """The share of each joint in the squared error of its arm, over the run."""
+
+
+@array_dataclass
+class CommandFollowing:
+    """The distance of positions from their commands."""
+
+    rmse: Mapping[str, Estimate]
+    """Root mean square distance from the command, by joint and by unit ('all rad')."""
+    shifted: Mapping[str, Estimate]
+    """The same with the commands delayed by the best lag."""
+    lag: Mapping[str, Estimate]
+    """The lag at which each joint is nearest its command [s]; a lag is not a delay, and nothing is shifted by it."""
+    lags: Array
+    """The lags tried [s]."""
+    by_lag: Mapping[str, Array]
+    """Root mean square distance at each of them."""
+
+
+@array_dataclass
+class ErrorGrowth:
+    """The growth of the error of runs with time."""
+
+    shape: GrowthShape
+    rate: Estimate
+    """lambda [1/s] of the exponential and the logistic, beta of the power."""
+    doubling: Estimate
+    """How long the error takes to double [s]; NaN for a power, infinite if it does not grow."""
+    weights: Mapping[GrowthShape, float]
+    """Akaike weights: how much each shape is supported, summing to 1."""
+    rates: tuple[float, ...]
+    """The rate of each run."""
+    errors: tuple[tuple[Array, Array], ...]
+    """Time [s] and error of each run [rows]."""
+
+
+@array_dataclass
+class CameraScores:
+    """The similarity of the images of one camera."""
+
+    camera: str
+    scores: dict[str, Estimate]
+    example: tuple[Array, Array]
+    """A pair of frames from the middle."""
+
+
+@frozen_dataclass
+class ClockOffset:
+    """How far a clock is ahead of another."""
+
+    seconds: Estimate
+    """The median over windows [s]: add it to the stamps of the second stream."""
+    spread: float
+    """Standard deviation over windows [s], from the median absolute deviation."""
+    windows: tuple[float, ...]
+    correlation: float
+
+
+@array_dataclass
+class AlignedStreams:
+    """Two streams of one motion, before and after their clocks are brought together."""
+
+    first: str
+    second: str
+    offset: ClockOffset
+    """Add it to the stamps of the second stream."""
+    before: float
+    """Root mean square difference of the two speeds as stamped."""
+    after: float
+    """The same with the offset taken off."""
+    unit: str
+    speeds: tuple[tuple[Array, Array], tuple[Array, Array]]
+    """Stamps [s] and speeds of both streams, as stamped."""
+
+
+@array_dataclass
+class Gap:
     """How far a simulator is from reality, with intervals, and what was compared."""
 
     curves: Mapping[str, Curve]
@@ -92,7 +197,7 @@ class Gap(Reported):
     """Single numbers by name: 'overall@0.5 s', 'elbow@full', and those of further measurements."""
     events: tuple[EventMatch, ...] = ()
     causes: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """Share of the gap by cause, where a diagnosis was made."""
+    """Share of the gap by cause, if a diagnosis was made."""
     floor: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """Noise floor: real against real, from repeats of the same command."""
     floors: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict[str, Mapping[str, Curve]])
@@ -110,7 +215,7 @@ class Gap(Reported):
     growth: ErrorGrowth | None = None
     event_agreement: EventAgreement | None = None
     cameras: tuple[CameraScores, ...] = ()
-    streams: Mapping[str, AlignedStreams] = field(default_factory=dict[str, "AlignedStreams"])
+    streams: Mapping[str, AlignedStreams] = field(default_factory=dict[str, AlignedStreams])
 
     def with_scores(self, scores: Mapping[str, Estimate], notes: Sequence[str] = ()) -> Gap:
         """The same gap with more scores and notes."""
@@ -118,33 +223,16 @@ class Gap(Reported):
 
     @property
     def headline(self) -> Curve:
-        """The curve that stands for the whole: of the only unit where there is one, overall otherwise."""
+        """The curve that summarises the gap: that of the only unit if there is one, overall otherwise."""
         units = [name for name in self.curves if name.startswith("all ")]
         single = [name for name in self.curves if not name.startswith("all ") and name != "overall"]
         if len({self.curves[name].unit for name in single}) == 1:
             return self.curves[units[0] if units else single[0]]
         return self.curves["overall"]
 
-    def __str__(self) -> str:
-        from instep.report.gap_page import gap_headline
-
-        return gap_headline(self).headline
-
-    def page(self) -> HtmlReport:
-        """The report."""
-        from instep.report.gap_page import gap_page
-
-        return gap_page(self)
-
-    def figures(self) -> Sequence[Figure]:
-        """The error over the horizon by unit."""
-        from instep.report.gap_page import gap_figures
-
-        return gap_figures(self)
-
 
 def run_name(episode: Episode, place: int | None = None) -> str:
-    """The name of a run; its place in the dataset where it has none, or an empty string."""
+    """The name of a run; its place in the dataset if it has none, or an empty string."""
     return episode.meta.get("name", episode.meta.get("episode", "" if place is None else str(place)))
 
 

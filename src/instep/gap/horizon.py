@@ -1,15 +1,14 @@
 """The horizon curve E(k): how wrong a simulator is k seconds after it was placed where reality was.
 
 E(k) = sqrt( mean over runs and windows of | S^-1 (x_sim(t + k | t) - x_real(t + k)) |^2 / d ), with the recorded
-commands. One step, k steps and the open-loop replay of the whole run are points of the same curve.
-
-Channels: the positions two worlds share, with differences in their own units and angles wrapped.
+commands. One step, k steps and the open-loop replay of the whole run are points of the same curve. Errors are taken by
+channel: a joint, a coordinate, or the orientation of a body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from math import inf, isinf
 from typing import Any
@@ -25,10 +24,15 @@ from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, array_dataclass, options_dataclass, vector
 from instep.scene.model_limits import StateBounds, bounds_of
 
-from .gap_result import Curve, Gap, RunPair, horizon_name
+from .gap_result import Curve, Gap, RunPair, horizon_name, run_name
 
 HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 """How far ahead [s]: one step, then tenths to seconds, then the whole run."""
+QUAT = ("qw", "qx", "qy", "qz")
+SCALE_ROWS = 200_000
+"""Rows from which the scale of a channel is computed."""
+VELOCITY_SPAN = 0.06
+"""Length of the polynomial that velocities are taken from [s]."""
 
 
 @options_dataclass
@@ -52,11 +56,7 @@ class HorizonOptions:
     every: float = 0.5
     """The simulator is placed anew at every so many seconds of a run."""
     wrapping: tuple[str, ...] = ()
-    """Angles that wrap."""
-    scales: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Unit -> the size that counts as 1 in 'overall'; by default how much the channels of that unit move."""
-    skip: Callable[[Episode], Array] | None = None
-    """Rows [rows] at which no window may start: contact, unstable poses. They are counted."""
+    """Angles whose differences wrap."""
 
 
 def measure_horizon(
@@ -69,32 +69,38 @@ def measure_horizon(
     options = options or HorizonOptions()
     if not episodes:
         raise BadInput("A gap needs at least one recorded run, and the dataset holds none.")
-    _enough_rows(episodes)
-    runs = [aligned(episode, sim) for episode in episodes]
-    seen = np.all([run.seen[0] for run in runs], axis=0)
-    compared = channels(sim.spec.q, seen, options.wrapping)
-    scales = compared.scales([run.q for run in runs], options.scales)
+    for i, episode in enumerate(episodes):
+        if len(episode) < 2:
+            name = run_name(episode, i)
+            raise BadInput(
+                f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out or record more."
+            )
+    compared, runs = aligned_runs(sim, episodes, options.wrapping)
+    scales = compared.scales([run.q for run in runs])
     bounds = bounds_of(sim)
     replays = [without_impossible(bounds, q, v) for q, v in replay_all(sim, runs, watch)]
-    replayed = _Replays(episodes, runs, replays)
-    errors, notes = _errors(sim, replayed, compared, options, watch)
+    errors, notes = _errors(sim, runs, [q for q, _ in replays], compared, options, watch)
     curves = curves_of(errors, compared, scales, sim.spec.dt)
-    pairs = [_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True)]
-    pairs = with_errors(pairs, errors, compared, scales)
-    notes = (*_notes(compared, scales, options), *notes)
+    pairs = [_pair(sim, e, run, *states) for e, run, states in zip(episodes, runs, replays, strict=True)]
     wrapping = tuple(n for n, w in zip(compared.names, compared.wraps, strict=True) if w)
-    gap = Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=notes, wrapping=wrapping)
+    notes = [
+        scale_note(scales),
+        f"The simulator is placed at the recorded state every {options.every:g} s; commands are held.",
+        *([f"Differences of {', '.join(wrapping)} are wrapped to half a turn."] if wrapping else []),
+        *notes,
+    ]
+    paired = tuple(with_errors(pairs, errors, compared, scales))
+    gap = Gap(curves, scores_of(curves), pairs=paired, notes=tuple(notes), wrapping=wrapping)
     lost = sum(not np.isfinite(q).all() for q, _ in replays)
     return gap.with_scores({"diverged runs": wilson(lost, len(runs))})
 
 
 def planned_steps(episodes: Sequence[Episode], options: HorizonOptions, dt: float) -> int:
     """How many control steps a measurement will simulate, for a progress bar."""
-    rows = [len(e) for e in episodes]
     stride = max(1, round(options.every / dt))
     steps = sorted({max(1, round(h / dt)) for h in options.horizons if not isinf(h)})
     total = 0
-    for n in rows:
+    for n in map(len, episodes):
         spans = np.zeros(len(range(0, n - 1, stride)), int)
         for k in steps:
             spans[: max(0, -(-(n - k) // stride)) : max(1, -(-(k // 2) // stride))] = k
@@ -113,10 +119,18 @@ class Errors:
     """[runs]"""
 
 
+def aligned_runs(
+    sim: Simulator, episodes: Sequence[Episode], wrapping: Sequence[str]
+) -> tuple[Channels, list[Aligned]]:
+    """Recorded runs in the words of a simulator, and the channels that all of them recorded."""
+    runs = [aligned(episode, sim) for episode in episodes]
+    return channels(sim.spec.q, np.all([run.seen[0] for run in runs], axis=0), wrapping), runs
+
+
 def with_errors(
     pairs: Sequence[RunPair], errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float]
 ) -> list[RunPair]:
-    """Each pair with its overall error over the whole run, where that was taken; NaN where a replay diverged."""
+    """Each pair with its overall error over the whole run; NaN if it was not taken or the replay diverged."""
     whole = next((e for e in errors if isinf(e.horizon)), None)
     if whole is None:
         return list(pairs)
@@ -129,9 +143,9 @@ def with_errors(
 
 
 def curves_of(errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], dt: float) -> dict[str, Curve]:
-    """Root mean squares with intervals over runs: by channel, by unit where several channels share one, overall."""
-    columns, _ = groups_of(compared, scales)
-    points = [pooled(e.sums @ columns, e.counts) for e in errors]
+    """Root mean squares with intervals over runs: by channel, by unit if several channels share one, overall."""
+    groups, _ = groups_of(compared, scales)
+    points = [pooled(e.sums @ groups, e.counts) for e in errors]
     return curves_through([e.horizon for e in errors], points, compared, scales, dt)
 
 
@@ -143,40 +157,12 @@ def curves_through(
     dt: float,
 ) -> dict[str, Curve]:
     """Curves through estimates [horizons, curves], each in its unit."""
-    _, units = groups_of(compared, scales)
     ahead = tuple(h if h > 0 else dt for h in horizons)
     curves: dict[str, Curve] = {}
-    for i, (name, unit) in enumerate(units.items()):
+    for i, (name, unit) in enumerate(groups_of(compared, scales)[1].items()):
         estimates = tuple(Estimate(p[i].value, p[i].low, p[i].high, p[i].n, unit) for p in points)
         curves[name] = Curve(name, unit, ahead, estimates, dt)
     return curves
-
-
-def error_over_time(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
-    """Time [s] and the overall error of each pair of runs, every channel by the scale of its unit [rows]."""
-    compared, sizes = pair_channels(pairs, options or HorizonOptions())
-    found: list[tuple[Array, Array]] = []
-    for pair in pairs:
-        error = compared.difference(pair.sim.q, pair.real.q) / sizes
-        found.append((np.asarray(pair.real.t, float), np.sqrt((error**2).mean(axis=-1))))
-    return found
-
-
-def pair_channels(pairs: Sequence[RunPair], options: HorizonOptions) -> tuple[Channels, Array]:
-    """The channels of paired runs, and the scale of each by its unit [channels]."""
-    spec = pairs[0].real.spec
-    compared = channels(spec.q, None, [w for w in options.wrapping if w in spec.q.labels])
-    scales = compared.scales([pair.real.q for pair in pairs], options.scales)
-    return compared, np.array([scales[unit] for unit in compared.units])
-
-
-def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
-    """Every point of every curve by name: 'elbow@0.5 s'."""
-    return {
-        f"{name}@{horizon_name(h, curve.dt)}": estimate
-        for name, curve in curves.items()
-        for h, estimate in zip(curve.horizons, curve.estimates, strict=True)
-    }
 
 
 def groups_of(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dict[str, str]]:
@@ -194,57 +180,42 @@ def groups_of(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, d
     return np.concatenate(weights, axis=1), {**units, "overall": "1"}
 
 
-@array_dataclass
-class _Replays:
-    """Recorded runs and the open-loop replay of each."""
-
-    episodes: Sequence[Episode]
-    runs: Sequence[Aligned]
-    states: Sequence[tuple[Array, Array]]
-    """Positions and velocities [rows, ...] of each."""
-
-
-def _errors(
-    sim: Simulator, replayed: _Replays, compared: Channels, options: HorizonOptions, watch: Watch | None
-) -> tuple[list[Errors], list[str]]:
-    runs = replayed.runs
-    steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
-    shortest = min(len(run.q) for run in runs) - 1
-    windows, skipped = windows_of(replayed.episodes, runs, options, sim.spec.dt)
-    ahead, lost = predict_windows(sim, runs, windows, sorted({k for k in steps if k}), watch)
-    errors: list[Errors] = []
-    for horizon, k in zip(options.horizons, steps, strict=True):
-        if k > max(len(run.q) for run in runs) - 1:
-            continue
-        if k == 0:
-            errors.append(_whole(runs, replayed.states, compared))
-        else:
-            errors.append(window_errors(runs, windows, ahead[k], k, compared, horizon))
-    notes = [f"{skipped} windows start in skipped rows and were left out."] if skipped else []
-    if any(k > shortest for k in steps):
-        notes.append(f"The shortest run lasts {shortest * sim.spec.dt:.3g} s; longer horizons rest on longer runs.")
-    if lost:
-        notes.append(f"{lost} of {len(windows)} windows diverged; they count in no error, so the gap looks too small.")
-    return errors, notes
+def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
+    """Every point of every curve by name: 'elbow@0.5 s'."""
+    return {
+        f"{name}@{horizon_name(h, curve.dt)}": estimate
+        for name, curve in curves.items()
+        for h, estimate in zip(curve.horizons, curve.estimates, strict=True)
+    }
 
 
-def windows_of(
-    episodes: Sequence[Episode], runs: Sequence[Aligned], options: HorizonOptions, dt: float
-) -> tuple[Array, int]:
-    """Where windows start, (run, row) [windows, 2], and how many starts were skipped."""
-    stride = max(1, round(options.every / dt))
-    windows: list[tuple[int, int]] = []
-    skipped = 0
-    for i, (episode, run) in enumerate(zip(episodes, runs, strict=True)):
-        starts = np.arange(0, len(run.q) - 1, stride)
-        if options.skip is not None:
-            banned = np.asarray(options.skip(episode), bool)[starts]
-            skipped += int(banned.sum())
-            starts = starts[~banned]
-        windows += [(i, int(row)) for row in starts]
-    if not windows:
-        raise BadInput("No window is left to measure: every start was skipped; loosen `skip` or record free motion.")
-    return np.array(windows, int), skipped
+def scale_note(scales: Mapping[str, float]) -> str:
+    """The size of each unit in the overall error."""
+    return f"In 'overall' an error of {', '.join(f'{scale:.3g} {unit}' for unit, scale in scales.items())} counts as 1."
+
+
+def error_over_time(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
+    """Time [s] and the overall error of each pair of runs, every channel by the scale of its unit [rows]."""
+    compared, sizes = pair_channels(pairs, options or HorizonOptions())
+    found: list[tuple[Array, Array]] = []
+    for pair in pairs:
+        error = compared.difference(pair.sim.q, pair.real.q) / sizes
+        found.append((np.asarray(pair.real.t, float), np.sqrt((error**2).mean(axis=-1))))
+    return found
+
+
+def pair_channels(pairs: Sequence[RunPair], options: HorizonOptions) -> tuple[Channels, Array]:
+    """The channels of paired runs, and the scale of each by its unit [channels]."""
+    spec = pairs[0].real.spec
+    compared = channels(spec.q, None, [w for w in options.wrapping if w in spec.q.labels])
+    scales = compared.scales([pair.real.q for pair in pairs])
+    return compared, np.array([scales[unit] for unit in compared.units])
+
+
+def window_starts(runs: Sequence[Aligned], every: float, dt: float) -> Array:
+    """Where windows start, so many seconds apart: (run, row) [windows, 2]."""
+    stride = max(1, round(every / dt))
+    return np.array([(i, row) for i, run in enumerate(runs) for row in range(0, len(run.q) - 1, stride)], int)
 
 
 def predict_windows(
@@ -258,7 +229,6 @@ def predict_windows(
         return {}, 0
     spans = _spans(runs, windows, steps)
     out = {k: np.full((len(windows), runs[0].q.shape[-1]), np.nan) for k in steps}
-
     bounds, absurd = bounds_of(sim), np.zeros(len(windows), bool)
 
     def visit(step: int, live: Array, state: State) -> None:
@@ -273,29 +243,6 @@ def predict_windows(
     return out, int(((survived < spans) | absurd).sum())
 
 
-def without_impossible(bounds: StateBounds | None, q: Array, v: Array) -> tuple[Array, Array]:
-    """A replay [rows, ...], NaN from the first state on that the scene cannot reach, as where it diverged."""
-    if bounds is None or bool((possible := bounds.possible(q, v)).all()):
-        return q, v
-    lost = (np.cumsum(~possible) > 0)[:, None]
-    return np.where(lost, np.nan, q), np.where(lost, np.nan, v)
-
-
-def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Array:
-    """How far each window is followed [steps]: to its longest horizon that still fits into its run.
-
-    A horizon of k steps is taken from windows half of k apart: closer ones overlap, cost time and add little.
-    """
-    spans = np.zeros(len(windows), int)
-    remaining = np.array([len(run.q) - 1 for run in runs])[windows[:, 0]] - windows[:, 1]
-    for k in steps:
-        last = np.full(len(runs), -k)
-        for w, (i, row) in enumerate(windows.tolist()):
-            if remaining[w] >= k and row - last[i] >= k // 2:
-                spans[w], last[i] = k, row
-    return spans
-
-
 def window_errors(
     runs: Sequence[Aligned], windows: Array, ahead: Array, k: int, compared: Channels, horizon: float
 ) -> Errors:
@@ -305,67 +252,9 @@ def window_errors(
         mine = windows[:, 0] == i
         rows, q = windows[mine, 1] + k, ahead[mine]
         sound = (rows < len(run.q)) & np.isfinite(q).all(axis=-1)
-        squares = compared.difference(q[sound], run.q[rows[sound]]) ** 2
-        sums[i], counts[i] = squares.sum(axis=0), sound.sum()
-    return Errors(horizon, sums, counts)
-
-
-def _whole(runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]], compared: Channels) -> Errors:
-    """The open-loop replay of whole runs: every row after the first counts."""
-    sums, counts = np.zeros((len(runs), len(compared.names))), np.zeros(len(runs))
-    for i, (run, (q, _)) in enumerate(zip(runs, replays, strict=True)):
-        sound = np.isfinite(q).all(axis=-1) & (np.arange(len(q)) > 0)
-        sums[i] = (compared.difference(q[sound], run.q[sound]) ** 2).sum(axis=0)
+        sums[i] = (compared.difference(q[sound], run.q[rows[sound]]) ** 2).sum(axis=0)
         counts[i] = sound.sum()
-    return Errors(inf, sums, counts)
-
-
-def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> RunPair:
-    """A measured run and its replay, in the words of the simulator, of what was recorded."""
-    t = episode.t - episode.t[0]
-    seen_q, seen_v = run.seen
-    spec = replace(sim.spec, q=_part(sim.spec.q, seen_q), v=_part(sim.spec.v, seen_v))
-    given = {"timestamp": t, "action": run.action[:, : len(sim.spec.action.labels)]}
-    seen = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
-    real = Episode(spec, {**given, "q": run.q[:, seen_q], "v": run.v[:, seen_v], **seen}, episode.meta)
-    replayed = Episode(spec, {**given, "q": q[:, seen_q], "v": v[:, seen_v]}, episode.meta)
-    return RunPair(real, replayed, episode.meta.get("name", episode.meta.get("episode", "")))
-
-
-def _part(channel: Channel, seen: Array) -> Channel:
-    kept = [i for i in range(len(channel.labels)) if seen[i]]
-    return vector([channel.labels[i] for i in kept], [channel.units[i] for i in kept]) if kept else vector([])
-
-
-def _notes(compared: Channels, scales: Mapping[str, float], options: HorizonOptions) -> list[str]:
-    sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
-    notes = [f"In 'overall' an error of {sizes} counts as 1."]
-    notes.append(f"The simulator is placed at the recorded state every {options.every:g} s; commands are held.")
-    if compared.wraps.any():
-        names = [n for n, w in zip(compared.names, compared.wraps, strict=True) if w]
-        notes.append(f"Differences of {', '.join(names)} are wrapped to half a turn.")
-    return notes
-
-
-def _enough_rows(episodes: Sequence[Episode]) -> None:
-    for i, episode in enumerate(episodes):
-        if len(episode) < 2:
-            name = episode.meta.get("name", str(i))
-            raise BadInput(
-                f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out or record more."
-            )
-
-
-def scipy(part: str) -> Any:
-    """A part of SciPy, such as 'signal'; its types are unknown to the checker."""
-    return import_module(f"scipy.{part}")
-
-
-QUAT = ("qw", "qx", "qy", "qz")
-SCALE_ROWS = 200_000
-"""Rows from which the scale of a channel is computed."""
-VELOCITY_SPAN = 0.06
-"""Length of the polynomial that velocities are taken from [s]."""
+    return Errors(horizon, sums, counts)
 
 
 @array_dataclass
@@ -435,23 +324,13 @@ class Channels:
                 out[i] = np.std(rows[:, columns[0]])
         return out
 
-    def scales(self, values: Sequence[Array], given: Mapping[str, float] | None = None) -> dict[str, float]:
-        """One scale per unit, so that radians never mix with metres: how much the channels of a unit move together.
+    def scales(self, values: Sequence[Array]) -> dict[str, float]:
+        """One scale per unit, so that radians never mix with metres: the spread of all channels of the unit together.
 
-        A channel that hardly moves keeps the scale of its unit; a scale of its own would blow its noise up.
+        A channel that hardly moves keeps the scale of its unit; a scale of its own would amplify its noise.
         """
-        scales: dict[str, float] = {}
-        spread = self.spread(values)
-        for unit in dict.fromkeys(self.units):
-            same = [s for s, u in zip(spread, self.units, strict=True) if u == unit]
-            scales[unit] = float(np.sqrt(np.mean(np.square(same)))) or 1.0
-        for unit, scale in (given or {}).items():
-            if unit not in scales:
-                raise UnknownName("unit among the channels", unit, scales)
-            if not scale > 0:
-                raise BadInput(f"The scale of {unit!r} must be above 0, not {scale:g}.")
-            scales[unit] = float(scale)
-        return scales
+        spread, units = self.spread(values), np.array(self.units)
+        return {u: float(np.sqrt(np.mean(spread[units == u] ** 2))) or 1.0 for u in dict.fromkeys(self.units)}
 
 
 def channels(q: Channel, seen: Array | None = None, wrapping: Sequence[str] = ()) -> Channels:
@@ -486,7 +365,7 @@ def channels(q: Channel, seen: Array | None = None, wrapping: Sequence[str] = ()
 
 
 def velocity(q: Array, dt: float) -> Array:
-    """The zero-phase derivative of positions [rows, n] by a local cubic (Savitzky and Golay)."""
+    """The zero-phase derivative of positions [rows, n] by a local cubic (Savitzky and Golay); NaN only near NaN."""
     rows = len(q)
     window = max(5, 2 * round(0.5 * VELOCITY_SPAN / dt) + 1)
     if rows < 6:
@@ -519,6 +398,87 @@ def circular_std(angle: Array) -> float:
     angle = np.asarray(angle, float)
     length = float(np.hypot(np.sin(angle).mean(), np.cos(angle).mean()))
     return float(np.sqrt(max(0.0, -2.0 * np.log(max(length, 1e-300)))))
+
+
+def scipy(part: str) -> Any:
+    """A part of SciPy, such as 'signal'; its types are unknown to the checker."""
+    return import_module(f"scipy.{part}")
+
+
+def _errors(
+    sim: Simulator,
+    runs: Sequence[Aligned],
+    replays: Sequence[Array],
+    compared: Channels,
+    options: HorizonOptions,
+    watch: Watch | None,
+) -> tuple[list[Errors], list[str]]:
+    """The errors at every horizon, and what a reader must know about them."""
+    steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
+    lengths = [len(run.q) - 1 for run in runs]
+    windows = window_starts(runs, options.every, sim.spec.dt)
+    ahead, lost = predict_windows(sim, runs, windows, sorted({k for k in steps if k}), watch)
+    errors: list[Errors] = []
+    for horizon, k in zip(options.horizons, steps, strict=True):
+        if k == 0:
+            errors.append(_whole(runs, replays, compared))
+        elif k <= max(lengths):
+            errors.append(window_errors(runs, windows, ahead[k], k, compared, horizon))
+    notes: list[str] = []
+    if any(k > min(lengths) for k in steps):
+        notes.append(f"The shortest run lasts {min(lengths) * sim.spec.dt:.3g} s; longer horizons need longer runs.")
+    if lost:
+        notes.append(f"{lost} of {len(windows)} windows diverged; they count in no error, so the gap looks too small.")
+    return errors, notes
+
+
+def without_impossible(bounds: StateBounds | None, q: Array, v: Array) -> tuple[Array, Array]:
+    """A replay [rows, ...], NaN from the first state on that the scene cannot reach."""
+    if bounds is None or bool((possible := bounds.possible(q, v)).all()):
+        return q, v
+    lost = (np.cumsum(~possible) > 0)[:, None]
+    return np.where(lost, np.nan, q), np.where(lost, np.nan, v)
+
+
+def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Array:
+    """How far each window is followed [steps]: to its longest horizon that still fits into its run.
+
+    A horizon of k steps is taken from windows half of k apart: closer ones overlap, cost time and add little.
+    """
+    spans = np.zeros(len(windows), int)
+    remaining = np.array([len(run.q) - 1 for run in runs])[windows[:, 0]] - windows[:, 1]
+    for k in steps:
+        last = np.full(len(runs), -k)
+        for w, (i, row) in enumerate(windows.tolist()):
+            if remaining[w] >= k and row - last[i] >= k // 2:
+                spans[w], last[i] = k, row
+    return spans
+
+
+def _whole(runs: Sequence[Aligned], replays: Sequence[Array], compared: Channels) -> Errors:
+    """The open-loop replay of whole runs: every row after the first counts."""
+    sums, counts = np.zeros((len(runs), len(compared.names))), np.zeros(len(runs))
+    for i, (run, q) in enumerate(zip(runs, replays, strict=True)):
+        sound = np.isfinite(q).all(axis=-1) & (np.arange(len(q)) > 0)
+        sums[i] = (compared.difference(q[sound], run.q[sound]) ** 2).sum(axis=0)
+        counts[i] = sound.sum()
+    return Errors(inf, sums, counts)
+
+
+def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> RunPair:
+    """A measured run and its replay, in the words of the simulator, of what was recorded."""
+    seen_q, seen_v = run.seen
+    spec = replace(sim.spec, q=_part(sim.spec.q, seen_q), v=_part(sim.spec.v, seen_v))
+    given = {"timestamp": episode.t - episode.t[0], "action": run.action[:, : len(sim.spec.action.labels)]}
+    seen = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
+    real = Episode(spec, {**given, "q": run.q[:, seen_q], "v": run.v[:, seen_v], **seen}, episode.meta)
+    replayed = Episode(spec, {**given, "q": q[:, seen_q], "v": v[:, seen_v]}, episode.meta)
+    return RunPair(real, replayed, run_name(episode))
+
+
+def _part(channel: Channel, seen: Array) -> Channel:
+    kept = np.flatnonzero(seen)
+    return vector([channel.labels[i] for i in kept], [channel.units[i] for i in kept]) if len(kept) else vector([])
 
 
 def _mean_quat(quats: Array) -> Array:

@@ -12,10 +12,10 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, jackknife
-from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.core.world import Array, frozen_dataclass
 from instep.splat.image import ssim_map, unit_image
 
-from .gap_result import RunPair
+from .gap_result import CameraScores, RunPair
 from .horizon import scipy
 
 
@@ -91,15 +91,7 @@ class _Maps:
         self.worst = np.abs(real - sim).max(axis=-1)
         self.ssim = ssim_map(real, sim).mean(axis=-1)
         self.gradients = _gradient_maps(real.mean(axis=-1), sim.mean(axis=-1))
-        # Edges of each image, and how far every pixel is from an edge of the other [px].
-        a = real.mean(axis=-1)
-        b = sim.mean(axis=-1)
-        edges = [_gradient(x) > 0.1 for x in (a, b)]
-        far = float(np.hypot(*a.shape))
-        distance = [
-            np.asarray(scipy("ndimage").distance_transform_edt(~e)) if e.any() else np.full(a.shape, far) for e in edges
-        ]
-        self.edges = [(edges[0], distance[1]), (edges[1], distance[0])]
+        self.edges = _edge_distances(real.mean(axis=-1), sim.mean(axis=-1))
 
     def score(self, region: Array) -> ImageScore:
         """The scores within a region."""
@@ -140,19 +132,19 @@ def _halved(x: Array) -> Array:
     return 0.25 * (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2])
 
 
+def _edge_distances(a: Array, b: Array) -> list[tuple[Array, Array]]:
+    """Edges of each image, and how far every pixel is from an edge of the other [px]."""
+    edges = [_gradient(x) > 0.1 for x in (a, b)]
+    far = float(np.hypot(*a.shape))
+    distance = [
+        np.asarray(scipy("ndimage").distance_transform_edt(~e)) if e.any() else np.full(a.shape, far) for e in edges
+    ]
+    return [(edges[0], distance[1]), (edges[1], distance[0])]
+
+
 FRAMES_PER_RUN = 12
 """Frames of a run that are compared, spread over it."""
 IMAGES, MASKS = "observation.images.", "observation.masks."
-
-
-@array_dataclass
-class CameraScores:
-    """How alike the images of one camera are."""
-
-    camera: str
-    scores: dict[str, Estimate]
-    example: tuple[Array, Array]
-    """A pair of frames from the middle."""
 
 
 def camera_scores(pairs: Sequence[RunPair]) -> list[CameraScores]:

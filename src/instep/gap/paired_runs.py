@@ -1,9 +1,7 @@
-"""Compare two sets of runs that answer each other: real and simulated, or two simulators, or two robots.
+"""Runs beside runs: pairs of two worlds, and the noise floor, the distance of reality from itself.
 
-Noise floor: how far reality is from itself when the same commands are repeated. Nothing below it means anything.
-
-Repeats that end in different places (a pendulum that swings up to +pi or to -pi) are split by outcome before they are
-averaged.
+The noise floor is the scatter of repeats of the same commands; errors below it mean nothing. Repeats that end in
+different places (a pendulum that swings up to +pi or to -pi) are split by outcome before they are averaged.
 """
 
 from __future__ import annotations
@@ -29,10 +27,15 @@ from .horizon import (
     curves_of,
     curves_through,
     groups_of,
+    scale_note,
     scores_of,
     with_errors,
-    wrapped,
 )
+
+APART = {"rad": 1.0, "m": 0.1}
+"""Ends closer than this are one outcome [unit]."""
+SAME_COMMAND = 1e-6
+"""Commands that differ by less than this share of their range are repeats."""
 
 
 def compare_runs(real: Sequence[Episode], sim: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
@@ -45,15 +48,14 @@ def compare_runs(real: Sequence[Episode], sim: Sequence[Episode], *, options: Ho
     pairs = pair_up(real, sim)
     spec = pairs[0].real.spec
     compared = channels(spec.q, None, options.wrapping)
-    scales = compared.scales([pair.real.q for pair in pairs], options.scales)
+    scales = compared.scales([pair.real.q for pair in pairs])
     errors = drift_errors(pairs, compared, options)
     longest = max(len(pair.real) for pair in pairs)
     errors = [e for e in errors if isinf(e.horizon) or round(e.horizon / spec.dt) < longest]
     curves = curves_of(errors, compared, scales, spec.dt)
     pairs = with_errors(pairs, errors, compared, scales)
-    sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
     notes = (
-        f"In 'overall' an error of {sizes} counts as 1.",
+        scale_note(scales),
         "At k seconds the curve holds how much further two runs moved apart in that time; 'full' is their difference.",
     )
     return Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=notes)
@@ -86,29 +88,10 @@ def drift_errors(pairs: Sequence[RunPair], compared: Channels, options: HorizonO
     shape = (len(options.horizons), len(pairs), len(compared.names))
     sums, counts = np.zeros(shape), np.zeros(shape[:2])
     for i, pair in enumerate(pairs):
-        # Where channels are plain numbers, one difference serves all horizons.
-        apart = compared.difference(pair.sim.q, pair.real.q) if compared.plain else None
         for k, horizon in enumerate(options.horizons):
-            if apart is None:
-                squares = squared_drift(pair.sim.q, pair.real.q, compared, horizon, options, pair.real.spec.dt)
-            else:
-                squares = _plain_drift(apart, compared, horizon, options, pair.real.spec.dt)
+            squares = squared_drift(pair.sim.q, pair.real.q, compared, horizon, options, pair.real.spec.dt)
             sums[k, i], counts[k, i] = squares.sum(axis=0), len(squares)
     return [Errors(h, sums[k], counts[k]) for k, h in enumerate(options.horizons)]
-
-
-def _plain_drift(apart: Array, compared: Channels, horizon: float, options: HorizonOptions, dt: float) -> Array:
-    """Squared differences [windows, channels] of two runs that are `apart` [rows, channels]."""
-    if isinf(horizon):
-        drift = apart[1:]
-    else:
-        k = max(1, round(horizon / dt))
-        starts = np.arange(0, len(apart) - k, max(1, round(options.every / dt)))
-        drift = apart[starts + k] - apart[starts]
-        if compared.wraps.any():
-            drift[:, compared.wraps] = wrapped(drift[:, compared.wraps])
-    squares = drift**2
-    return squares if np.isfinite(squares).all() else squares[np.isfinite(squares).all(axis=-1)]
 
 
 def squared_drift(
@@ -123,6 +106,104 @@ def squared_drift(
         ends = starts + k
         squares = compared.drift((sim[starts], sim[ends]), (real[starts], real[ends])) ** 2
     return squares[np.isfinite(squares).all(axis=-1)]
+
+
+def repeated_runs(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    """Runs that repeat each other, in groups of two and more.
+
+    Runs belong together when `meta` counts them as a `repeat` within a `group`, or when they were given the same
+    commands.
+    """
+    named: dict[str, list[Episode]] = {}
+    groups: list[list[Episode]] = []
+    for episode in episodes:
+        if "repeat" in episode.meta:
+            named.setdefault(episode.meta.get("group", ""), []).append(episode)
+            continue
+        for group in groups:
+            if _same_commands(group[0], episode):
+                group.append(episode)
+                break
+        else:
+            groups.append([episode])
+    return [group for group in (*named.values(), *groups) if len(group) > 1]
+
+
+def with_noise_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
+    """The gap with the floor of the repeats among its runs, where there are any."""
+    groups = repeated_runs(episodes)
+    if not groups:
+        note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
+        return replace(gap, notes=(*gap.notes, note))
+    kinds = split_by_outcome(groups)
+    runs = sum(len(kind) for kind in kinds)
+    note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats"
+    note += f", which end in {len(kinds)} kinds and are averaged by kind." if len(kinds) != len(groups) else "."
+    return replace(gap, floor=noise_floor(kinds, options=options), notes=(*gap.notes, note))
+
+
+def noise_floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
+    """The horizon curve of real against real: the spread of repeats about their mean, k seconds after any moment.
+
+    It is what the best deterministic model of these very runs would score: their mean. 'full' is the standard
+    deviation over repeats, root mean square over the run.
+    """
+    options = options or HorizonOptions()
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return {}
+    spec = groups[0][0].spec
+    compared = channels(spec.q, None, options.wrapping)
+    scales = compared.scales([e.q for group in groups for e in group])
+    columns, _ = groups_of(compared, scales)
+    horizons: list[float] = []
+    points: list[list[Estimate]] = []
+    for horizon in options.horizons:
+        found = _scatter(groups, compared, horizon, options, columns)
+        if found is not None:
+            horizons.append(horizon)
+            points.append(found)
+    return curves_through(horizons, points, compared, scales, spec.dt)
+
+
+def noise_floors(
+    groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
+) -> dict[str, dict[str, Curve]]:
+    """The floor of each group of repeats by itself, and of each outcome of a group, by name."""
+    named: dict[str, dict[str, Curve]] = {}
+    for i, group in enumerate(split_by_outcome(groups)):
+        name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
+        named[name] = noise_floor([group], options=options)
+    return named
+
+
+def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+    """Groups of repeats, each split into its outcomes; what ended alone is left out."""
+    found: list[list[Episode]] = []
+    for group in groups:
+        kinds = outcomes(group)
+        for number, kind in enumerate(kinds):
+            if len(kind) < 2:
+                continue
+            name = group[0].meta.get("group", "")
+            label = f"{name}, outcome {number + 1} of {len(kinds)}" if len(kinds) > 1 else name
+            found.append([group[i].with_columns({}, group=label) for i in kind])
+    return found
+
+
+def outcomes(episodes: Sequence[Episode]) -> list[list[int]]:
+    """Which runs end alike: places of runs, the largest kind first.
+
+    A pendulum that swings up to +pi in some runs and to -pi in others has no mean run; its spread about one would be
+    about 2 rad where each kind scatters by 0.1. Ends are compared unwrapped, over the last tenth of each run.
+    """
+    if len(episodes) < 2:
+        return [list(range(len(episodes)))]
+    ends = np.array([np.median(np.asarray(e.q, float)[-max(1, len(e) // 10) :], axis=0) for e in episodes])
+    kinds = [list(range(len(episodes)))]
+    for column, unit in enumerate(episodes[0].spec.q.units):
+        kinds = [part for kind in kinds for part in _split(kind, ends[:, column], APART.get(unit, np.inf))]
+    return sorted(kinds, key=lambda kind: (-len(kind), kind[0]))
 
 
 def _in_step(real: Episode, sim: Episode) -> RunPair:
@@ -176,129 +257,6 @@ def _interpolated(q: Array, labels: Sequence[str], stamps: Array, t: Array) -> A
             column = column * np.concatenate([[1.0], flips])
         out[:, i] = np.interp(t, stamps, column)
     return out
-
-
-APART = {"rad": 1.0, "m": 0.1}
-"""Ends closer than this are one outcome [unit]."""
-
-
-def outcomes(episodes: Sequence[Episode]) -> list[list[int]]:
-    """Which runs end alike: places of runs, the largest kind first.
-
-    A pendulum that swings up to +pi in some runs and to -pi in others has no mean run; its spread about one would be
-    about 2 rad where each kind scatters by 0.1. Ends are compared unwrapped, over the last tenth of each run.
-    """
-    if len(episodes) < 2:
-        return [list(range(len(episodes)))]
-    ends = np.array([_end(e) for e in episodes])
-    kinds = [list(range(len(episodes)))]
-    for column, unit in enumerate(episodes[0].spec.q.units):
-        kinds = [part for kind in kinds for part in _split(kind, ends[:, column], APART.get(unit, np.inf))]
-    return sorted(kinds, key=lambda kind: (-len(kind), kind[0]))
-
-
-def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-    """Groups of repeats, each split into its outcomes; what ended alone is left out."""
-    found: list[list[Episode]] = []
-    for group in groups:
-        kinds = outcomes(group)
-        for number, kind in enumerate(kinds):
-            if len(kind) < 2:
-                continue
-            name = group[0].meta.get("group", "")
-            label = f"{name}, outcome {number + 1} of {len(kinds)}" if len(kinds) > 1 else name
-            found.append([group[i].with_columns({}, group=label) for i in kind])
-    return found
-
-
-def _end(episode: Episode) -> Array:
-    q = np.asarray(episode.q, float)
-    return np.median(q[-max(1, len(q) // 10) :], axis=0)
-
-
-def _split(kind: list[int], ends: Array, apart: float) -> list[list[int]]:
-    """Cut a row of ends wherever a gap is wide by itself and against the scatter on both of its sides."""
-    order = sorted(kind, key=lambda i: float(ends[i]))
-    values = ends[order]
-    gaps = np.diff(values)
-    if not len(gaps):
-        return [kind]
-    typical = float(np.median(gaps)) if len(gaps) > 2 else 0.0
-    cuts = np.flatnonzero((gaps > apart) & (gaps > 5 * typical)) + 1
-    return [sorted(int(i) for i in part) for part in np.split(np.array(order), cuts)]
-
-
-SAME_COMMAND = 1e-6
-"""Commands that differ by less than this share of their range are repeats."""
-
-
-def repeated_runs(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    """Runs that repeat each other, in groups of two and more.
-
-    Runs belong together when `meta` counts them as a `repeat` within a `group`, or when they were given the same
-    commands.
-    """
-    named: dict[str, list[Episode]] = {}
-    groups: list[list[Episode]] = []
-    for episode in episodes:
-        if "repeat" in episode.meta:
-            named.setdefault(episode.meta.get("group", ""), []).append(episode)
-            continue
-        for group in groups:
-            if _same_commands(group[0], episode):
-                group.append(episode)
-                break
-        else:
-            groups.append([episode])
-    return [group for group in (*named.values(), *groups) if len(group) > 1]
-
-
-def noise_floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
-    """The horizon curve of real against real: the spread of repeats about their mean, k seconds after any moment.
-
-    It is what the best deterministic model of these very runs would score: their mean. 'full' is the standard
-    deviation over repeats, root mean square over the run.
-    """
-    options = options or HorizonOptions()
-    groups = [group for group in groups if len(group) > 1]
-    if not groups:
-        return {}
-    spec = groups[0][0].spec
-    compared = channels(spec.q, None, options.wrapping)
-    scales = compared.scales([e.q for group in groups for e in group], options.scales)
-    columns, _ = groups_of(compared, scales)
-    horizons: list[float] = []
-    points: list[list[Estimate]] = []
-    for horizon in options.horizons:
-        found = _scatter(groups, compared, horizon, options, columns)
-        if found is not None:
-            horizons.append(horizon)
-            points.append(found)
-    return curves_through(horizons, points, compared, scales, spec.dt)
-
-
-def noise_floors(
-    groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
-) -> dict[str, dict[str, Curve]]:
-    """The floor of each group of repeats by itself, and of each outcome of a group, by name."""
-    named: dict[str, dict[str, Curve]] = {}
-    for i, group in enumerate(split_by_outcome(groups)):
-        name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
-        named[name] = noise_floor([group], options=options)
-    return named
-
-
-def with_noise_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
-    """The gap with the floor of the repeats among its runs, where there are any."""
-    groups = repeated_runs(episodes)
-    if not groups:
-        note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
-        return replace(gap, notes=(*gap.notes, note))
-    kinds = split_by_outcome(groups)
-    runs = sum(len(kind) for kind in kinds)
-    note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats"
-    note += f", which end in {len(kinds)} kinds and are averaged by kind." if len(kinds) != len(groups) else "."
-    return replace(gap, floor=noise_floor(kinds, options=options), notes=(*gap.notes, note))
 
 
 def _scatter(
@@ -366,3 +324,15 @@ def _same_commands(a: Episode, b: Episode) -> bool:
     x, y = a.action[:rows], b.action[:rows]
     size = np.ptp(x, axis=0)
     return bool(size.any()) and bool((np.abs(x - y) <= SAME_COMMAND * size + 1e-12).all())
+
+
+def _split(kind: list[int], ends: Array, apart: float) -> list[list[int]]:
+    """Cut a row of ends wherever a gap is wide by itself and against the scatter on both of its sides."""
+    order = sorted(kind, key=lambda i: float(ends[i]))
+    values = ends[order]
+    gaps = np.diff(values)
+    if not len(gaps):
+        return [kind]
+    typical = float(np.median(gaps)) if len(gaps) > 2 else 0.0
+    cuts = np.flatnonzero((gaps > apart) & (gaps > 5 * typical)) + 1
+    return [sorted(int(i) for i in part) for part in np.split(np.array(order), cuts)]

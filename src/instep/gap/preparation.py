@@ -1,9 +1,7 @@
-"""Preparation of recordings for replay: resampled to the simulator's rate, angles unwrapped, velocities without lag.
+"""Preparation of recordings: checks, resampling to the simulator's rate, unwrapped angles, velocities without lag.
 
-Data checks: problems of recordings that would make a gap meaningless, found before anything is measured.
-
-Each problem names the channel and what is probably wrong. Errors stop the measurement unless the user allows the check
-by name; warnings are reported with the results.
+A check finds problems that would make a gap meaningless. Each problem names the channel and the probable cause. Errors
+stop the measurement unless the user allows the check by name; warnings are reported with the results.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from instep.core.episode import Episode, longest_stretch
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.data.resample import GAP_PERIODS, MAX_DRIFT, MAX_JITTER, is_uneven, resampled
-from instep.report.page import Section, Table
 
 from .gap_result import run_name
 from .horizon import QUAT, velocity, wrapped
@@ -28,6 +25,19 @@ from .time_alignment import lag
 
 MAX_VELOCITY_LAG = 0.5
 """Recorded velocities that lag by this many rows or more are rebuilt."""
+SAMPLE_ROWS = 60_000
+"""Rows, spread over all runs, from which a channel is checked."""
+MAX_GAP_SHARE = 0.02
+"""Share of gaps above which rows can no longer be counted as time."""
+OTHER_UNIT = {"rad": (180 / np.pi, "degrees"), "m": (1e3, "millimetres")}
+"""The unit that a recording may have been made in by mistake, and its factor."""
+MAX_SPEED = {"rad": 100.0, "m": 20.0}
+"""Speeds [unit/s] no recorded robot reaches; beyond them a unit is wrong."""
+MAX_OFFSET = {"rad": 0.7, "m": 0.1}
+"""Offsets this large are a wrong zero, not a load."""
+LARGE_OFFSET = {"rad": 0.05, "m": 0.005}
+MIN_MOTION = {"rad": 0.05}
+"""Range of a command above which its joint must move; 0.005 in other units."""
 
 
 @frozen_dataclass
@@ -36,12 +46,74 @@ class PreparedRuns:
 
     episodes: list[Episode]
     wrapping: tuple[str, ...]
-    """Angles that wrap: those asked for, and those whose recording jumps by a turn."""
+    """Angles that wrap: those given, and those whose recording jumps by a turn."""
     notes: tuple[str, ...]
 
 
+@frozen_dataclass
+class DataProblem:
+    """One problem of one channel."""
+
+    severity: Literal["error", "warning"]
+    check: str
+    channel: str
+    sentence: str
+
+
+@frozen_dataclass
+class DataChecks:
+    """The problems of recordings."""
+
+    problems: tuple[DataProblem, ...]
+    allowed: tuple[str, ...] = field(default=())
+
+    @property
+    def errors(self) -> tuple[DataProblem, ...]:
+        """Problems that forbid a measurement."""
+        return tuple(p for p in self.problems if p.severity == "error" and p.check not in self.allowed)
+
+    @property
+    def warnings(self) -> tuple[DataProblem, ...]:
+        """Problems a reader of the results should know."""
+        return tuple(p for p in self.problems if p not in self.errors)
+
+    def require(self) -> None:
+        """Raise the first error in one sentence, with the number of further errors."""
+        if not self.errors:
+            return
+        first, more = self.errors[0], len(self.errors) - 1
+        rest = f" {more} more such problem{'s' if more > 1 else ''}." if more else ""
+        raise BadInput(f"{first.sentence} Repair the recording, or allow it with --allow {first.check}.{rest}")
+
+
+@array_dataclass
+class RecordedRuns:
+    """The runs that are checked, with the ranges of joints by label if a model knows them."""
+
+    episodes: tuple[Episode, ...]
+    limits: Mapping[str, tuple[float, float]]
+    servos: list[tuple[str, int, int]]
+    """Joints commanded by position: label, column of q, column of the action."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The unit of each position."""
+        return self.episodes[0].spec.q.units
+
+    def sample(self) -> list[Episode]:
+        """Some of the runs, spread over all of them."""
+        rows = sum(len(e) for e in self.episodes)
+        return list(self.episodes[:: max(1, rows // SAMPLE_ROWS)])
+
+    def positions(self) -> Iterator[tuple[str, str, list[Array]]]:
+        """Label, unit and the values of each position in the sample."""
+        spec, sample = self.episodes[0].spec, self.sample()
+        for place, (label, unit) in enumerate(zip(spec.q.labels, spec.q.units, strict=True)):
+            yield label, unit, [np.asarray(e.q, float)[:, place] for e in sample]
+
+
 def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> PreparedRuns:
-    """Recordings with unwrapped angles and, where the recorded ones lag or lack, rebuilt velocities.
+    """Recordings with unwrapped angles, and with rebuilt velocities if the recorded ones lag or are missing.
 
     A velocity read from a filter lags, and a window started with it looks like an error of the model: on a Furuta
     pendulum 16 ms of lag turn 25 mrad into 68 mrad after a tenth of a second.
@@ -54,22 +126,22 @@ def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepar
     notes: list[str] = []
     if jumping:
         notes.append(f"The recording of {', '.join(jumping)} jumps by a turn and was unwrapped.")
-    labels = [label for label in episodes[0].spec.v.labels if label in scalar_joints(episodes[0])]
-    lacking = any("v" not in e for e in runs)
-    rebuilt = labels if lacking else [label for label in labels if label in late]
+    joints = scalar_joints(episodes[0])
+    missing = any("v" not in e for e in runs)
+    rebuilt = [n for n in episodes[0].spec.v.labels if n in joints and (missing or n in late)]
     if rebuilt:
         runs = [with_velocities(e, rebuilt) for e in runs]
-        why = "none were recorded" if lacking else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
+        why = "none were recorded" if missing else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
         notes.append(f"Velocities of {', '.join(rebuilt)} are zero-phase derivatives of the positions: {why}.")
     return PreparedRuns(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
 
 
 def recorded_at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:
-    """The runs at the control period of a simulator [s], and a sentence about each group of them that was resampled.
+    """The runs at the control period of a simulator [s], and a sentence about each group of resampled runs.
 
-    Runs at another rate, or with uneven clocks, are resampled: angles unwrapped and missing velocities found at their
-    own rate first, then commands held, states interpolated, and what a lower rate cannot hold filtered out. A resampled
-    run says so in its metadata.
+    Runs at another rate, or with uneven clocks, are resampled. Angles are unwrapped and missing velocities derived at
+    their own rate first. Then commands are held, states interpolated, and frequencies above a lower rate removed. A
+    resampled run says so in its metadata.
     """
     if not episodes:
         raise BadInput("A gap needs at least one recorded run, and none was given.")
@@ -79,8 +151,11 @@ def recorded_at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episo
         if len(episode) < 2 or not (other or is_uneven(episode)):
             runs.append(episode)
             continue
+        run = _unwrapped(episode, _jumping(episode))
+        if "v" not in run and (joints := scalar_joints(run)):
+            run = with_velocities(run, joints)  # between interpolated rows there are none
         try:
-            run = resampled(_with_velocities(_unwrapped(episode, _jumping(episode))), 1 / dt)
+            run = resampled(run, 1 / dt)
         except BadInput as error:
             raise BadInput(f"Run {episode.meta.get('name', str(i))!r} is not {1 / dt:.4g} Hz. {error}") from None
         kind = f"at {1 / episode.spec.dt:.4g} Hz" if other else "with uneven clocks"
@@ -97,18 +172,8 @@ def resampling_notes(episodes: Sequence[Episode]) -> list[str]:
     ]
 
 
-def _jumping(episode: Episode) -> list[str]:
-    return [label for label in angles(episode) if jumps(episode, label)]
-
-
-def _with_velocities(episode: Episode) -> Episode:
-    """The episode with velocities of its joints, where none were recorded: between interpolated rows there are none."""
-    lacking = "v" not in episode and bool(scalar_joints(episode))
-    return with_velocities(episode, scalar_joints(episode)) if lacking else episode
-
-
 def with_velocities(episode: Episode, labels: Sequence[str]) -> Episode:
-    """The episode with the velocities of some joints taken from its positions."""
+    """The episode with the velocities of some joints derived from its positions."""
     places = episode.spec.q.labels
     v = np.array(episode["v"], float) if "v" in episode else np.zeros((len(episode), len(episode.spec.v.labels)))
     columns = [places.index(label) for label in labels]
@@ -136,104 +201,10 @@ def late_velocities(episodes: Sequence[Episode]) -> dict[str, float]:
     return {label: seconds for label, seconds in typical.items() if seconds >= MAX_VELOCITY_LAG * episodes[0].spec.dt}
 
 
-def angles(episode: Episode) -> list[str]:
-    """Joints measured in radians."""
-    units = dict(zip(episode.spec.q.labels, episode.spec.q.units, strict=True))
-    return [label for label in episode.spec.q.labels if units[label] == "rad"]
-
-
 def scalar_joints(episode: Episode) -> list[str]:
     """Joints whose velocity is the derivative of one position: no orientations, no coordinates of free bodies."""
     v = episode.spec.v.labels
     return [label for label in episode.spec.q.labels if label in v and label.rpartition(".")[2] not in QUAT]
-
-
-def jumps(episode: Episode, label: str) -> bool:
-    """Whether an angle jumps by about a whole turn between two rows."""
-    step = np.diff(episode.q[:, episode.spec.q.labels.index(label)])
-    # Half a turn per row is faster than anything that was sampled well; a wrap is a turn less a small step.
-    return bool((np.abs(step) > 1.5 * np.pi).any()) and bool((np.abs(wrapped(step)) < 0.5 * np.pi).all())
-
-
-def _unwrapped(episode: Episode, labels: Sequence[str]) -> Episode:
-    if not labels:
-        return episode
-    q = np.array(episode.q, float)
-    columns = [episode.spec.q.labels.index(label) for label in labels]
-    q[:, columns] = np.unwrap(q[:, columns], axis=0)
-    return episode.with_columns({"q": q})
-
-
-SAMPLE_ROWS = 60_000
-"""Rows, spread over all runs, from which a channel is checked."""
-MAX_GAP_SHARE = 0.02
-"""Share of gaps above which rows can no longer be counted as time."""
-DEGREES = 180 / np.pi
-MAX_SPEED = {"rad": 100.0, "m": 20.0}
-"""Speeds [unit/s] no recorded robot reaches; beyond them a unit is wrong."""
-MAX_OFFSET = {"rad": 0.7, "m": 0.1}
-"""Offsets this large are a wrong zero, not a load."""
-LARGE_OFFSET = {"rad": 0.05, "m": 0.005}
-
-
-@frozen_dataclass
-class DataProblem:
-    """One problem of one channel."""
-
-    severity: Literal["error", "warning"]
-    check: str
-    channel: str
-    sentence: str
-
-
-@frozen_dataclass
-class DataChecks:
-    """The problems that were found."""
-
-    problems: tuple[DataProblem, ...]
-    allowed: tuple[str, ...] = field(default=())
-
-    @property
-    def errors(self) -> tuple[DataProblem, ...]:
-        """Problems that forbid a measurement."""
-        return tuple(p for p in self.problems if p.severity == "error" and p.check not in self.allowed)
-
-    @property
-    def warnings(self) -> tuple[DataProblem, ...]:
-        """Problems a reader of the results should know."""
-        return tuple(p for p in self.problems if p not in self.errors)
-
-    def require(self) -> None:
-        """Raise the first error in one sentence, with the number of further errors."""
-        if not self.errors:
-            return
-        first, more = self.errors[0], len(self.errors) - 1
-        rest = f" {more} more such problem{'s' if more > 1 else ''}." if more else ""
-        raise BadInput(f"{first.sentence} Repair the recording, or allow it with --allow {first.check}.{rest}")
-
-    def section(self) -> Section:
-        """The problems as a section of a report."""
-        rows = [[p.check, p.channel, p.sentence] for p in self.problems]
-        caption = "Problems found in the recordings." if rows else "No problem was found in the recordings."
-        return Section("Data checks", "", [Table(("check", "channel", "problem"), rows, caption)], folded=True)
-
-
-@array_dataclass
-class RecordedRuns:
-    """The runs that are checked, with the ranges of joints by label where a model knows them."""
-
-    episodes: tuple[Episode, ...]
-    limits: Mapping[str, tuple[float, float]]
-
-    def sample(self) -> list[Episode]:
-        """Some of the runs, spread over all of them."""
-        rows = sum(len(e) for e in self.episodes)
-        return list(self.episodes[:: max(1, rows // SAMPLE_ROWS)])
-
-    @property
-    def servos(self) -> list[tuple[str, int, int]]:
-        """Joints commanded by position: label, column of q, column of the action."""
-        return position_servos(self.episodes)
 
 
 def check_data(
@@ -251,7 +222,7 @@ def check_data(
         if len(episode) < 2:
             name = episode.meta.get("name", str(i))
             raise BadInput(f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out.")
-    runs = RecordedRuns(tuple(episodes), dict(limits or {}))
+    runs = RecordedRuns(tuple(episodes), dict(limits or {}), position_servos(episodes))
     powered = replace(runs, episodes=tuple(s for e in episodes if len(s := e.powered_stretch()) > 1))
     problems: list[DataProblem] = []
     for name, check in CHECKS.items():
@@ -264,26 +235,42 @@ def check_data(
     return DataChecks(tuple(problems), tuple(allow))
 
 
-def stamps(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Stamps that go back or stand still, scatter, or skip."""
-    jitter = 0.0
-    gaps: list[tuple[str, float, float]] = []
-    steps_seen = 0
+def _finite(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Numbers that are NaN or infinite."""
     for i, episode in enumerate(runs.episodes):
-        t = np.asarray(episode.t, float)
+        spec = episode.spec
+        for column, channel in (("q", spec.q), ("v", spec.v), ("action", spec.action)):
+            if column not in episode:
+                continue
+            # The action of the last row leads nowhere.
+            bad = ~np.isfinite(np.asarray(episode[column])[: len(episode) - (column == "action")])
+            if bad.any():
+                row, place = (int(x) for x in np.argwhere(bad)[0])
+                label = channel.labels[place] if place < len(channel.labels) else str(place)
+                sentence = (
+                    f"{label!r} in {column!r} of run {run_name(episode, i)!r} is not a finite number in row {row} "
+                    f"({100 * float(bad[:, place].mean()):.0f} % of the run)."
+                )
+                yield DataProblem("error", "finite", label, sentence)
+                return
+
+
+def _stamps(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Stamps that go back or stand still, scatter, or skip."""
+    jitter, steps_seen = 0.0, 0
+    gaps: list[tuple[str, float, float]] = []
+    for i, episode in enumerate(runs.episodes):
+        t, name = np.asarray(episode.t, float), run_name(episode, i)
         step = np.diff(t)
         if (step <= 0).any():
             row = int(np.argmax(step <= 0)) + 1
             how = "goes back" if step[row - 1] < 0 else "stands still"
-            sentence = (
-                f"Time {how} at row {row} of run {run_name(episode, i)!r} ({t[row - 1]:.4f} then {t[row]:.4f} s)."
-            )
+            sentence = f"Time {how} at row {row} of run {name!r} ({t[row - 1]:.4f} then {t[row]:.4f} s)."
             yield DataProblem("error", "stamps", "timestamp", sentence)
             return
         period = float(np.median(step))
         jitter = max(jitter, float(np.quantile(np.abs(step - period), 0.95)) / period)
-        wide = np.flatnonzero(step > GAP_PERIODS * period)
-        gaps += [(run_name(episode, i), float(t[k]), float(step[k])) for k in wide]
+        gaps += [(name, float(t[k]), float(step[k])) for k in np.flatnonzero(step > GAP_PERIODS * period)]
         steps_seen += len(step)
     if gaps:
         run, at, long = max(gaps, key=lambda gap: gap[2])
@@ -295,103 +282,130 @@ def stamps(runs: RecordedRuns) -> Iterator[DataProblem]:
         yield DataProblem("warning", "stamps", "timestamp", sentence)
 
 
-def rate(runs: RecordedRuns) -> Iterator[DataProblem]:
+def _rate(runs: RecordedRuns) -> Iterator[DataProblem]:
     """Stamps that contradict the rate the dataset states."""
     for i, episode in enumerate(runs.episodes):
-        period = float(np.median(np.diff(np.asarray(episode.t, float))))
-        if abs(period / episode.spec.dt - 1) > 0.02 and period > 0:
-            factor = period / episode.spec.dt
-            hint = " (milliseconds instead of seconds?)" if 900 < factor < 1100 else ""
+        period, stated = float(np.median(np.diff(np.asarray(episode.t, float)))), episode.spec.dt
+        if abs(period / stated - 1) > 0.02 and period > 0:
+            hint = " (milliseconds instead of seconds?)" if 900 < period / stated < 1100 else ""
             sentence = (
                 f"Run {run_name(episode, i)!r} is stamped every {1e3 * period:.4g} ms, but its rate says "
-                f"{1e3 * episode.spec.dt:.4g} ms{hint}."
+                f"{1e3 * stated:.4g} ms{hint}."
             )
             yield DataProblem("error", "rate", "timestamp", sentence)
             return
 
 
-def finite(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Numbers that are NaN or infinite."""
-    for i, episode in enumerate(runs.episodes):
-        for column, labels in (
-            ("q", episode.spec.q.labels),
-            ("v", episode.spec.v.labels),
-            ("action", episode.spec.action.labels),
-        ):
-            if column not in episode:
-                continue
-            values = np.asarray(episode[column])
-            if column == "action":
-                values = values[:-1]  # the action of the last row leads nowhere
-            bad = ~np.isfinite(values)
-            if bad.any():
-                row, place = (int(x) for x in np.argwhere(bad)[0])
-                share = 100 * float(bad[:, place].mean())
-                label = labels[place] if place < len(labels) else str(place)
-                sentence = (
-                    f"{label!r} in {column!r} of run {run_name(episode, i)!r} is not a finite number in row {row} "
-                    f"({share:.0f} % of the run)."
-                )
-                yield DataProblem("error", "finite", label, sentence)
-                return
-
-
-def units(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Degrees where radians are claimed, millimetres where metres are."""
-    spec = runs.episodes[0].spec
-    sample = runs.sample()
-    for place, (label, unit) in enumerate(zip(spec.q.labels, spec.q.units, strict=True)):
-        factor, other = (DEGREES, "degrees") if unit == "rad" else (1e3, "millimetres")
+def _units(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Degrees instead of radians, millimetres instead of metres."""
+    periods = [e.spec.dt for e in runs.sample()]
+    for label, unit, columns in runs.positions():
         if unit not in MAX_SPEED or label.rpartition(".")[2] in QUAT:
             continue
-        columns = [np.asarray(e.q, float)[:, place] for e in sample]
+        factor, other = OTHER_UNIT[unit]
         if (outside := _beyond(columns, runs.limits.get(label), factor)) is not None:
             sentence = f"{label!r} reaches {outside:.4g}, far beyond its range in {unit}: {other} instead of {unit}?"
             yield DataProblem("error", "units", label, sentence)
-            continue
-        if (speed := _speed(columns, unit, [e.spec.dt for e in sample])) > MAX_SPEED[unit]:
+        elif (speed := _speed(columns, unit, periods)) > MAX_SPEED[unit]:
             sentence = f"{label!r} moves at {speed:.4g} {unit}/s, which no robot does: {other} instead of {unit}?"
             yield DataProblem("error", "units", label, sentence)
-            continue
-        yield from _velocity_unit(runs, label, unit, place)
+        else:
+            ratio = _velocity_ratio(runs, label)
+            if any(0.7 < ratio / f < 1.4 for f in (factor, 1 / factor)):
+                sentence = (
+                    f"The velocity of {label!r} is {ratio:.3g} times the rate of its position: degrees and radians?"
+                )
+                yield DataProblem("error", "units", label, sentence)
 
 
-def frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
+def _frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
     """Sensors that stand still while their command moves."""
-    spec = runs.episodes[0].spec
     for label, place, commanded in runs.servos:
-        still = 0
-        moved = 0
-        for episode in runs.episodes:
-            command, answer = episode.action[:-1, commanded], episode.q[:, place]
-            if len(command) < 2 or _motion_range(command) < (0.05 if spec.q.units[place] == "rad" else 0.005):
-                continue
-            moved += 1
-            still += float(np.ptp(answer)) == 0.0
+        commands = [(e.action[:-1, commanded], e.q[:, place]) for e in runs.episodes if len(e) > 2]
+        least = MIN_MOTION.get(runs.units[place], 0.005)
+        moved = [answer for command, answer in commands if _motion_range(command) >= least]
+        still = sum(float(np.ptp(answer)) == 0.0 for answer in moved)
         if still:
-            sentence = f"{label!r} is frozen in {still} of the {moved} runs in which its command moves."
+            sentence = f"{label!r} is frozen in {still} of the {len(moved)} runs in which its command moves."
             yield DataProblem("error", "frozen", label, sentence)
-    yield from _stuck(runs)
+    for i, episode in enumerate(runs.episodes):
+        found = _all_frozen(episode, [commanded for _, _, commanded in runs.servos])
+        if found is not None:
+            sentence = (
+                f"All positions of run {run_name(episode, i)!r} stand still for {found[1]:.2g} s from {found[0]:.2f} s "
+                "on while the command moves: a stale sensor?"
+            )
+            # One joint alone may as well stick by friction.
+            severity = "error" if episode.q.shape[1] > 1 else "warning"
+            yield DataProblem(severity, "frozen", "q", sentence)
+            return
 
 
-def quantised(runs: RecordedRuns) -> Iterator[DataProblem]:
+def _gains(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Answers that are 57 or 1000 times their command, or that part of it."""
+    for label, place, commanded in runs.servos:
+        parts = [(np.asarray(e.action, float)[:-1, commanded], np.asarray(e.q, float)[:-1, place])
+                 for e in runs.sample()]  # fmt: skip
+        command, answer = (np.concatenate([x - x.mean() for x in side]) for side in zip(*parts, strict=True))
+        if len(command) < 20 or np.std(command) < 1e-9:
+            continue
+        strength = float(np.corrcoef(command, answer)[0, 1]) if np.std(answer) > 0 else 0.0
+        gain = float(np.std(answer) / np.std(command))
+        factor, _ = OTHER_UNIT.get(runs.units[place], OTHER_UNIT["m"])
+        if abs(strength) > 0.5 and (0.6 < gain / factor < 1.6 or 0.6 < gain * factor < 1.6):
+            which = "degrees and radians" if runs.units[place] == "rad" else "millimetres and metres"
+            sentence = f"{label!r} answers its command {gain:.3g}-fold: are command and state in {which}?"
+            yield DataProblem("error", "gain", label, sentence)
+
+
+def _order(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Joints that answer the command of another joint, or their own with inverted sign."""
+    servos = runs.servos
+    matrix = _responses(runs)
+    for i, (label, _, _) in enumerate(servos):
+        own = float(matrix[i, i])
+        if np.isnan(own):
+            continue
+        others = np.where(np.arange(len(servos)) == i, -np.inf, np.nan_to_num(np.abs(matrix[i]), nan=-np.inf))
+        best = int(np.argmax(others))
+        if own < -0.6:
+            sentence = f"{label!r} moves against its command (correlation {own:.2f}): is its sign inverted?"
+            yield DataProblem("error", "order", label, sentence)
+        elif own < 0.4 and others[best] > 0.8:
+            sentence = (
+                f"{label!r} follows the command of {servos[best][0]!r} (correlation {others[best]:.2f}) rather than "
+                f"its own ({own:.2f}): is the order of the joints right?"
+            )
+            yield DataProblem("error", "order", label, sentence)
+
+
+def _offsets(runs: RecordedRuns) -> Iterator[DataProblem]:
+    """Joints that rest away from where they are commanded to be."""
+    for label, place, commanded in runs.servos:
+        off, unit = _rest_offset(runs, place, commanded), runs.units[place]
+        if off is None or abs(off) <= LARGE_OFFSET.get(unit, np.inf):
+            continue
+        severity = "error" if abs(off) > MAX_OFFSET[unit] else "warning"
+        why = "is its zero elsewhere?" if severity == "error" else "a zero that is off, a load, or a contact."
+        yield DataProblem(severity, "offset", label, f"{label!r} rests {off:+.3g} {unit} from its command: {why}")
+
+
+def _quantised(runs: RecordedRuns) -> Iterator[DataProblem]:
     """Encoders so coarse that their step matters."""
-    spec = runs.episodes[0].spec
-    sample = runs.sample()[:20]
-    for place, (label, unit) in enumerate(zip(spec.q.labels, spec.q.units, strict=True)):
-        column = np.concatenate([np.asarray(e.q, float)[:, place] for e in sample])
-        step = quantum(column)
-        if step and step > 0.02 * max(_motion_range(column), 1e-12):
-            share = 100 * step / _motion_range(column)
-            sentence = f"{label!r} is resolved in steps of {step:.3g} {unit}, {share:.0f} % of its motion range."
+    for label, unit, columns in runs.positions():
+        column = np.concatenate(columns[:20])
+        step, motion = quantum(column), _motion_range(column)
+        if step and step > 0.02 * max(motion, 1e-12):
+            sentence = (
+                f"{label!r} is resolved in steps of {step:.3g} {unit}, {100 * step / motion:.0f} % of its motion range."
+            )
             yield DataProblem("warning", "quantisation", label, sentence)
 
 
-def clipped(runs: RecordedRuns) -> Iterator[DataProblem]:
+def _clipped(runs: RecordedRuns) -> Iterator[DataProblem]:
     """Signals that stand at an end of their range for long."""
-    spec = runs.episodes[0].spec
-    for place, label in enumerate(spec.q.labels):
-        column = np.concatenate([np.asarray(e.q, float)[:, place] for e in runs.sample()])
+    for label, _, columns in runs.positions():
+        column = np.concatenate(columns)
         if _motion_range(column) == 0:
             continue
         for end, at in (("upper", column.max()), ("lower", column.min())):
@@ -403,21 +417,44 @@ def clipped(runs: RecordedRuns) -> Iterator[DataProblem]:
                 yield DataProblem("warning", "clipping", label, sentence)
 
 
+CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
+    "finite": _finite,
+    "stamps": _stamps,
+    "rate": _rate,
+    "units": _units,
+    "frozen": _frozen,
+    "gain": _gains,
+    "order": _order,
+    "offset": _offsets,
+    "quantisation": _quantised,
+    "clipping": _clipped,
+}
+"""Every check by the name under which a user may allow it."""
+COMMAND_CHECKS = ("frozen", "gain", "order", "offset")
+"""Checks that compare positions with commands, which motors follow only while they are switched on."""
+
+
 def quantum(column: Array) -> float:
-    """The step a signal is resolved in, 0 where it has none."""
+    """The step a signal is resolved in, 0 if it has none."""
     levels = np.unique(np.asarray(column, float))
     if len(levels) < 3:
         return 0.0
     steps = np.diff(levels)
-    step = float(np.median(steps[steps > 1e-9 * float(np.ptp(levels))])) if len(steps) else 0.0
+    step = float(np.median(steps[steps > 1e-9 * float(np.ptp(levels))]))
     if step <= 0 or len(levels) > 0.7 * len(column):
         return 0.0
     off = np.abs(steps / step - np.round(steps / step))
     return step if float(np.quantile(off, 0.9)) < 0.05 else 0.0
 
 
+def _motion_range(column: Array) -> float:
+    """The distance between the 1st and the 99th percentile of a signal."""
+    low, high = np.quantile(column, [0.01, 0.99])
+    return float(high - low)
+
+
 def _beyond(columns: list[Array], limits: tuple[float, float] | None, factor: float) -> float | None:
-    """The furthest value, where a range is known, is left by far, and would be kept in the other unit."""
+    """The furthest value, if it is far outside a known range and would be inside in the other unit."""
     if limits is None or not np.isfinite(limits).all():
         return None
     low, high = limits
@@ -440,92 +477,37 @@ def _speed(columns: list[Array], unit: str, periods: list[float]) -> float:
     return fastest
 
 
-def _velocity_unit(runs: RecordedRuns, label: str, unit: str, place: int) -> Iterator[DataProblem]:
-    """Velocities whose size contradicts the positions by a factor of units."""
+def _velocity_ratio(runs: RecordedRuns, label: str) -> float:
+    """Velocities over the rates of their positions, the median over runs; 0 if it is not known."""
     spec = runs.episodes[0].spec
     if label not in spec.v.labels or "v" not in runs.episodes[0]:
-        return
+        return 0.0
     ratios: list[float] = []
     for episode in runs.sample()[:20]:
         v = np.asarray(episode["v"], float)[:, spec.v.labels.index(label)]
-        step = np.diff(np.asarray(episode.q, float)[:, place]) / episode.spec.dt
+        step = np.diff(np.asarray(episode.q, float)[:, spec.q.labels.index(label)]) / episode.spec.dt
         step = step[np.abs(step) < np.pi / episode.spec.dt]
         if len(step) > 10 and np.std(step) > 0:
             ratios.append(float(np.std(v) / np.std(step)))
-    if not ratios:
-        return
-    ratio = float(np.median(ratios))
-    for factor in (DEGREES, 1 / DEGREES) if unit == "rad" else (1e3, 1e-3):
-        if 0.7 < ratio / factor < 1.4:
-            sentence = f"The velocity of {label!r} is {ratio:.3g} times the rate of its position: degrees and radians?"
-            yield DataProblem("error", "units", label, sentence)
+    return float(np.median(ratios)) if ratios else 0.0
 
 
-def _stuck(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """All sensors at once constant for long in the middle of a motion: a sensor or a link that hung.
-
-    One joint alone may as well stick by friction, so it is a warning there.
-    """
-    for i, episode in enumerate(runs.episodes):
-        q = np.asarray(episode.q, float)
-        if len(runs.servos) < 1 or len(q) < 10:
-            continue
-        same = (np.diff(q, axis=0) == 0).all(axis=1)
-        command = np.abs(np.diff(episode.action[:, [commanded for _, _, commanded in runs.servos]], axis=0)).max(axis=1)
-        begin, rows = longest_stretch(same)
-        if rows * episode.spec.dt <= 0.5 or begin == 0 or begin + rows >= len(same):
-            continue
-        if float(np.nansum(command[begin : begin + rows])) > 0.1 * float(np.nansum(command)):
-            sentence = (
-                f"All positions of run {run_name(episode, i)!r} stand still for {rows * episode.spec.dt:.2g} s from "
-                f"{begin * episode.spec.dt:.2f} s on while the command moves: a stale sensor?"
-            )
-            yield DataProblem("error" if q.shape[1] > 1 else "warning", "frozen", "q", sentence)
-            return
+def _all_frozen(episode: Episode, commanded: Sequence[int]) -> tuple[float, float] | None:
+    """Begin and length [s] of half a second and more in which no position changes while commands move."""
+    q, dt = np.asarray(episode.q, float), episode.spec.dt
+    if not commanded or len(q) < 10:
+        return None
+    same = (np.diff(q, axis=0) == 0).all(axis=1)
+    command = np.abs(np.diff(episode.action[:, commanded], axis=0)).max(axis=1)
+    begin, rows = longest_stretch(same)
+    if rows * dt <= 0.5 or begin == 0 or begin + rows >= len(same):
+        return None
+    moved = float(np.nansum(command[begin : begin + rows])) > 0.1 * float(np.nansum(command))
+    return (begin * dt, rows * dt) if moved else None
 
 
-def gains(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Answers that are 57 or 1000 times their command, or that part of it."""
-    for label, place, commanded in runs.servos:
-        command, answer = _moving(runs, place, commanded)
-        if len(command) < 20 or np.std(command) < 1e-9:
-            continue
-        strength = float(np.corrcoef(command, answer)[0, 1]) if np.std(answer) > 0 else 0.0
-        gain = float(np.std(answer) / np.std(command))
-        unit = runs.episodes[0].spec.q.units[place]
-        odd = 180 / np.pi if unit == "rad" else 1e3
-        if abs(strength) > 0.5 and (0.6 < gain / odd < 1.6 or 0.6 < gain * odd < 1.6):
-            which = "degrees and radians" if unit == "rad" else "millimetres and metres"
-            sentence = f"{label!r} answers its command {gain:.3g}-fold: are command and state in {which}?"
-            yield DataProblem("error", "gain", label, sentence)
-
-
-def follows(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Joints that answer the command of another joint, or their own with inverted sign."""
-    servos = runs.servos
-    if not servos:
-        return
-    matrix = response(runs)
-    for i, (label, _, _) in enumerate(servos):
-        own = float(matrix[i, i])
-        if np.isnan(own):
-            continue
-        if own < -0.6:
-            sentence = f"{label!r} moves against its command (correlation {own:.2f}): is its sign inverted?"
-            yield DataProblem("error", "order", label, sentence)
-            continue
-        others = np.where(np.arange(len(servos)) == i, -np.inf, np.nan_to_num(np.abs(matrix[i]), nan=-np.inf))
-        best = int(np.argmax(others))
-        if own < 0.4 and others[best] > 0.8:
-            sentence = (
-                f"{label!r} follows the command of {servos[best][0]!r} (correlation {others[best]:.2f}) rather than "
-                f"its own ({own:.2f}): is the order of the joints right?"
-            )
-            yield DataProblem("error", "order", label, sentence)
-
-
-def response(runs: RecordedRuns) -> Array:
-    """Correlation of the rate of each answer (row) with that of each command (column), NaN where nothing moves.
+def _responses(runs: RecordedRuns) -> Array:
+    """Correlation of the rate of each answer (row) with that of each command (column), NaN if nothing moves.
 
     Rates rather than positions: slow common motion makes positions of all joints alike. Both are smoothed over the
     same 0.2 s, because an answer trails its command.
@@ -533,7 +515,7 @@ def response(runs: RecordedRuns) -> Array:
     servos = runs.servos
     answers: list[Array] = []
     commands: list[Array] = []
-    for episode in runs.sample():
+    for episode in runs.sample() if servos else ():
         span = max(1, round(0.2 / episode.spec.dt))
         if len(episode) < 3 * span:
             continue
@@ -544,7 +526,7 @@ def response(runs: RecordedRuns) -> Array:
         commands.append(a[span:] - a[:-span])
     if not answers:
         return np.full((len(servos), len(servos)), np.nan)
-    x, y = np.concatenate(answers), np.concatenate(commands)
+    x, y = (np.concatenate(side) for side in (answers, commands))
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     size = np.sqrt((x**2).sum(axis=0))[:, None] * np.sqrt((y**2).sum(axis=0))[None, :]
     idle = (np.sqrt((y**2).mean(axis=0)) < 1e-4)[None, :] | (np.sqrt((x**2).mean(axis=0)) < 1e-4)[:, None]
@@ -552,29 +534,15 @@ def response(runs: RecordedRuns) -> Array:
         return np.where(idle | (size == 0), np.nan, x.T @ y / size)
 
 
-def offsets(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Joints that rest away from where they are commanded to be."""
-    for label, place, commanded in runs.servos:
-        off = rest_offset(runs, place, commanded)
-        unit = runs.episodes[0].spec.q.units[place]
-        if off is None or abs(off) <= LARGE_OFFSET.get(unit, np.inf):
-            continue
-        severity = "error" if abs(off) > MAX_OFFSET[unit] else "warning"
-        why = "is its zero elsewhere?" if severity == "error" else "a zero that is off, a load, or a contact."
-        sentence = f"{label!r} rests {off:+.3g} {unit} from its command: {why}"
-        yield DataProblem(severity, "offset", label, sentence)
-
-
-def rest_offset(runs: RecordedRuns, place: int, commanded: int) -> float | None:
+def _rest_offset(runs: RecordedRuns, place: int, commanded: int) -> float | None:
     """The median distance of an answer from its command while the command has been still for half a second."""
     found: list[Array] = []
     for episode in runs.sample():
         span = max(1, round(0.5 / episode.spec.dt))
         command, answer = np.asarray(episode.action, float)[:-1, commanded], np.asarray(episode.q, float)[:-1, place]
-        if len(command) <= 2 * span:
-            continue
-        steady = np.abs(command[span:] - command[:-span]) < 1e-3
-        found.append((answer - command)[span:][steady])
+        if len(command) > 2 * span:
+            steady = np.abs(command[span:] - command[:-span]) < 1e-3
+            found.append((answer - command)[span:][steady])
     values = np.concatenate(found) if found else np.zeros(0)
     if len(values) < 20:
         return None
@@ -583,34 +551,21 @@ def rest_offset(runs: RecordedRuns, place: int, commanded: int) -> float | None:
     return middle if abs(middle) > 3 * scatter else None
 
 
-def _moving(runs: RecordedRuns, place: int, commanded: int) -> tuple[Array, Array]:
-    command: list[Array] = []
-    answer: list[Array] = []
-    for episode in runs.sample():
-        a, q = np.asarray(episode.action, float)[:-1, commanded], np.asarray(episode.q, float)[:-1, place]
-        command.append(a - a.mean())
-        answer.append(q - q.mean())
-    return np.concatenate(command), np.concatenate(answer)
+def _jumping(episode: Episode) -> list[str]:
+    """Angles that jump by about a whole turn between two rows."""
+    found: list[str] = []
+    for label, unit, column in zip(episode.spec.q.labels, episode.spec.q.units, episode.q.T, strict=True):
+        step = np.diff(column)
+        # Half a turn per row is faster than anything that was sampled well; a wrap is a turn less a small step.
+        wraps = (np.abs(step) > 1.5 * np.pi).any() and (np.abs(wrapped(step)) < 0.5 * np.pi).all()
+        found += [label] if unit == "rad" and wraps else []
+    return found
 
 
-CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
-    "finite": finite,
-    "stamps": stamps,
-    "rate": rate,
-    "units": units,
-    "frozen": frozen,
-    "gain": gains,
-    "order": follows,
-    "offset": offsets,
-    "quantisation": quantised,
-    "clipping": clipped,
-}
-"""Every check by the name under which a user may allow it."""
-COMMAND_CHECKS = ("frozen", "gain", "order", "offset")
-"""Checks that compare positions with commands, which motors follow only while they are switched on."""
-
-
-def _motion_range(column: Array) -> float:
-    """The distance between the 1st and the 99th percentile of a signal."""
-    low, high = np.quantile(column, [0.01, 0.99])
-    return float(high - low)
+def _unwrapped(episode: Episode, labels: Sequence[str]) -> Episode:
+    if not labels:
+        return episode
+    q = np.array(episode.q, float)
+    columns = [episode.spec.q.labels.index(label) for label in labels]
+    q[:, columns] = np.unwrap(q[:, columns], axis=0)
+    return episode.with_columns({"q": q})

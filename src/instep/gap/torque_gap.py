@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.signal import butter, sosfiltfilt
@@ -20,9 +19,6 @@ from instep.core.statistics import Estimate, log_jackknife, pooled
 from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.data.resample import onto
 from instep.physics.inverse_dynamics import Motion, direction, model_torques, rigid_torques
-from instep.report.figures import bars_figure, downsampled, plain_text, series_color, titled
-from instep.report.page import Figure, FigureTabs, Headline, HtmlReport, Number, Section, Table, formatted, write_html
-from instep.report.plots import matplotlib_figure
 from instep.scene.folder import SCENE_FILE, Scene, read_table
 from instep.scene.robot_structure import driven_joints
 
@@ -56,50 +52,6 @@ class TorqueGap:
     def joints(self) -> tuple[str, ...]:
         """The joints with measured torques."""
         return self.runs[0].joints
-
-    def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
-        """The page: error of each joint, what would remove it, measured and predicted torques."""
-        overall, norm = self.scores[RELATIVE], self.scores[NORM]
-        headline = f"The torques of {self.scene!r} are {formatted(overall, interval=False)} off those measured."
-        worst = max(self.joints, key=lambda joint: self.scores[f"{joint} of rms torque"].value)
-        because = (
-            f"The largest relative error is that of {worst}; instep tune DATA SCENE --torque identifies what causes it."
-        )
-        numbers = [
-            Number("error over torque", formatted(overall), f"{overall.n} blocks of rows"),
-            Number("mean norm of the error", formatted(norm), f"{len(self.runs)} runs"),
-        ]
-        shown = {run.name: torque_figure(run, {"scene": p}) for run, p in zip(self.runs, self.predicted, strict=True)}
-        sections = [
-            Section("Error of each joint", "Root mean square, with 95 % intervals.", [self._figure(), self._table()]),
-            Section("Torques", "Measured, and what the scene needs for the measured motion.", [FigureTabs(shown)]),
-            Section("Notes", "", list(self.notes)),
-        ]
-        subtitle = f"{len(self.runs)} recorded runs against the inverse dynamics of {self.scene!r}"
-        return HtmlReport(f"Torque gap of {self.scene}", subtitle, Headline("plain", headline, because), numbers,
-                          sections, facts or {})  # fmt: skip
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        return write_html(path, self.report())
-
-    def plot(self) -> Any:
-        """Error of each joint and the torques of the first run, as a `matplotlib.figure.Figure`."""
-        return matplotlib_figure([self._figure(), torque_figure(self.runs[0], {"scene": self.predicted[0]})])
-
-    def _figure(self) -> Figure:
-        bars = {joint: self.scores[f"{joint} rms"] for joint in self.joints}
-        return bars_figure(bars, title="Torque error by joint", x="root mean square error")
-
-    def _table(self) -> Table:
-        rows: list[tuple[str, ...]] = []
-        for joint in self.joints:
-            scores = [formatted(self.scores[f"{joint} {what}"]) for what in ("rms", "of rms torque", "of range")]
-            rows.append((joint, *scores, *(f"{100 * share:.0f} %" for share in self.shares[joint].values())))
-        shares = tuple(next(iter(self.shares.values())))
-        head = ("joint", "error", "of its RMS torque", "of its torque range", *(f"removed by {s}" for s in shares))
-        caption = "Removed: the share of the squared error that this effect alone would explain."
-        return Table(head, rows, caption)
 
 
 def measure_torque_gap(
@@ -168,26 +120,6 @@ def torque_scores(errors: Sequence[Array], torques: Sequence[Array], joints: Seq
             100 * rms.value / span, 100 * rms.low / span, 100 * rms.high / span, rms.n, "%"
         )
     return scores
-
-
-def torque_figure(run: TorqueRun, predicted: Mapping[str, Array], title: str = "") -> Figure:
-    """Measured torques of a run and predictions by name, one panel per joint."""
-    data: list[dict[str, Any]] = []
-    count = len(run.joints)
-    layout: dict[str, Any] = {"title": titled(title), "height": 110 + 120 * count}
-    layout["grid"] = {"rows": count, "columns": 1, "pattern": "independent"}
-    for k, joint in enumerate(run.joints):
-        axis = "" if k == 0 else str(k + 1)
-        lines = {"measured": (run.torque, {"color": "@ink", "width": 1.4})}
-        for i, (name, torque) in enumerate(predicted.items()):
-            lines[name] = (torque, {"color": series_color(i), "width": 1.8, "dash": "dot" if i else "solid"})
-        for name, (torque, line) in lines.items():
-            x, y = downsampled(run.t, torque[:, k])
-            trace = {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line}
-            data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": k == 0})
-        layout[f"yaxis{axis}"] = {"title": {"text": f"{plain_text(joint)} [Nm]", "font": {"size": 11}}}
-        layout[f"xaxis{axis}"] = {"title": "time [s]" if k == count - 1 else ""}
-    return {"data": data, "layout": layout}
 
 
 def _ratio(square: Array, power: Array) -> Estimate:
@@ -355,7 +287,7 @@ def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Arra
     if source is None:
         raise BadInput(
             f"{name!r} has no measured torques: a column {TORQUE!r} [Nm] with one number for each joint was expected "
-            "(a mapping adds it), or commands in Nm. Leave out --torque to compare positions."
+            "(a mapping adds it), or commands in Nm. Compare positions with: instep gap DATA SCENE"
         )
     channel = episode.spec.action if source == "action" else episode.spec.observation.get(TORQUE)
     values = np.asarray(episode[source], float)
@@ -378,7 +310,7 @@ def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Arra
         raise BadInput(f"{name!r} has torques or positions that are not finite numbers; cut those rows out.")
     still = [label for label, column in zip(recorded, chosen.T, strict=True) if np.ptp(column) == 0]
     if len(still) == len(recorded):
-        raise BadInput(f"The torques of {name!r} never change, so they were not measured; leave out --torque.")
+        raise BadInput(f"The torques of {name!r} never change, so they were not measured.")
     return recorded, chosen, source
 
 

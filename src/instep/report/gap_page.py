@@ -8,20 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.statistics import Estimate
 from instep.core.world import Array
-from instep.gap.events import EventAgreement, first_divergence
-from instep.gap.gap_result import Curve, EventMatch, Gap, RunPair
-from instep.gap.horizon import HorizonOptions, error_over_time
-from instep.gap.joint_error import CommandFollowing
-from instep.gap.measure import ErrorGrowth
 
 from .figures import (
     LOG_AXIS,
+    bars_figure,
     ensemble_figure,
     histogram_figure,
     lines_figure,
@@ -44,6 +40,11 @@ from .page import (
     formatted,
     score_table,
 )
+
+if TYPE_CHECKING:
+    from instep.diagnose.diagnosis import Diagnosis
+    from instep.gap.gap_result import CommandFollowing, Curve, ErrorGrowth, EventAgreement, EventMatch, Gap, RunPair
+    from instep.gap.preparation import DataChecks
 
 MAX_BANDS = 3
 """Curves of one figure that all have their band; of more, only the first has."""
@@ -112,7 +113,7 @@ def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
     layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
     layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
     layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
-    first = first_divergence(run)
+    first = next((m for m in run if m.dt is None), None)
     if first is not None:
         at = min(e.t for e in (first.real, first.sim) if e is not None)
         mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
@@ -162,6 +163,40 @@ def gap_page(
     """The whole page; sections about causes come after the runs, those about the data before the details."""
     sections = [*_run_sections(gap, causes), *checks, _details_section(gap)]
     return HtmlReport(title, subtitle, gap_headline(gap), _numbers(gap), sections)
+
+
+def diagnosis_page(found: Diagnosis) -> HtmlReport:
+    """The page of a gap and its causes."""
+    checks = [checks_section(found.checks)] if found.checks is not None else []
+    return gap_page(found.gap, title="Diagnosis", causes=[diagnosis_section(found)], checks=checks)
+
+
+def diagnosis_section(found: Diagnosis) -> Section:
+    """The probable causes, with the evidence for every failure mode."""
+    rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(found.modes, key=lambda m: not m.found)]
+    table = Table(("failure mode", "found", "evidence"), rows)
+    return Section("Causes", " ".join([str(found), *found.ties]), [*cause_figures(found), table])
+
+
+def cause_figures(found: Diagnosis) -> list[Figure]:
+    """The share of each cause; none if no cause was tried."""
+    if found.attribution is not None:
+        bars = dict(found.attribution.shares)
+        rest = found.attribution.rest / max(found.attribution.before, 1e-300)
+        bars |= {"not explained": Estimate(rest, rest, rest, 0, "1")}
+        title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
+        return [bars_figure(bars, title=title, x="share of the gap")]
+    gains = {c.candidate.cause: c.gain for c in found.candidates}
+    bars = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in gains.items()}
+    title = "Share of the squared error that one change explains on held-out pieces"
+    return [bars_figure(bars, title=title, x="share explained")] if bars else []
+
+
+def checks_section(checks: DataChecks) -> Section:
+    """The problems of the recordings."""
+    rows = [[p.check, p.channel, p.sentence] for p in checks.problems]
+    caption = "Problems found in the recordings." if rows else "No problem was found in the recordings."
+    return Section("Data checks", "", [Table(("check", "channel", "problem"), rows, caption)], folded=True)
 
 
 def gap_headline(gap: Gap) -> Headline:
@@ -354,7 +389,7 @@ def _actions_section(gap: Gap) -> Section | None:
 
 def _growth_section(gap: Gap, growth: ErrorGrowth) -> Section:
     """The growth of errors over a run, and their doubling time."""
-    errors = error_over_time(gap.pairs, options=HorizonOptions(wrapping=gap.wrapping))
+    errors = growth.errors
     shape = {"exponential": "exponentially", "power": f"with the power {growth.rate.value:.2g} of time"}
     words = shape.get(growth.shape, "and levels off")
     doubling = ""

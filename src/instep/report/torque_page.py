@@ -1,26 +1,30 @@
-"""The page of an identification from torques."""
+"""The pages of torques: the gap of a scene, and an identification."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.statistics import Estimate
-from instep.gap.torque_gap import NORM, RELATIVE, torque_figure
-from instep.physics.inverse_dynamics import body_inertia
+from instep.core.world import Array
 
-from .figures import bars_figure
+from .figures import bars_figure, downsampled, plain_text, series_color, titled
 from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, Section, Table, formatted
 
 if TYPE_CHECKING:
+    from instep.gap.torque_gap import TorqueGap, TorqueRun
     from instep.tune.torque.torque_identification import TorqueIdentification
 
 
-def page(found: TorqueIdentification, facts: Mapping[str, str]) -> HtmlReport:
-    """The whole page."""
-    after, before = found.after[RELATIVE], found.before[RELATIVE]
+ERROR, NORM = "torque error", "torque error, mean norm"
+"""Scores over all joints."""
+
+
+def torque_identification_page(found: TorqueIdentification, facts: Mapping[str, str] | None = None) -> HtmlReport:
+    """The page: gates, torques of held-out runs, friction, base parameters, inertias, payloads."""
+    after, before = found.after[ERROR], found.before[ERROR]
     words = f"The torque error on held-out recordings is {after.value:.3g} % instead of {before.value:.3g} %."
     open_gates = [f"{gate.name} {gate.state}" for gate in found.gates if gate.required and not gate.passed]
     because = f"Not promoted: {', '.join(open_gates)}." if open_gates else "All gates were passed."
@@ -34,13 +38,57 @@ def page(found: TorqueIdentification, facts: Mapping[str, str]) -> HtmlReport:
     sections += [_payloads(found)] if found.payloads else []
     subtitle = f"{len(found.fitted)} recordings fitted, {len(found.held_out)} held out"
     verdict = Headline("good" if found.passed else "bad", words, because)
-    return HtmlReport(f"Torques of {found.scene.name}", subtitle, verdict, numbers, sections, facts)
+    return HtmlReport(f"Torques of {found.scene.name}", subtitle, verdict, numbers, sections, facts or {})
 
 
-def figures(found: TorqueIdentification) -> list[Figure]:
-    """Errors of the joints after identification, and the torques of a held-out run."""
-    shown = {name: sides[0] for name, sides in reversed(list(found.predicted.items()))}
-    return [_bars(found, "after"), torque_figure(found.held_out[0], shown)]
+def torque_gap_page(gap: TorqueGap, facts: Mapping[str, str] | None = None) -> HtmlReport:
+    """The page: error of each joint, the effects that would remove it, measured and predicted torques."""
+    overall, norm = gap.scores[ERROR], gap.scores[NORM]
+    headline = f"The torques of {gap.scene!r} are {formatted(overall, interval=False)} off those measured."
+    worst = max(gap.joints, key=lambda joint: gap.scores[f"{joint} of rms torque"].value)
+    because = f"The largest relative error is that of {worst}; instep torque DATA SCENE identifies its cause."
+    numbers = [
+        Number("error over torque", formatted(overall), f"{overall.n} blocks of rows"),
+        Number("mean norm of the error", formatted(norm), f"{len(gap.runs)} runs"),
+    ]
+    shown = {run.name: torque_figure(run, {"scene": p}) for run, p in zip(gap.runs, gap.predicted, strict=True)}
+    bars = {joint: gap.scores[f"{joint} rms"] for joint in gap.joints}
+    figure = bars_figure(bars, title="Torque error by joint", x="root mean square error")
+    rows: list[tuple[str, ...]] = []
+    for joint in gap.joints:
+        scores = [formatted(gap.scores[f"{joint} {what}"]) for what in ("rms", "of rms torque", "of range")]
+        rows.append((joint, *scores, *(f"{100 * share:.0f} %" for share in gap.shares[joint].values())))
+    shares = tuple(next(iter(gap.shares.values())))
+    head = ("joint", "error", "of its RMS torque", "of its torque range", *(f"removed by {s}" for s in shares))
+    table = Table(head, rows, "Removed: the share of the squared error that this effect alone would explain.")
+    sections = [
+        Section("Error of each joint", "Root mean square, with 95 % intervals.", [figure, table]),
+        Section("Torques", "Measured torques, and those of the scene for the measured motion.", [FigureTabs(shown)]),
+        Section("Notes", "", list(gap.notes)),
+    ]
+    subtitle = f"{len(gap.runs)} recorded runs against the inverse dynamics of {gap.scene!r}"
+    verdict = Headline("plain", headline, because)
+    return HtmlReport(f"Torque gap of {gap.scene}", subtitle, verdict, numbers, sections, facts or {})
+
+
+def torque_figure(run: TorqueRun, predicted: Mapping[str, Array], title: str = "") -> Figure:
+    """Measured torques of a run and predictions by name, one panel per joint."""
+    data: list[dict[str, Any]] = []
+    count = len(run.joints)
+    layout: dict[str, Any] = {"title": titled(title), "height": 110 + 120 * count}
+    layout["grid"] = {"rows": count, "columns": 1, "pattern": "independent"}
+    for k, joint in enumerate(run.joints):
+        axis = "" if k == 0 else str(k + 1)
+        lines = {"measured": (run.torque, {"color": "@ink", "width": 1.4})}
+        for i, (name, torque) in enumerate(predicted.items()):
+            lines[name] = (torque, {"color": series_color(i), "width": 1.8, "dash": "dot" if i else "solid"})
+        for name, (torque, line) in lines.items():
+            x, y = downsampled(run.t, torque[:, k])
+            trace = {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line}
+            data.append(trace | {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": k == 0})
+        layout[f"yaxis{axis}"] = {"title": {"text": f"{plain_text(joint)} [Nm]", "font": {"size": 11}}}
+        layout[f"xaxis{axis}"] = {"title": "time [s]" if k == count - 1 else ""}
+    return {"data": data, "layout": layout}
 
 
 def _bars(found: TorqueIdentification, side: str) -> Figure:
@@ -100,13 +148,9 @@ def _base(found: TorqueIdentification) -> Section:
 
 def _bodies(found: TorqueIdentification) -> Section:
     rows: list[tuple[str, ...]] = []
-    problem = found.solution.problem
-    for body, given, pi in zip(problem.bodies, problem.given, found.solution.inertial, strict=False):
-        cells: list[str] = []
-        for some in (given, pi):
-            mass, centre, inertia = body_inertia(some)
-            cells += [f"{mass:.3g}", _list(centre), _list(np.linalg.eigvalsh(inertia))]
-        rows.append((found.scene.model.body(body).name, *cells[::3], *cells[1::3], *cells[2::3]))
+    for body, sides in found.inertias().items():
+        masses = [f"{side.mass:.3g}" for side in sides]
+        rows.append((body, *masses, *(_list(side.centre) for side in sides), *(_list(side.moments) for side in sides)))
     head = (
         "body",
         "mass before [kg]",

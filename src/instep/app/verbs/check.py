@@ -7,8 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from instep.app.arguments import DataArg, Options, OutFolder, PolicyArg
-from instep.app.data_args import DataArgs
-from instep.app.gap_run import located, read_runs, spread_runs
+from instep.app.data_args import DataArgs, located, read_runs, spread_runs
 from instep.app.output import new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import policy_from_spec

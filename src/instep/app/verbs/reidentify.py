@@ -56,7 +56,7 @@ def reidentify(
     """
     from dataclasses import replace
 
-    from instep.app.gap_run import read_runs
+    from instep.app.data_args import read_runs
     from instep.app.output import new_output, tune_progress
     from instep.app.reidentified_run import drift_facts, write_drift
     from instep.gap.measure import recorded_at_rate

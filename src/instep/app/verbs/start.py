@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, Positional
-from instep.app.data_args import DataArgs, robot_layout
-from instep.app.gap_run import GapRequest, named_run
-from instep.app.gap_run import run as run_gap
+from instep.app.data_args import named_run, robot_layout
 from instep.app.output import Output, gate_table, new_output
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError, Unsupported
@@ -31,6 +29,8 @@ from instep.gap.preparation import recorded_at_rate
 from instep.report.start_page import plot_first_seconds, start_page
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
+
+from .gap import GapArgs, measured
 
 
 @options_dataclass
@@ -233,13 +233,7 @@ def _check_commands(result: StartResult) -> None:
 
 def _gap(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
     folder = result.output.folder
-    run_gap(
-        GapRequest(
-            data=str(folder / DATA), against=str(folder / SCENE), source=DataArgs(), runs=args.runs, every=0.5,
-            allow=(), limits={}, max_rmse=None, scene="", events=None, causes="", policy="", plain=True, seed=args.seed,
-            out=folder / "gap", episodes=runs,
-        )
-    )  # fmt: skip
+    measured(runs, str(folder / DATA), str(folder / SCENE), GapArgs(runs=args.runs, plain=True, out=folder / "gap"))
 
 
 def _identify(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:

@@ -1,56 +1,73 @@
-"""One run of the verbs gap and tune with --torque: read, compare or identify, write."""
+"""The verb torque: measured joint torques against a scene, and inertias, friction and payloads identified from them."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.data_args import DataArgs
-from instep.app.gap_run import broken_scores, located, read_runs
-from instep.app.output import Output, gate_table, new_output
-from instep.core.errors import BadInput
-from instep.core.world import frozen_dataclass
+from instep.app.arguments import Options, OutFolder, Positional, SceneArg
+from instep.app.data_args import DataArgs, located, read_runs
+from instep.app.output import Output, broken_limits, gate_table, new_output
+from instep.core.episode import Episode
+from instep.core.world import options_dataclass
 from instep.gap.torque_gap import TorqueGap, TorqueOptions, measure_torque_gap
 from instep.report.page import Headline
+from instep.report.torque_page import torque_gap_page, torque_identification_page
 from instep.scene.folder import Scene
 from instep.tune.torque.torque_identification import IdentifyTorqueOptions, TorqueIdentification, identify_torque
 
-if TYPE_CHECKING:
-    from .tune import TuneArgs
+
+@options_dataclass
+class TorqueArgs:
+    """Options of `instep torque`."""
+
+    source: Options[DataArgs] = DataArgs()
+    identify: Options[IdentifyTorqueOptions] = IdentifyTorqueOptions()
+    compare: bool = False
+    """only compare the torques with those of the scene; nothing is identified."""
+    limit: tuple[str, ...] = ()
+    """with --compare: largest allowed scores, as 'torque error=5'; exit code 1 if one is broken."""
+    out: OutFolder = None
 
 
-@frozen_dataclass
-class TorqueGapRequest:
-    """The arguments of the verb gap with --torque."""
+def torque(
+    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
+    scene: SceneArg,
+    /,
+    args: Options[TorqueArgs] = TorqueArgs(),
+) -> int:
+    """Identify inertias, friction and payloads of a scene from measured joint torques, and write a new scene with them.
 
-    data: str
-    scene: str
-    source: DataArgs
-    cutoff: float
-    limits: Mapping[str, float]
-    """Score -> its largest allowed value."""
-    out: Path | None
+    Nothing is simulated: inverse dynamics is linear in these parameters. OUT/scene holds a copy of the scene if every
+    gate is passed, OUT/report.html the result. Exits 1 if a gate was not passed. --compare only measures the error of
+    the scene's torques.
+
+    Args:
+        data: recordings with the column observation.effort [Nm], or with commands in Nm.
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+
+    """
+    loaded = Scene.load(scene)
+    episodes = read_runs(data, args.source, scene)
+    if args.compare:
+        return _compare(loaded, episodes, data, args)
+    return _identify(loaded, episodes, data, args)
 
 
-def run_torque_gap(args: TorqueGapRequest) -> int:
-    """Compare torques, apply limits, write; the exit code is 1 where a limit is broken."""
-    if not args.data or not args.scene:
-        raise BadInput("--torque compares recordings with a scene: instep gap DATA SCENE --torque.")
-    scene = Scene.load(args.scene)
-    gap = measure_torque_gap(scene, read_runs(args.data, args.source, args.scene), TorqueOptions(cutoff=args.cutoff))
-    output = new_output("gap", args.out)
-    output.read(located(args.data))
-    output.read_scene(scene)
-    broken = broken_scores(gap.scores, args.limits)
-    report = gap.report({f"input {path}": digest for path, digest in output.inputs.items()})
+def _compare(scene: Scene, episodes: Sequence[Episode], data: str, args: TorqueArgs) -> int:
+    gap = measure_torque_gap(scene, episodes, TorqueOptions(cutoff=args.identify.cutoff))
+    broken = broken_limits(gap.scores, args.limit)
+    output = _output(scene, data, args)
+    report = torque_gap_page(gap, {f"input {path}": digest for path, digest in output.inputs.items()})
     if broken:
         report = replace(report, verdict=Headline("bad", "A limit is broken: " + "; ".join(broken)))
     output.write(gap.scores, notes=list(gap.notes), broken=broken, removed_by=dict(gap.shares))
@@ -61,34 +78,29 @@ def run_torque_gap(args: TorqueGapRequest) -> int:
     return 1 if broken else 0
 
 
-def run_torque_tune(data: str, scene: str, args: TuneArgs) -> int:
-    """Identify from torques, write the new scenes; the exit code is 1 where a gate was not passed."""
-    loaded = Scene.load(scene)
-    options = IdentifyTorqueOptions(
-        held_out=args.held_out,
-        hold_out=args.hold_out,
-        cutoff=args.cutoff,
-        payload_only=args.payload,
-        draws=10 if args.draws is None else args.draws,
-        seed=args.seed,
-    )
+def _identify(scene: Scene, episodes: Sequence[Episode], data: str, args: TorqueArgs) -> int:
     with Console(stderr=True).status("identifying from torques"):
-        found = identify_torque(loaded, read_runs(data, args.source, scene), options)
-    output = new_output("tune", args.out, seed=args.seed)
-    output.read(located(data))
-    output.read_scene(loaded)
+        found = identify_torque(scene, episodes, args.identify)
+    output = _output(scene, data, args)
     folder = _write_scenes(found, output)
     sides = {"before": found.before, "after": found.after}
     scores = {f"{side}: {name}": e for side, some in sides.items() for name, e in some.items()}
     output.write({**scores, **found.values}, **found.as_dict(), scene=str(folder))
     _print_found(found)
-    page = output.page(found.report({f"sha256 of {k}": v for k, v in output.inputs.items()}))
+    page = output.page(torque_identification_page(found, {f"sha256 of {k}": v for k, v in output.inputs.items()}))
     for gate in found.gates:
         if gate.required and not gate.passed:
             print(f"Not promoted: {gate.name} {gate.state}. {gate.remedy}", file=sys.stderr)
     print(folder)
     print(page)
     return 0 if found.passed else 1
+
+
+def _output(scene: Scene, data: str, args: TorqueArgs) -> Output:
+    output = new_output("torque", args.out, seed=args.identify.seed)
+    output.read(located(data))
+    output.read_scene(scene)
+    return output
 
 
 def _write_scenes(found: TorqueIdentification, output: Output) -> Path:

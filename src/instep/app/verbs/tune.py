@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
-_WITH_TORQUE = {"torque", "payload", "hold_out", "cutoff"}
-"""Options of an identification from torques alone."""
-_WITH_BOTH = {"source", "held_out", "draws", "seed", "out"}
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
@@ -77,14 +74,6 @@ class TuneArgs:
     begin at rest."""
     posterior: PosteriorMethod = "none"
     """also infer a posterior by this method (dropo: a distribution to train on)."""
-    torque: bool = False
-    """identify inertias, friction and payloads from measured joint torques, in place of --params from motion."""
-    payload: bool = False
-    """with --torque: all recordings carry one payload on the last link, which alone is identified."""
-    hold_out: tuple[str, ...] = ()
-    """with --torque: names of the recordings to hold out, in place of a share."""
-    cutoff: float = 0.0
-    """with --torque: cut-off of the low-pass [Hz]; 0 finds it from the motion."""
     delta: bool = False
     """also learn a delta action for the error that the parameters leave."""
     seed: int = 0
@@ -112,11 +101,6 @@ def tune(
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
 
     """
-    _check_options(args)
-    if args.torque:
-        from .torque import run_torque_tune
-
-        return run_torque_tune(data, scene, args)
     done = run_tune(data, scene, args)
     _print_summary(done.found)
     for sentence in _next_steps(done.found, done.output.folder):
@@ -139,7 +123,7 @@ class TuneResult:
 
 def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] = ()) -> TuneResult:
     """Identify parameters from motion and write the new scene, exports, result.json and the page."""
-    from instep.app.gap_run import read_runs
+    from instep.app.data_args import read_runs
     from instep.app.output import new_output, tune_progress
     from instep.core.progress import parse_duration
     from instep.gap.measure import recorded_at_rate
@@ -202,18 +186,6 @@ def _viewer(found: Identification) -> ReportViewer | None:
         return None
     words = "A held-out recording as a ghost over the simulator, before and after identification, in 3D"
     return replay_viewer(found.scene, recorded, replays, "Held-out recording", words)
-
-
-def _check_options(args: TuneArgs) -> None:
-    """Refuse options that the chosen kind of identification would ignore."""
-    from instep.core.errors import BadInput
-
-    given = {f.name for f in fields(TuneArgs) if getattr(args, f.name) != getattr(TuneArgs(), f.name)}
-    ignored = given - _WITH_TORQUE - _WITH_BOTH if args.torque else given & _WITH_TORQUE
-    if ignored:
-        listed = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(ignored))
-        verb, them = ("has", "it") if len(ignored) == 1 else ("have", "them")
-        raise BadInput(f"{listed} {verb} no effect {'with' if args.torque else 'without'} --torque; leave {them} out.")
 
 
 def best_values(folder: Path | None) -> dict[str, float]:

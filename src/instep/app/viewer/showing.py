@@ -105,7 +105,7 @@ def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
 
 def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -> Replayed:
     """The recordings at the rate of the simulators that they are replayed in."""
-    from instep.app.gap_run import open_scene
+    from instep.app.data_args import open_scene
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
 

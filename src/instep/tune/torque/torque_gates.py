@@ -171,7 +171,9 @@ def _held_out(found: TorqueIdentification) -> GateResult:
     )
     good = gain.value >= MIN_REDUCTION and gain.low > 0
     scores = {"improvement": gain, "before": found.before[RELATIVE], "after": found.after[RELATIVE]}
-    remedy = "" if good else "Compare torques joint by joint (instep gap DATA SCENE --torque), and record more motion."
+    remedy = (
+        "" if good else "Compare torques joint by joint (instep torque DATA SCENE --compare), and record more motion."
+    )
     return GateResult("held-out", "passed" if good else "failed", message, scores, remedy)
 
 

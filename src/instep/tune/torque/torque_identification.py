@@ -35,8 +35,6 @@ from instep.gap.torque_gap import (
 )
 from instep.physics.actuators import write_actuators
 from instep.physics.inverse_dynamics import body_inertia, inertial_parameters, rigid_groups, with_inertial_parameters
-from instep.report.page import HtmlReport, write_html
-from instep.report.plots import matplotlib_figure
 from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene, read_table, write_settings
 from instep.scene.model import exclude_overlaps, named_spec
@@ -69,15 +67,13 @@ class IdentifyTorqueOptions:
     """Cut-off of the low-pass [Hz]; 0 finds it from the motion."""
     payload_only: bool = False
     """Whether all recordings carry one payload, which alone is identified; the robot stays as in the scene."""
-    prior: float = 0.3
-    """Width of the prior of each body's log-Cholesky coordinates around the scene's body."""
     draws: int = 10
     """Planted parameter sets in the recovery gate; with 0 the gate is not run, and nothing is promoted."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.draws < 0 or not self.prior > 0:
-            raise BadInput(f"--draws must be at least 0 and the prior above 0, not {self.draws} and {self.prior:g}.")
+        if self.draws < 0:
+            raise BadInput(f"--draws must be at least 0, not {self.draws}.")
 
 
 @frozen_dataclass
@@ -89,6 +85,23 @@ class PayloadEstimate:
     centre: tuple[Estimate, Estimate, Estimate]
     moments: tuple[float, float, float]
     """Principal moments; the recordings often say little about them."""
+
+
+@array_dataclass
+class BodyInertia:
+    """The inertia of a rigid body."""
+
+    mass: float
+    """[kg]"""
+    centre: Array
+    """Centre of mass in the frame of the body [m]."""
+    inertia: Array
+    """About the centre of mass [kg m2]."""
+
+    @property
+    def moments(self) -> Array:
+        """Principal moments [kg m2]."""
+        return np.linalg.eigvalsh(self.inertia)
 
 
 @array_dataclass
@@ -154,29 +167,20 @@ class TorqueIdentification:
         write_torque_scene(self.scene, self.changes(payload), Path(folder), facts)
         return Path(folder)
 
-    def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
-        """The page: gates, torques of held-out runs, friction, base parameters, inertias, payloads."""
-        from instep.report.torque_page import page
-
-        return page(self, facts or {})
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        return write_html(path, self.report())
-
-    def plot(self) -> Any:
-        """Errors before and after and the torques of a held-out run, as a `matplotlib.figure.Figure`."""
-        from instep.report.torque_page import figures
-
-        return matplotlib_figure(figures(self))
+    def inertias(self) -> dict[str, tuple[BodyInertia, BodyInertia]]:
+        """The inertia of each fitted body, in the scene and identified."""
+        problem, found = self.solution.problem, dict[str, tuple[BodyInertia, BodyInertia]]()
+        for body, given, pi in zip(problem.bodies, problem.given, self.solution.inertial, strict=False):
+            sides = BodyInertia(*body_inertia(given)), BodyInertia(*body_inertia(pi))
+            found[self.scene.model.body(body).name] = sides
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """What `result.json` and `tuned.json` hold of it, beside the scores."""
-        model, problem = self.scene.model, self.solution.problem
-        bodies: dict[str, Any] = {}
-        for body, pi in zip(problem.bodies, self.solution.inertial, strict=False):
-            mass, centre, inertia = body_inertia(pi)
-            bodies[model.body(body).name] = {"mass": mass, "com": centre.tolist(), "inertia": inertia.tolist()}
+        bodies = {
+            name: {"mass": body.mass, "com": body.centre.tolist(), "inertia": body.inertia.tolist()}
+            for name, (_, body) in self.inertias().items()
+        }
         return {
             "passed": self.passed,
             "status": str(self.status),
@@ -229,7 +233,7 @@ def identify_torque(
     scores = [_scores(held_out, side) for side in (before, after)]
     combined = base_combinations(scene.model, bodies, fitted[0].dofs, options.seed) if bodies else None
     matrix = combined.matrix if combined else np.zeros((0, 0))
-    solution = calibrated(solution, matrix, TorqueFitOptions(prior=options.prior), options.draws, options.seed)
+    solution = calibrated(solution, matrix, TorqueFitOptions(), options.draws, options.seed)
     base = base_parameters(solution, combined) if combined else ()
     values, given = _values(solution)
     found = TorqueIdentification(
@@ -264,7 +268,7 @@ def _solve(
     scene: Scene, runs: Sequence[TorqueRun], layout: TorqueLayout, options: IdentifyTorqueOptions
 ) -> tuple[TorqueSolution, dict[str, float], TorqueLayout]:
     """The fit with the terms that pay; loads of load-dependent friction are those of the fitted bodies."""
-    fit = TorqueFitOptions(prior=options.prior)
+    fit = TorqueFitOptions()
     if options.payload_only:
         layout = replace(layout, terms=(TorqueTerm("offset"),))
         return fit_torques(torque_problem(scene.model, runs, layout), fit), {}, layout
@@ -348,7 +352,7 @@ def _evidence(found: TorqueIdentification, options: IdentifyTorqueOptions, base:
     same = [run for run, _ in fitted]
     difference = np.concatenate([a - b for a, (_, b) in zip(opened, fitted, strict=True)])
     apart = float(np.linalg.norm(difference) / np.linalg.norm(_torque(same)))
-    fit = TorqueFitOptions(prior=options.prior)
+    fit = TorqueFitOptions()
     return TorqueEvidence(fit, options.draws, options.seed, base, _scores(same, opened), apart)
 
 
@@ -390,7 +394,7 @@ def write_torque_scene(scene: Scene, changes: TorqueChanges, out: Path, provenan
 
     Masses, centres of mass and full inertias are written into the model file, friction, damping and rotor inertia into
     `[settings]`, load-dependent friction into `[actuators]`, and sensor offsets into `torque_sensors.toml`, which
-    `instep gap --torque` reads.
+    `instep torque --compare` reads.
     """
     copy_scene(scene, out)
     name = str(read_table(out / SCENE_FILE).get("model", "scene.xml"))
