@@ -17,9 +17,10 @@ import numpy as np
 
 from build_scans import scan_mesh, table_top
 from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.rollout import rest_action
 from instep.core.world import Array, array_dataclass
 from instep.data.frames import encode_png
-from instep.physics.engines import open_world, rest_action
+from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.reconstruct.shape.visual_hull import depth_image

@@ -105,7 +105,7 @@ def write_checkpoint(folder: Path) -> None:
 
 def read_checkpoint(folder: Path) -> object:
     from instep.core.errors import MissingExtra
-    from instep.policy.adapters import lerobot_policy
+    from instep.policy.policy_specs import lerobot_policy
 
     try:
         return lerobot_policy(str(folder / "checkpoint"), policy_spec())

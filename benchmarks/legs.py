@@ -1,8 +1,8 @@
-"""Robots with legs: feedback against replayed actions, estimated velocity, hidden robots, pushes, stairs, and costs.
+"""Robots with legs: feedback against replayed actions, estimated velocity, hidden robots, and costs.
 
 Robots are a Unitree H1 and a Unitree Go2 in MuJoCo, with noise, and in rapier with hidden parameters, where the
-simulation is always the plain scene in MuJoCo. The shipped gaits were searched on the plain scenes, on ranges and on
-stairs alone; hidden robots have seeds that no search has met.
+simulation is always the plain scene in MuJoCo. The shipped gaits were searched on the plain scenes and on ranges;
+hidden robots have seeds that no search has met.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ import legs_trials as trials
 from harness import KeptCases, Row, percent, row
 from instep import Scene, open_world
 from instep.app.cluster import open_map
-from instep.app.legs_study import LegBudget
 from instep.core.processes import usable_cores
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State, frozen_dataclass
-from instep.policy.base_estimation import BaseFilter, wheel_velocity
-from instep.policy.gait import base_motion
+from instep.lab.base_estimation import BaseFilter, wheel_velocity
+from instep.lab.gait import base_motion
+from instep.lab.legs_study import LegBudget
 from instep.robot import Inertial
 from tuning.planted_arms import MODELS
 
 FIRST_HIDDEN = 1000
 QUICK_BUDGET = LegBudget(shifts=1, walks=1, seconds=3.0, generations=1, population=4, samples=2, walk_s=2.0, judged=2)
-PUSHES = {"humanoid": 0.6, "quadruped": 1.0}
-"""Change of velocity by a push every 2 s, where the plain and the predictive controller are compared [m/s]."""
 HIDDEN_PUSHES = {"humanoid": 0.0, "quadruped": 0.4}
-"""The same every 3 s, on hidden robots: of hidden quadrupeds without pushes the plain gait walks two in three."""
-RISE_M = 0.1
-KINDS = ("closed", "nominal", "actions", "stairs", "pushed")
+"""Change of velocity by a push every 3 s, on hidden robots [m/s]: of hidden quadrupeds without pushes the plain gait
+walks two in three."""
+KINDS = ("closed", "nominal", "actions")
 """Kinds of trials in the order in which they run."""
 
 
@@ -46,18 +44,16 @@ class Plan:
     """How much is measured."""
 
     robots: int = 20
-    """Hidden robots, and robots pushed and before stairs."""
+    """Hidden robots."""
     walks: int = 20
     """Walks with feedback and in I."""
     seconds: float = 20.0
     """Length of these walks, and of those of hidden robots."""
-    pushed_s: float = 6.0
-    stairs_s: float = 15.0
     budget: LegBudget = LegBudget()
     first: int = FIRST_HIDDEN
 
 
-QUICK = Plan(robots=2, walks=4, seconds=6.0, pushed_s=3.0, stairs_s=6.0, budget=QUICK_BUDGET)
+QUICK = Plan(robots=2, walks=4, seconds=6.0, budget=QUICK_BUDGET)
 Job = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -88,9 +84,7 @@ def _jobs(name: str, plan: Plan) -> list[Job]:
             replace(plan.budget, push=max(0.2, HIDDEN_PUSHES[name])),
             HIDDEN_PUSHES[name],
         ),
-        "pushed": lambda seed: partial(trials.pushed_walks, name, seed, plan.pushed_s, PUSHES[name]),
         "actions": lambda seed: partial(trials.simulated_actions, name, seed, plan.seconds),
-        "stairs": lambda seed: partial(trials.climbed_stairs, name, seed, plan.stairs_s, RISE_M),
     }
     jobs = [(f"{name} {kind} {seed} {plan}", make(seed)) for kind, make in kinds.items() for seed in hidden]
     pairs = range(0, plan.walks, 2)
@@ -199,30 +193,6 @@ def _delay_errors(found: _Found) -> list[float]:
     return [1000 * abs(case["delay"][1] - case["delay"][0]) for case in found.kind("closed")]
 
 
-def _push_rows(found: _Found, plan: Plan) -> list[Row]:
-    name, seconds = found.name, plan.pushed_s
-    plain, ahead = np.array(found.all("pushed", "plain")), np.array(found.all("pushed", "predictive"))
-    said = f"{name}: pushed by {PUSHES[name]:g} m/s every 2 s"
-    gain = (ahead >= seconds - 1e-9).astype(float) - (plain >= seconds - 1e-9)
-    return [
-        row(f"{said}, upright for {seconds:g} s, plain gait", _percent(plain, seconds), "%"),
-        row(f"{said}, upright for {seconds:g} s, predictive", _percent(ahead, seconds), "%"),
-        _gain_row(f"{said}, gain of the predictive controller, paired", gain),
-        row(f"{said}, time upright gained", bootstrap(ahead - plain), "s"),
-        row(f"{name}: predictive controller, one core", bootstrap(found.all("pushed", "predictive ms")), "ms per step"),
-    ]
-
-
-def _stairs_rows(found: _Found, plan: Plan) -> list[Row]:
-    rows = list[Row]()
-    for label in ("plain", "stairs"):
-        up = found.all("stairs", f"{label} up")
-        share = percent(wilson(int(sum(up)), len(up)))
-        said = {"plain": "plain gait", "stairs": "gait for stairs"}[label]
-        rows.append(row(f"{found.name}: up stairs of {100 * RISE_M:g} cm in {plan.stairs_s:g} s, {said}", share, "%"))
-    return rows
-
-
 def _percent(upright: Any, seconds: float) -> Estimate:
     return percent(wilson(int(np.sum(np.asarray(upright) >= seconds - 1e-9)), len(upright)))
 
@@ -259,7 +229,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--first", type=int, default=FIRST_HIDDEN, help="seed of the first hidden robot")
     parser.add_argument("--robots", type=int, default=20)
     parser.add_argument("--walks", type=int, default=20)
-    parser.add_argument("--only", nargs="*", default=[], help="closed, pushed, actions, stairs, nominal")
+    parser.add_argument("--only", nargs="*", default=[], help="closed, actions, nominal")
     parser.add_argument("--kept", action="store_true", help="print the rows of what is measured already, and stop")
     args = parser.parse_args(words)
     plan = Plan(robots=args.robots, walks=args.walks, first=args.first)

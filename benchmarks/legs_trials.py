@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from instep import Scene, open_world
-from instep.app.legs_study import LegBudget, close_on_legs, hidden_legs
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollouts
 from instep.core.world import World
-from instep.evaluate import LegOptions, leg_experiment
-from instep.evaluate.leg_walks import FEEDBACK, SAME, WalkNoise, noisy_robot
-from instep.policy import Gait, GaitBody, LeggedEstimate, shipped_gait
-from instep.policy.gait import GaitFile, fallen, ranges_gait, stairs_gait
-from instep.policy.predictive import PredictiveGait, PredictiveOptions
+from instep.lab.base_estimation import LeggedEstimate
+from instep.lab.gait import Gait, GaitBody, GaitFile, fallen, ranges_gait, shipped_gait, stairs_gait
+from instep.lab.leg_walks import FEEDBACK, SAME, LegOptions, WalkNoise, leg_experiment, noisy_robot
+from instep.lab.legs_study import LegBudget, close_on_legs, hidden_legs
 from instep.scene.new_scene import make_scene
 from instep.scene.stairs import landing_m, with_stairs
 from tuning.planted_arms import MODELS
@@ -102,48 +100,6 @@ def _walked(
     policy = LeggedEstimate(Gait(body, params, gait.speed))
     [walk] = rollouts(robot, policy, seeds=[seed], steps=round(seconds / scene.dt), until=fallen(scene, body))
     return walk
-
-
-def pushed_walks(name: str, seed: int, seconds: float, push: float) -> Case:
-    """A robot that is pushed every 2 s, with the plain gait and with the predictive controller."""
-    scene, began = scene_of(name), time.perf_counter()
-    body, sim = GaitBody.of(scene), open_world(scene, threads=1)
-    gait, world = shipped_gait(body.legs), noisy_robot(sim, body, WalkNoise(push=push, push_every=2.0))
-    controllers = _controllers(lambda: Gait(body, gait.params, gait.speed), sim)
-    return _compared(world, controllers, scene, body, seed, seconds, began)
-
-
-def climbed_stairs(name: str, seed: int, seconds: float, rise: float) -> Case:
-    """A robot before stairs, with the plain gait and with the gait for stairs, and how far up it gets."""
-    scene, began = with_stairs(scene_of(name), rise), time.perf_counter()
-    body, sim = GaitBody.of(scene), open_world(scene, threads=1)
-    gaits = {"plain": shipped_gait(body.legs), "stairs": stairs_gait(body.legs)}
-    world, out, walks = noisy_robot(sim, body, WalkNoise()), Case(), list[Episode]()
-    for label, gait in gaits.items():
-        policy = LeggedEstimate(Gait(body, gait.params, gait.speed))
-        [walk] = rollouts(world, policy, seeds=[seed], steps=round(seconds / scene.dt), until=fallen(scene, body))
-        walks.append(walk)
-        out[label] = _upright(walk, seconds)
-        out[f"{label} up"] = bool(walk.meta["ended"] == "steps" and walk.q[-1, 0] > landing_m())
-    return {**out, **_spent(began, walks)}
-
-
-def _controllers(gait: Any, sim: Any) -> dict[str, LeggedEstimate]:
-    return {"plain": LeggedEstimate(gait()), "predictive": PredictiveGait(gait(), sim, PredictiveOptions())}
-
-
-def _compared(
-    world: World, controllers: dict[str, LeggedEstimate], scene: Scene, body: GaitBody, seed: int, seconds: float,
-    began: float,
-) -> Case:  # fmt: skip
-    out, walks, steps = Case(), list[Episode](), round(seconds / scene.dt)
-    for label, policy in controllers.items():
-        start = time.perf_counter()
-        [walk] = rollouts(world, policy, seeds=[seed], steps=steps, until=fallen(scene, body))
-        out[label] = _upright(walk, seconds)
-        out[f"{label} ms"] = 1000 * (time.perf_counter() - start) / len(walk)
-        walks.append(walk)
-    return {**out, **_spent(began, walks)}
 
 
 def _upright(walk: Episode, seconds: float) -> float:

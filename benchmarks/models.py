@@ -28,9 +28,10 @@ from harness import Row, median, percent, row
 from instep import Scene, open_world
 from instep.app.output import write_json
 from instep.core.errors import Diverged, InstepError
+from instep.core.rollout import rest_action
 from instep.core.statistics import wilson
 from instep.core.world import Array, Simulator
-from instep.physics.engines import Engine, rest_action
+from instep.physics.engines import Engine
 from instep.scene.folder import shipped
 from instep.scene.model import named_spec
 from tuning.planted_arms import MODELS

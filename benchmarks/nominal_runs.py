@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.simulated_cameras import distorted
 from instep.core.episode import Episode
 from instep.core.rollout import rollout
 from instep.core.world import Array, Channel, Observation, Policy, Spec, State, W, World, Wrapper, array_dataclass
+from instep.evaluate.perturbed_robot import distorted
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.policy.task_experts import expert_of

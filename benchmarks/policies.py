@@ -138,7 +138,7 @@ def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
     """The simulated robot, or MuJoCo with some settings, with the task; few threads, since processes share the
     cores."""
     from instep import open_world
-    from instep.app.simulated_robot import Perturbation, simulate_robot
+    from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
     from instep.scene.folder import Scene
     from instep.scene.tasks import task_of
     from instep.scene.tasks.task import Tasked

@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 from harness import RESULTS, keep_parts, row, write_part
-from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.app.closing.closing_trial import BOUND, USUAL, ClosingBudget
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
 from instep.core.world import options_dataclass
+from instep.lab.closing_study import ClosingPlan, ClosingStudy, run_closing
+from instep.lab.closing_trial import BOUND, USUAL, ClosingBudget
 from instep.scene.new_scene import make_scene
 
 TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("quadruped", "walk"))
@@ -260,9 +260,9 @@ def foretold_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
 
 def foretold(number: int, trials: int) -> tuple[float, float]:
     """Success of a policy with random weights in the simulator, and on a perturbed robot."""
-    from instep.app.simulated_robot import Perturbation, simulate_robot
-    from instep.app.simulation_training import TrainingSetup
     from instep.evaluate import episode_returns, start_states
+    from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
+    from instep.lab.simulation_training import TrainingSetup
     from instep.scene.folder import Scene
     from instep.scene.tasks.task import Tasked
 

@@ -241,8 +241,8 @@ def scene_show(folder: Path) -> Path:
 
 def robot_cameras(folder: Path) -> Path:
     """A camera of the scene, and the same camera of a simulated robot."""
-    from instep.app.simulated_cameras import Lens, distorted
-    from instep.app.simulated_robot import hidden_appearance
+    from instep.app.simulated_cameras import Lens
+    from instep.evaluate.perturbed_robot import distorted, hidden_appearance
     from instep.physics import MujocoRenderer
 
     scene = instep.load_scene("pusht")

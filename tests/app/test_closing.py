@@ -10,8 +10,9 @@ import pytest
 
 from instep import BadInput, Param
 from instep.app.cli import main
-from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
-from instep.app.closing.closing_trial import (
+from instep.evaluate.episode_batch import episode_returns, start_states
+from instep.lab.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
+from instep.lab.closing_trial import (
     BOUND,
     DELTA,
     EXCITED_SHARE,
@@ -30,9 +31,8 @@ from instep.app.closing.closing_trial import (
     recorded,
     robot_kind,
 )
-from instep.app.simulation_training import TrainingSetup
-from instep.evaluate.episode_batch import episode_returns, start_states
 from instep.lab.leg_identification import EnsembleOptions, ensemble_posterior
+from instep.lab.simulation_training import TrainingSetup
 from instep.scene.folder import Scene
 from instep.tune.posterior.beliefs import estimates
 

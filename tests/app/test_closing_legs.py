@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.app.closing.closing_study import ClosingPlan, closing_page, closing_scores, run_closing
-from instep.app.closing.closing_trial import POSTERIOR, RANGES, UNTOUCHED, ClosingBudget, LeggedRobots, robot_kind
-from instep.app.simulation_training import TrainingSetup, given_gait
-from instep.policy.gait import GAIT_PARAMS, GaitBody, shipped_gait
-from instep.policy.residual import TrainableGait
+from instep.lab.closing_study import ClosingPlan, closing_page, closing_scores, run_closing
+from instep.lab.closing_trial import POSTERIOR, RANGES, UNTOUCHED, ClosingBudget, LeggedRobots, robot_kind
+from instep.lab.gait import GAIT_PARAMS, GaitBody, shipped_gait
+from instep.lab.residual_policy import TrainableGait
+from instep.lab.simulation_training import TrainingSetup, given_gait
 from instep.report.page import render
 from instep.scene.folder import Scene
 from instep.scene.new_scene import make_scene

@@ -7,7 +7,8 @@ import pytest
 
 from instep import BadInput, open_world
 from instep.app.cli import main
-from instep.app.policy_specs import open_external_policy, policy_fingerprint, policy_kind
+from instep.policy.policy_specs import policy_fingerprint, policy_kind
+from instep.policy.policy_specs import policy_from_spec as open_external_policy
 
 CODE = """
 import numpy as np

@@ -12,8 +12,9 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.app.cli import main
-from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_settings, robot_process, simulate_robot
+from instep.app.simulated_robot import SensorDriver, robot_process
 from instep.core.errors import LinkLost
+from instep.evaluate.perturbed_robot import Perturbation, hidden_settings, simulate_robot
 from instep.robot import RobotWorld, WorldDriver
 
 pytestmark = pytest.mark.realtime
@@ -115,7 +116,8 @@ def test_a_rate_that_cameras_cannot_have_is_refused(capsys):
 def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     from dataclasses import replace
 
-    from instep.app.simulated_cameras import Lens, distorted
+    from instep.app.simulated_cameras import Lens
+    from instep.evaluate.perturbed_robot import distorted
     from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 
     scene = Scene.load("pusht")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from instep import Param
-from instep.app.simulation_training import TrainingSetup, grow_and_train
 from instep.lab.policy_search import SearchOptions
+from instep.lab.simulation_training import TrainingSetup, grow_and_train
 from instep.scene.folder import Scene
 
 

@@ -13,9 +13,9 @@ import pytest
 from instep import BadInput, LinkLost
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Observation, Spec, vector
-from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import AsyncChunked, Chunked
 from instep.policy.openpi import OpenpiClient, PolicyServer, pack, unpack
+from instep.policy.policy_specs import FunctionPolicy
 
 pytestmark = pytest.mark.realtime
 

@@ -18,7 +18,7 @@ from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
 from instep.app.cluster import open_map
 from instep.app.output import new_output
 from instep.app.verbs.evaluate import run_adr
-from instep.app.world_specs import policy_from_spec, world_from_eval_spec
+from instep.app.world_specs import world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
 from instep.evaluate.episode_batch import EpisodeResult, run_batch
@@ -32,8 +32,8 @@ from instep.evaluate.evaluation import (
     evaluate_policies,
     run_eval_batch,
 )
-from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
+from instep.policy.policy_specs import FunctionPolicy, policy_from_spec
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks.locomotion_tasks import Course

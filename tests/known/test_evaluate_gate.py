@@ -24,7 +24,7 @@ from instep.evaluate.policy_gate import (
     read_gate_rules,
     write_junit,
 )
-from instep.policy.adapters import FunctionPolicy
+from instep.policy.policy_specs import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import NO_GOAL, WithoutGoal
 

@@ -10,7 +10,7 @@ import pytest
 from instep import MujocoWorld
 from instep.core.world import Observation
 from instep.evaluate.failure_mining import BATCH, EVERY, corrective_demos, find_failure_states
-from instep.policy.adapters import FunctionPolicy
+from instep.policy.policy_specs import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 

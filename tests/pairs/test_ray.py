@@ -22,8 +22,9 @@ import pytest
 
 from instep import BadInput
 from instep.app.cluster import open_map, ray_map
-from instep.app.world_specs import policy_from_spec, world_from_eval_spec
+from instep.app.world_specs import world_from_eval_spec
 from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate_policies
+from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene
 from instep.scene.tasks.locomotion_tasks import Course
 

@@ -9,13 +9,14 @@ import pytest
 
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
 from instep.app.data_args import open_scene
-from instep.app.simulated_robot import Perturbation, simulate_robot
 from instep.app.world_specs import CameraOptions, world_from_eval_spec, world_from_spec
 from instep.core.errors import BadInput, Diverged
+from instep.core.rollout import rest_action
 from instep.core.world import stack
+from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
-from instep.physics.engines import rest_action, without_delta
+from instep.physics.engines import without_delta
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.scene.tasks import TASKS

@@ -15,7 +15,6 @@ import pytest
 from instep import BadInput
 from instep.core.errors import MissingExtra
 from instep.core.world import Channel, Spec, vector
-from instep.policy.adapters import is_lerobot_checkpoint, lerobot_policy
 from instep.policy.chunking import Chunked
 from instep.policy.model_files import (
     NetworkClient,
@@ -27,6 +26,7 @@ from instep.policy.model_files import (
     torchscript_policy,
 )
 from instep.policy.policy_map import PolicyMap, VectorEntry
+from instep.policy.policy_specs import is_lerobot_checkpoint, lerobot_policy
 from onnx_files import write_onnx
 
 IMAGE = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")

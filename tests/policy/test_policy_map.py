@@ -17,11 +17,11 @@ from websockets.sync.server import serve
 from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.adapters import FunctionPolicy, as_policy
 from instep.policy.chunking import Chunked
 from instep.policy.groot import GrootClient, groot_policy
 from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy, pack, unpack
 from instep.policy.policy_map import ImageEntry, MappedPolicy, PolicyMap, VectorEntry, default_map, padded, read_map
+from instep.policy.policy_specs import FunctionPolicy, as_policy
 from instep.policy.task_experts import expert_of
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
@@ -474,7 +474,7 @@ def test_functions_classes_and_policies_are_policies():
 
 
 def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
-    from instep.policy.adapters import LerobotPolicy
+    from instep.policy.policy_specs import LerobotPolicy
 
     class Contract(torch.nn.Module):
         def reset(self) -> None:

@@ -218,7 +218,8 @@ def test_the_table_beside_an_object_that_most_views_hide_is_not_taken_for_it():
 
 
 def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):
-    from instep.physics.engines import open_world, rest_action
+    from instep.core.rollout import rest_action
+    from instep.physics.engines import open_world
 
     lifter = tmp_path / "lifter"
     lifter.mkdir()

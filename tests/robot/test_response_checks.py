@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from instep.app.simulated_robot import Perturbation, SensorDriver, simulate_robot
+from instep.app.simulated_robot import SensorDriver
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
+from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
 from instep.robot import Clock, Driver, Limits, Reading, SafetyOptions, WorldDriver, WrappedDriver, scene_limits
 from instep.robot.control_loop import RobotLoop
 from instep.robot.signal_checks import wiggle_test

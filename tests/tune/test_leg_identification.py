@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.app.legs_study import PLAIN, LegBudget, close_on_legs, hidden_legs, record_legs
 from instep.core.errors import BadInput
-from instep.evaluate.leg_walks import WalkNoise, noisy_robot
 from instep.lab.factor_world import FACTOR, FactorWorld, expanded, walk_ranges
+from instep.lab.gait import GaitBody, ranges_gait, shipped_gait
 from instep.lab.leg_identification import estimated_motion, identify_walker
+from instep.lab.leg_walks import WalkNoise, noisy_robot
+from instep.lab.legs_study import PLAIN, LegBudget, close_on_legs, hidden_legs, record_legs
 from instep.physics.engines import open_world
-from instep.policy.gait import GaitBody, ranges_gait, shipped_gait
 from instep.scene.folder import Scene
 from instep.scene.new_scene import make_scene
 from instep.tune.posterior.beliefs import estimates

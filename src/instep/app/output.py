@@ -5,7 +5,6 @@ Progress of `instep tune` on standard error: a live line on a terminal, plain li
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from instep import __version__
 from instep.core.errors import BadInput, UnknownName
 from instep.core.progress import Progress
-from instep.core.reading import is_mapping, is_sequence, read_json_table
+from instep.core.reading import content_hash, is_mapping, is_sequence, read_json_table
 from instep.core.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -197,17 +196,6 @@ def write_json(path: Path, content: Any) -> Path:
     temporary.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
-
-
-def content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files."""
-    digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-        digest.update(str(file.relative_to(path)).encode() if path.is_dir() else b"")
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -224,9 +224,8 @@ def _answer(pipe: Connection, words: str, spec: Spec, scene: str | None, seed: i
 def _opened(words: str, spec: Spec, scene: str | None) -> Any:
     """The policy for a world that is described by its spec and scene: the world itself is in the other process."""
     from instep.policy.chunking import as_chunk_policy
+    from instep.policy.policy_specs import policy_from_spec
     from instep.scene.folder import Scene
-
-    from .world_specs import policy_from_spec
 
     world: Any = SimpleNamespace(spec=spec) if scene is None else SimpleNamespace(spec=spec, scene=Scene.load(scene))
     return as_chunk_policy(policy_from_spec(words, world))

@@ -23,6 +23,7 @@ from numba import njit
 from instep.core.errors import LinkLost
 from instep.core.processes import main_thread_ended
 from instep.core.world import Array, Channel, Spec, array_dataclass, options_dataclass
+from instep.evaluate.perturbed_robot import distorted
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.robot import Driver, Reading, WrappedDriver
 from instep.scene.camera import Camera, distort
@@ -283,11 +284,6 @@ def render_requests(words: str) -> None:
         number += 1
         out.write(b"".join(parts))
         out.flush()
-
-
-def distorted(camera: Camera, k1: float) -> Camera:
-    """The camera with barrel distortion where the scene takes its lens for perfect: no two lenses are alike."""
-    return replace(camera, distortion=camera.distortion or (k1,)) if k1 else camera
 
 
 if __name__ == "__main__":

@@ -7,19 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.rollout import Constant, Script
-from instep.core.world import Array, Observation, Policy, W, World, Wrapper, array_dataclass, frozen_dataclass
-from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
+from instep.core.reading import content_hash
+from instep.core.world import W, World, Wrapper, array_dataclass, frozen_dataclass
+from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
+from instep.physics.engines import ENGINES, open_world, scene_and_engine
 from instep.physics.mujoco_cameras import render_cameras
+from instep.policy.policy_specs import recorded_episode
 from instep.scene.camera_files import CALIBRATION_SUFFIX, calibrated_scene
 from instep.scene.folder import Scene
-
-from .output import content_hash
-from .simulated_robot import Perturbation, simulate_robot
 
 KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
@@ -68,7 +65,7 @@ def in_scene(world: World, scene: Scene | None) -> World:
 def recorded(words: str) -> Episode | None:
     """The episode that `recording:DATA` stands for; None for other worlds."""
     kind, _, rest = words.partition(":")
-    return _episode(rest) if kind == "recording" and rest else None
+    return recorded_episode(rest) if kind == "recording" and rest else None
 
 
 def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
@@ -86,62 +83,10 @@ def _rendered_scene(world: World) -> Scene:
     return scene
 
 
-def policy_from_spec(words: str, world: World) -> Policy:
-    """The policy that words stand for: hold, random, constant:0.1,0.2, replay:DATA, or one of `app.policies`."""
-    kind, _, rest = words.partition(":")
-    if kind == "hold":
-        return Constant(rest_action(world))
-    if kind == "random":
-        return SmoothRandom(rest_action(world))
-    if kind == "constant":
-        try:
-            return Constant(np.array([float(number) for number in rest.split(",")]))
-        except ValueError:
-            raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
-    if kind == "replay" and rest:
-        return Script(_episode(rest).action)
-    from .policy_specs import open_external_policy
-
-    return open_external_policy(words, world)
-
-
-class SmoothRandom:
-    """A policy that wanders smoothly around an action, differently for each seed."""
-
-    def __init__(self, centre: Array, reach: float = 0.1):
-        self._centre, self._reach = np.asarray(centre, float), reach
-        self.reset(0)
-
-    def reset(self, seed: int = 0) -> None:
-        """Draw new frequencies and phases."""
-        rng = np.random.default_rng((seed, 5))
-        self._speed = rng.uniform(0.01, 0.06, self._centre.shape)
-        self._phase = rng.uniform(0, 2 * np.pi, self._centre.shape)
-        self._step = 0
-
-    def act(self, observation: Observation) -> Array:
-        """The next point of the wandering."""
-        self._step += 1
-        swing = np.sin(self._speed * self._step + self._phase) - np.sin(self._phase)
-        batch = next(iter(observation.values())).shape[:-1]
-        return np.broadcast_to(self._centre + self._reach * swing, (*batch, self._centre.size)).copy()
-
-
 def _recording(words: str) -> World:
     from instep.robot import Recording
 
-    return Recording(_episode(words))
-
-
-def _episode(words: str) -> Any:
-    from instep.data import load_episodes
-
-    folder, _, number = words.partition("#")
-    episodes = load_episodes(Path(folder))
-    index = int(number) if number.isdigit() else 0
-    if index >= len(episodes):
-        raise BadInput(f"{folder!r} holds {len(episodes)} episodes, so there is none with number {index}.")
-    return episodes[index]
+    return Recording(recorded_episode(words))
 
 
 def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:

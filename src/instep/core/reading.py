@@ -7,6 +7,7 @@ Schemas of tables from outside: which entries a JSON or TOML table may have, and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -316,3 +317,14 @@ def shown(value: object) -> str:
     """A value in an error text, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file, or of the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        digest.update(str(file.relative_to(path)).encode() if path.is_dir() else b"")
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

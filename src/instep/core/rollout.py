@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -138,6 +138,31 @@ class Constant(Stateless):
         """The action, for as many worlds as the observation shows."""
         batch = _batch_of(observation)
         return np.broadcast_to(self.action, (*batch, len(self.action))).copy()
+
+
+def rest_action(world: World) -> Array:
+    """The action that keeps a world where it starts: that of its scene, or the positions of its joints."""
+    inside = _inside(world)
+    for source in (*inside, *(getattr(inner, "scene", None) for inner in inside)):
+        if hasattr(source, "rest_action"):
+            return np.asarray(cast(Any, source).rest_action(), float)
+    spec, state = world.spec, world.reset(0)
+    index = {label: i for i, label in enumerate(spec.q.labels)}
+    held = [
+        state.q[index[label]] if label in index and unit in ("rad", "m") else 0.0
+        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
+    ]
+    return np.array(held)
+
+
+def _inside(world: World) -> list[object]:
+    """A world and the worlds it wraps, from the outside in."""
+    inner: Any = world
+    out: list[object] = []
+    while inner is not None:
+        out.append(inner)
+        inner = getattr(inner, "world", None) or getattr(inner, "sim", None)
+    return out
 
 
 class Script:

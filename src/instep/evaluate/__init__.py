@@ -31,17 +31,17 @@ if TYPE_CHECKING:
         evaluate_policies,
     )
     from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
-    from .leg_walks import LegExperiment, LegOptions, WalkNoise, Walks, leg_experiment
+    from .perturbed_robot import Perturbation, SimulatedRobot, simulate_robot
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
 
 __all__ = [
     "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
-    "GateCheck", "GateRule", "GateRules", "LegExperiment", "LegOptions", "ParityCheck", "ParityLimits", "ParityWorld",
-    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "TransferScore",
-    "Verdict", "WalkNoise", "Walks", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
+    "GateCheck", "GateRule", "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "Perturbation",
+    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SimulatedRobot", "SuccessRates",
+    "TransferScore", "Verdict", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
     "corrective_demos", "demonstrate", "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy",
-    "leg_experiment", "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates", "run_batch",
-    "score_coverage", "start_states", "transfer_score", "transfer_scores", "write_junit",
+    "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates", "run_batch", "score_coverage",
+    "simulate_robot", "start_states", "transfer_score", "transfer_scores", "write_junit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -54,11 +54,9 @@ __getattr__ = lazy_names(
         ),
         "engine_parity": "ParityCheck ParityLimits ParityWorld check_parity",
         "episode_batch": "BatchResult EpisodeResult Returns episode_returns run_batch start_states",
-        "evaluation": (
-            "EvalOptions Evaluation PolicyComparison PolicySpec WorldSpec compare_policies evaluate_policies"
-        ),
+        "evaluation": "EvalOptions Evaluation PolicyComparison PolicySpec WorldSpec compare_policies evaluate_policies",
         "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
-        "leg_walks": "LegExperiment LegOptions WalkNoise Walks leg_experiment",
+        "perturbed_robot": "Perturbation SimulatedRobot simulate_robot",
         "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
     },
 )

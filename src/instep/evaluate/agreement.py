@@ -1,10 +1,9 @@
-"""Agreement of a virtual evaluation with reality: ranks, bias, and real success rates it helps to estimate.
+"""Agreement of virtual evaluations with reality: ranks, bias, real success rates, and the transfer score.
 
-Transfer score: the success on the robot that a virtual success rate lets expect, before the policy meets the robot.
-
-Past policies with both rates teach a line on the logits, logit real = a + b logit virtual. How far a new policy may lie
-from it is calibrated by leaving each past policy out in turn (conformal prediction), so that the 90 % interval holds
-for policies that are like the past ones, without any assumption about the errors.
+The transfer score is the expected success of a policy on the robot, given its virtual success rate. Past policies with
+both rates fit a line on the logits, logit real = a + b logit virtual. The distance of a new policy from the line is
+calibrated by leaving each past policy out in turn (conformal prediction). The 90 % interval then holds for similar
+policies, without assumptions about the errors.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import io
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,14 +31,24 @@ from instep.core.statistics import (
     wilson,
 )
 from instep.core.world import Array, array_dataclass, frozen_dataclass
-from instep.report.figures import plain_text, series_color
-from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table
 
-from .evaluation import Evaluation
+from .episode_batch import EpisodeResult
 
+Episodes = Mapping[tuple[str, str], Sequence[EpisodeResult]]
+"""(policy, world) -> episodes of an evaluation."""
 COLUMNS = ("task", "policy", "real", "sim", "n_real_trials")
 SIM_TRIALS = 200
-"""Virtual trials assumed where a table does not say how many there were."""
+"""Number of virtual trials where a table does not say it."""
+LEVEL = 0.9
+"""Share of policies whose real success lies in the interval."""
+MIN_KNOWN = 10
+"""Past policies needed: with fewer no 90 % interval can be calibrated."""
+SETTLED_HALF_WIDTH = 0.1
+"""Half the width of an interval of the real success that counts as settled."""
+EQUAL = 1e-9
+"""Distances from the line that differ by rounding alone [logits]."""
+RIDGE = 1.0
+"""Weight of the belief that real and virtual rates agree (a = 0, b = 1), in policies."""
 
 
 @frozen_dataclass
@@ -131,7 +139,7 @@ def real_rate(r: SuccessRates) -> Estimate:
     return wilson(round(r.real * r.real_trials), r.real_trials)
 
 
-def real_success_rates(evaluation: Evaluation, trials: Path) -> dict[tuple[str, str], PredictionPowered]:
+def real_success_rates(episodes: Episodes, trials: Path) -> dict[tuple[str, str], PredictionPowered]:
     """Real success rates from few real and many virtual trials, for each policy and world: prediction-powered means.
 
     `trials` is a CSV file with the columns policy, seed and success (0 or 1): real trials from the starts of virtual
@@ -143,8 +151,8 @@ def real_success_rates(evaluation: Evaluation, trials: Path) -> dict[tuple[str, 
     except (ValueError, TypeError) as error:
         raise BadInput(f"{trials.name!r} is not a table of trials: seeds and success are numbers ({error}).") from None
     found: dict[tuple[str, str], PredictionPowered] = {}
-    for (policy, world), episodes in evaluation.results.items():
-        valid = [row for row in episodes if row.valid]
+    for (policy, world), ran in episodes.items():
+        valid = [row for row in ran if row.valid]
         pairs = [(real[policy, row.seed], row.success) for row in valid if (policy, row.seed) in real]
         extra = [row.success for row in valid if (policy, row.seed) not in real]
         if len(pairs) >= 4 and extra:
@@ -155,34 +163,6 @@ def real_success_rates(evaluation: Evaluation, trials: Path) -> dict[tuple[str, 
     return found
 
 
-def agreement_report(rates: Sequence[SuccessRates], found: Sequence[RankAgreement], source: str) -> HtmlReport:
-    """The page."""
-    able = [r for r in found if r.informative]
-    mean_r = sum(r.correlation.value for r in found) / len(found)
-    mean_v = sum(r.violation.value for r in found) / len(found)
-    if able:
-        words = f"{len(able)} of {len(found)} tasks have enough policies to conclude anything."
-    else:
-        words = "No task has enough policies to conclude anything."
-    strong = sum(r.correlation.low > 0 for r in able)
-    because = f"At {strong} of them simulation and reality are correlated for certain." if able else ""
-    numbers = [
-        Number("mean correlation", f"{mean_r:.3f}", "1 task" if len(found) == 1 else f"{len(found)} tasks"),
-        Number("mean rank violation (MMRV)", f"{mean_v:.3f}", "simulation first, reality second"),
-        Number("tasks with enough policies", f"{len(able)} of {len(found)}", "six policies and more"),
-    ]
-    sections = [
-        Section(
-            "Rates side by side",
-            "Each point is a policy; on the dashed line the simulator is right.",
-            [_scatter(rates)],
-        ),
-        _table(found),
-        _agreement_rates(rates),
-    ]
-    return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
-
-
 def agreement_scores(found: Sequence[RankAgreement]) -> dict[str, Estimate]:
     """Scores by task."""
     scores: dict[str, Estimate] = {}
@@ -191,104 +171,6 @@ def agreement_scores(found: Sequence[RankAgreement]) -> dict[str, Estimate]:
         scores |= {f"{r.task}: MMRV": r.violation, f"{r.task}: MMRV of a perfect simulator": r.null}
         scores |= {f"{r.task}: bias": r.bias}
     return scores
-
-
-def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    text = read_text(path)
-    with parsing(path, "CSV"):
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    if not rows:
-        raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(columns)} were expected.")
-    if any(None in row or None in row.values() for row in rows):  # as DictReader marks rows of other lengths
-        raise BadInput(f"The table {str(path)!r} has rows of different lengths; each must have every column.")
-    for column in columns:
-        if column not in rows[0]:
-            raise UnknownName(f"column in {path.name!r}", column, rows[0])
-    return rows
-
-
-def _bias(real: Array, sim: Array, trials: Array, virtual: Array) -> Estimate:
-    """The mean difference over these very policies: its interval is that of their trials."""
-    spread = real * (1 - real) / trials + sim * (1 - sim) / virtual
-    half = 1.96 * float(np.sqrt(spread.sum())) / len(real)
-    value = float((sim - real).mean())
-    return Estimate(value, value - half, value + half, len(real))
-
-
-def _rates(row: Mapping[str, str], number: int, name: str) -> SuccessRates:
-    try:
-        virtual = int(row["n_sim_trials"]) if row.get("n_sim_trials") else None
-        made = SuccessRates(
-            row["task"], row["policy"], float(row["real"]), float(row["sim"]), int(row["n_real_trials"]), virtual
-        )
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"Line {number} of {name!r} is not a row of rates ({error}).") from None
-    if not (0 <= made.real <= 1 and 0 <= made.sim <= 1) or made.real_trials < 1:
-        raise BadInput(f"Line {number} of {name!r} must hold rates from 0 to 1 and at least one trial.")
-    return made
-
-
-def _scatter(rates: Sequence[SuccessRates]) -> Figure:
-    data: list[dict[str, Any]] = []
-    for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
-        some = [r for r in rates if r.task == task]
-        bounds = [real_rate(r) for r in some]
-        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
-        trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
-        trace["error_y"] = {
-            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
-            "array": [b.high - b.value for b in bounds], "arrayminus": [b.value - b.low for b in bounds],
-        }  # fmt: skip
-        trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
-        data.append(
-            {**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"}
-        )
-    line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
-    layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
-    return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
-
-
-def _table(found: Sequence[RankAgreement]) -> Section:
-    head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
-    rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
-    words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
-    lead = (
-        "MMRV weighs a wrong order by how much the real rates differ; even a perfect simulator shows some, by the "
-        "noise of few trials. K is the number of policies: with fewer than six, no correlation means anything."
-    )
-    return Section("Agreement by task", lead, [words, Table(head, rows)])
-
-
-def _numbers(r: RankAgreement) -> list[str]:
-    c, v = r.correlation, r.violation
-    intervals = f"{c.low:.2f} to {c.high:.2f}", f"{v.low:.3f} to {v.high:.3f}"
-    perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
-    rank = f"{r.rank_correlation.value:.3f}"
-    return [f"{c.value:.3f}", intervals[0], rank, f"{v.value:.3f}", intervals[1], perfect, f"{r.bias.value:+.3f}"]
-
-
-def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
-    rows: list[list[str]] = []
-    for r in rates:
-        bound = real_rate(r)
-        interval = f"{bound.low:.2f} to {bound.high:.2f}"
-        rows.append(
-            [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]
-        )
-    head = ("task", "policy", "real", "Wilson 95 %", "trials", "sim", "sim - real")
-    return Section("All rates", "", [Table(head, rows)], folded=True)
-
-
-LEVEL = 0.9
-"""Share of policies whose real success lies in the interval."""
-MIN_KNOWN = 10
-"""Past policies needed: with fewer no 90 % interval can be calibrated."""
-SETTLED_HALF_WIDTH = 0.1
-"""Half the width of an interval of the real success that counts as settled."""
-EQUAL = 1e-9
-"""Distances from the line that differ by rounding alone [logits]."""
-RIDGE = 1.0
-"""Weight of the belief that real and virtual rates agree (a = 0, b = 1), in policies."""
 
 
 @array_dataclass
@@ -336,17 +218,17 @@ def transfer_score(successes: int, trials: int, known: Sequence[SuccessRates]) -
     return TransferScore(Estimate(value, low, high, len(known)), worth, needed)
 
 
-def transfer_scores(evaluation: Evaluation, table: Path) -> dict[tuple[str, str], TransferScore]:
-    """The transfer score of each policy in each world, from a table of past policies; those at the same task alone
-    where they are enough."""
-    rates = read_rates(table)
-    same = [r for r in rates if r.task == evaluation.task.name]
+def transfer_scores(
+    episodes: Episodes, rates: Sequence[SuccessRates], task: str
+) -> dict[tuple[str, str], TransferScore]:
+    """The transfer score of each policy in each world from past policies, at the same task if there are enough."""
+    same = [r for r in rates if r.task == task]
     known = same if len(same) >= MIN_KNOWN else rates
-    found: dict[tuple[str, str], TransferScore] = {}
-    for pair in evaluation.results:
-        rate = evaluation.success(*pair)
-        found[pair] = transfer_score(round(rate.value * rate.n), rate.n, known)
-    return found
+    scores: dict[tuple[str, str], TransferScore] = {}
+    for pair, ran in episodes.items():
+        valid = [row for row in ran if row.valid]
+        scores[pair] = transfer_score(sum(row.success for row in valid), len(valid), known)
+    return scores
 
 
 def score_coverage(known: Sequence[SuccessRates]) -> Estimate:
@@ -357,6 +239,41 @@ def score_coverage(known: Sequence[SuccessRates]) -> Estimate:
         found = transfer_score(round(rates.sim * trials), trials, [*known[:i], *known[i + 1 :]]).success
         inside += found.low <= rates.real <= found.high
     return wilson(inside, len(known))
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    text = read_text(path)
+    with parsing(path, "CSV"):
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    if not rows:
+        raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(columns)} were expected.")
+    if any(None in row or None in row.values() for row in rows):  # as DictReader marks rows of other lengths
+        raise BadInput(f"The table {str(path)!r} has rows of different lengths; each must have every column.")
+    for column in columns:
+        if column not in rows[0]:
+            raise UnknownName(f"column in {path.name!r}", column, rows[0])
+    return rows
+
+
+def _bias(real: Array, sim: Array, trials: Array, virtual: Array) -> Estimate:
+    """The mean difference over these very policies: its interval is that of their trials."""
+    spread = real * (1 - real) / trials + sim * (1 - sim) / virtual
+    half = 1.96 * float(np.sqrt(spread.sum())) / len(real)
+    value = float((sim - real).mean())
+    return Estimate(value, value - half, value + half, len(real))
+
+
+def _rates(row: Mapping[str, str], number: int, name: str) -> SuccessRates:
+    try:
+        virtual = int(row["n_sim_trials"]) if row.get("n_sim_trials") else None
+        made = SuccessRates(
+            row["task"], row["policy"], float(row["real"]), float(row["sim"]), int(row["n_real_trials"]), virtual
+        )
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"Line {number} of {name!r} is not a row of rates ({error}).") from None
+    if not (0 <= made.real <= 1 and 0 <= made.sim <= 1) or made.real_trials < 1:
+        raise BadInput(f"Line {number} of {name!r} must hold rates from 0 to 1 and at least one trial.")
+    return made
 
 
 def _logits(known: Sequence[SuccessRates]) -> tuple[Array, Array]:

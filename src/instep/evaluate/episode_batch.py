@@ -1,16 +1,11 @@
-"""Run a batch of episodes of a task, with the outcome of each, and keep outcomes on disk.
-
-Return of an episode: the mean score over its time limit, one number per world of a batch.
-
-After success the rest of the time counts as 1, after a failure as 0: fast and safe is better than slow or lost.
-"""
+"""Run episodes of a task in a batch of worlds: the one loop, outcomes, returns, and outcomes on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -40,8 +35,11 @@ from instep.scene.tasks.task import Tasked
 SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
 """How an episode may end, besides the failures that its task names."""
 OUTCOMES = "episode.outcomes"
-"""What watchers of a batch see beside its observation: 0 while an episode goes on, 1 once it has succeeded, -1 once
-it has ended otherwise [n]."""
+"""Extra observation for watchers of a batch: 0 while an episode runs, 1 after success, -1 after any other end [n]."""
+SCORE_EVERY = 4
+"""Control steps from one score of a return to the next."""
+_JSON = ("events", "settings")
+"""Fields of an episode that are mappings, kept as JSON."""
 
 
 @frozen_dataclass
@@ -55,25 +53,25 @@ class EpisodeResult:
     """The last event that was reached."""
     steps: int
     seconds: float
-    """How long it took, in the world's time [s]."""
+    """Length in the world's time [s]."""
     score: float
-    """How well things stood at the end, 0 to 1."""
+    """Score of the last state, 0 to 1."""
     speed: float = 0.0
     """Largest speed of any joint [rad/s or m/s]."""
     jump: float = 0.0
     """Largest change of any action from one step to the next, in its unit."""
     beyond: float = 0.0
-    """Share of the actions that lay outside what the actuators take."""
+    """Share of the actions outside the range of the actuators."""
     decide_ms: float = field(default=0.0, compare=False)
-    """How long the policy took to decide, per call for the whole batch, median [ms]."""
+    """Decision time of the policy, per call for the whole batch, median [ms]."""
     events: Mapping[str, float] = field(default_factory=dict[str, float])
-    """When each event was reached [s]."""
+    """Time of each event [s]."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The parameters of this episode's world, where they were sampled."""
+    """Sampled parameters of this episode's world."""
     digest: str = ""
-    """A fingerprint of the last state: two runs agree bit by bit where it does."""
+    """A fingerprint of the last state: two runs with equal fingerprints agree bit by bit."""
     why: str = ""
-    """What broke, where something did."""
+    """The reason of an infrastructure failure."""
 
     @property
     def success(self) -> bool:
@@ -82,7 +80,7 @@ class EpisodeResult:
 
     @property
     def valid(self) -> bool:
-        """Whether it says anything about the policy: infrastructure failures do not."""
+        """Whether it counts for the policy: infrastructure failures do not."""
         return self.outcome != INFRA
 
 
@@ -95,50 +93,48 @@ class BatchResult:
     """Seed -> positions q over the episode [rows, nq], of the first episodes that failed, and of the first success."""
 
 
-def run_batch(
-    world: Tasked[World],
-    policy: Policy,
-    seeds: Sequence[int],
-    *,
-    bounds: Array | None = None,
-    keep: int = 0,
-    watch: Sequence[Watcher] = (),
-) -> BatchResult:
-    """Run one episode per seed, all of them in one batch.
+@array_dataclass
+class BatchStep:
+    """One control step of a batch of episodes."""
 
-    `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
-    the positions are kept, and where it is not 0 those of the first success too. `watch` are shown every row.
-    """
-    state = stack([world.reset(seed) for seed in seeds])
-    policy.reset(seeds[0])
-    log, track = _BatchLog(world, state, bounds), list[Array]()
-    for _ in range(world.steps):
-        if keep:
-            track.append(state.q.copy())
+    row: int
+    state: State
+    """Before the step."""
+    observation: Observation
+    action: Array
+    decision_s: float
+    """Time of the policy for the whole batch [s]."""
+    after: State
+    """After the step."""
+    diverged: Array
+    """Worlds that have diverged so far [n]."""
+
+
+def start_states(world: Tasked[Any], seeds: Sequence[int]) -> State:
+    """The starts of some seeds as a batch."""
+    return stack([world.reset(seed) for seed in seeds])
+
+
+def batch_steps(
+    world: Tasked[Any], policy: Policy, start: State, steps: int, *, seed: int = 0
+) -> Iterator[BatchStep]:  # fmt: skip
+    """Run a policy in a batch of worlds; the caller ends the loop when all episodes are over."""
+    state, spec, lost = start, world.spec, np.zeros(len(start.q), bool)
+    policy.reset(seed)
+    for row in range(steps):
         seen = world.observe(state)
         begin = time.perf_counter()
-        action = checked_action(policy.act(seen), world.spec, state.batch)
-        log.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
-        log.show(watch, state, seen, action)
-        state, lost = step_batch(world, state, action, log.diverged)
-        log.note(state, lost)
-        if log.all_over:
-            break
-    ended = log.close(state, seeds)
-    log.show(watch, state, {}, log.last_action)
-    shown = [i for i, row in enumerate(ended) if not row.success][:keep] + [
-        i for i, r in enumerate(ended) if r.success
-    ][:1]
-    trajectories = (
-        {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in shown} if track else {}
-    )
-    return BatchResult(ended, trajectories)
+        action = checked_action(policy.act(seen), spec, state.batch)
+        took = time.perf_counter() - begin
+        after, lost = step_batch(world, state, action, lost)
+        yield BatchStep(row, state, seen, action, took, after, lost)
+        state = after
 
 
-def step_batch(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
+def step_batch(world: World, state: State, action: Array, lost: Array) -> tuple[State, Array]:
     """The next state, and the worlds that have diverged so far [n].
 
-    A world that has diverged goes on as a copy of a sound one, so that the batch keeps its size; its episode is over.
+    A diverged world continues as a copy of a sound one, so that the batch keeps its size.
     """
     while not lost.all():
         try:
@@ -157,15 +153,84 @@ def _parked(state: State, action: Array, lost: Array) -> tuple[State, Array]:
     return put(state, rows, take(state, np.full(len(rows), leader))), action
 
 
+def run_batch(
+    world: Tasked[World],
+    policy: Policy,
+    seeds: Sequence[int],
+    *,
+    bounds: Array | None = None,
+    keep: int = 0,
+    watch: Sequence[Watcher] = (),
+) -> BatchResult:
+    """Run one episode per seed, all of them in one batch.
+
+    `bounds` [2, nu] are the lowest and highest actions of the actuators. With `keep` above 0, the positions of so many
+    failed episodes and of the first success are kept. `watch` gets every row.
+    """
+    state = start_states(world, seeds)
+    log, track = _BatchLog(world, state, bounds), list[Array]()
+    for step in batch_steps(world, policy, state, world.steps, seed=seeds[0]):
+        if keep:
+            track.append(step.state.q.copy())
+        log.decided(step)
+        log.show(watch, step.state, step.observation, step.action)
+        log.note(step)
+        state = step.after
+        if log.over.all():
+            break
+    ended = log.close(state, seeds)
+    log.show(watch, state, {}, log.last_action)
+    shown = [i for i, row in enumerate(ended) if not row.success][:keep]
+    shown += [i for i, row in enumerate(ended) if row.success][:1]
+    trajectories = (
+        {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in shown} if track else {}
+    )
+    return BatchResult(ended, trajectories)
+
+
+@array_dataclass
+class Returns:
+    """The returns of a batch of episodes."""
+
+    score: Array
+    """Mean score over the time limit, 0 to 1 [n]. After success the rest of the time counts as 1, after a failure
+    as 0."""
+    success: Array
+    """Whether the task was done in time [n]."""
+    error: Array
+    """Mean tracking error [n]; that at the end of an episode counts for the rest of its time. NaN where the task
+    defines none."""
+
+
+def episode_returns(world: Tasked[Any], policy: Policy, start: State, *, steps: int = 0, seed: int = 0) -> Returns:
+    """Run a policy from a batch of starts for some control steps, those of the task where 0."""
+    limit, n = steps or world.steps, len(start.q)
+    total, count = np.zeros(n), 0
+    error, away = np.zeros(n), np.zeros(n)
+    failed, done = np.zeros(n, bool), np.zeros(n, bool)
+    for step in batch_steps(world, policy, start, limit, seed=seed):
+        failed |= step.diverged | ((np.asarray(world.failure(step.after)) >= 0) & ~done)
+        done |= np.asarray(world.success(step.after)) & ~failed
+        if step.row % SCORE_EVERY == SCORE_EVERY - 1:
+            now = np.asarray(world.score(step.after), float)
+            total += np.where(failed, 0.0, np.where(done, 1.0, now))
+            away = np.where((failed | done) & (count > 0), away, world.error(step.after))
+            error += away
+            count += 1
+        if (failed | done).all():
+            left = limit // SCORE_EVERY - count
+            total, error, count = total + left * done, error + left * away, count + left
+            break
+    return Returns(total / max(1, count), done, error / max(1, count))
+
+
 class _BatchLog:
-    """What is recorded of a batch while it runs."""
+    """Outcomes of a batch while it runs."""
 
     def __init__(self, world: Tasked[World], first: State, bounds: Array | None):
         self._world, self._bounds = world, bounds
         n = len(first.q)
-        self._over = np.zeros(n, bool)
-        self.diverged = np.zeros(n, bool)
-        """Worlds that cannot go on, whether or not their episode was over before."""
+        self.over = np.zeros(n, bool)
         self._strayed, self._won = np.zeros(n, bool), np.zeros(n, bool)
         self._steps = np.zeros(n, int)
         self._score, self._speed = np.zeros(n), np.zeros(n)
@@ -175,23 +240,19 @@ class _BatchLog:
         self._times: list[float] = []
 
     @property
-    def all_over(self) -> bool:
-        return bool(self._over.all())
-
-    @property
     def last_action(self) -> Array:
         return np.zeros(0) if self._last is None else self._last
 
     def show(self, watch: Sequence[Watcher], state: State, seen: Observation, action: Array) -> None:
         if not watch:
             return
-        outcomes = np.where(self._over, np.where(self._won, 1, -1), 0)
+        outcomes = np.where(self.over, np.where(self._won, 1, -1), 0)
         for watcher in watch:
             watcher(state, {**seen, OUTCOMES: outcomes}, action)
 
-    def decided(self, seconds: float, velocity: Array | None, action: Array) -> None:
-        self._times.append(seconds)
-        going = ~self._over
+    def decided(self, step: BatchStep) -> None:
+        self._times.append(step.decision_s)
+        going, action, velocity = ~self.over, step.action, step.observation.get("observation.velocity")
         if velocity is not None and velocity.size:
             fastest = np.abs(np.asarray(velocity, float)).max(axis=-1)
             self._speed = np.where(going, np.maximum(self._speed, fastest), self._speed)
@@ -203,15 +264,14 @@ class _BatchLog:
             self._beyond = self._beyond + np.where(going, outside, 0.0)
         self._last = action
 
-    def note(self, state: State, lost: Array) -> None:
-        self._steps[~self._over] += 1
-        self._strayed |= lost & ~self._over
-        self.diverged = lost
-        self._end(state, (np.asarray(self._world.done(state)) | lost) & ~self._over)
+    def note(self, step: BatchStep) -> None:
+        self._steps[~self.over] += 1
+        self._strayed |= step.diverged & ~self.over
+        self._end(step.after, (np.asarray(self._world.done(step.after)) | step.diverged) & ~self.over)
 
     def close(self, state: State, seeds: Sequence[int]) -> tuple[EpisodeResult, ...]:
         """How each episode ended; those that still go on ran out of time."""
-        self._end(state, ~self._over)
+        self._end(state, ~self.over)
         task, dt = self._world.task, self._world.spec.dt
         when, wrong = self._world.event_times(state), np.asarray(self._world.failure(state))
         ms = float(np.median(self._times)) * 1e3
@@ -253,27 +313,23 @@ class _BatchLog:
         for i in index:
             row = np.concatenate([state.q[i], state.v[i]])
             self._digest[i] = hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest()
-        self._over |= which
-
-
-_JSON = ("events", "settings")
-"""Fields that are mappings, kept as JSON."""
+        self.over |= which
 
 
 class ParquetStore:
-    """A folder of batches; those that are there already need not be run again."""
+    """A folder of batches; stored batches are not run again."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, key: str) -> tuple[EpisodeResult, ...] | None:
-        """The episodes of a batch that was done before; None where its file is missing or was cut off."""
+        """The episodes of a stored batch; None where its file is missing or was cut off."""
         path = self._folder / f"{key}.parquet"
         if not path.is_file():
             return None
         try:
-            return _stored_rows(path)
+            return tuple(row for _, row in read_rows(path))
         except BadInput:
             return None
 
@@ -282,84 +338,38 @@ class ParquetStore:
         for seed, trajectory in result.trajectories.items():
             np.save(self._folder / f"{key}.{seed}.npy", trajectory)
         part = self._folder / f"{key}.part"
-        _write(part, [_row(row) for row in result.episodes])
+        write_rows(part, [({}, row) for row in result.episodes])
         part.replace(self._folder / f"{key}.parquet")
 
     def trajectory(self, key: str, seed: int) -> Array | None:
-        """The positions of an episode that were kept."""
+        """The stored positions of an episode."""
         path = self._folder / f"{key}.{seed}.npy"
         return read_npy(path) if path.is_file() else None
 
 
 def write_rows(path: Path, rows: Sequence[tuple[Mapping[str, str], EpisodeResult]]) -> Path:
     """Write episodes, each with further columns."""
-    _write(path, [{**more, **_row(row), "success": row.success} for more, row in rows])
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    table = [
+        {
+            **more,
+            **{name: json.dumps(value) if name in _JSON else value for name, value in asdict(row).items()},
+            "success": row.success,
+        }
+        for more, row in rows
+    ]
+    parquet.write_table(arrow.Table.from_pylist(table), path)
     return path
 
 
-def _stored_rows(path: Path) -> tuple[EpisodeResult, ...]:
+def read_rows(path: Path) -> list[tuple[dict[str, str], EpisodeResult]]:
+    """Episodes in a file, each with its further columns."""
     rows: list[dict[str, Any]] = read_table(path).to_pylist()
     known = {f.name for f in fields(EpisodeResult)}
+    out: list[tuple[dict[str, str], EpisodeResult]] = []
     with parsing(path, "episodes that were evaluated"):
-        return tuple(
-            EpisodeResult(**{k: parse_json(v, str(path)) if k in _JSON else v for k, v in row.items() if k in known})
-            for row in rows
-        )
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    parquet.write_table(arrow.Table.from_pylist(rows), path)
-
-
-def _row(row: EpisodeResult) -> dict[str, Any]:
-    return {name: json.dumps(value) if name in _JSON else value for name, value in asdict(row).items()}
-
-
-SCORE_EVERY = 4
-"""Control steps from one score to the next."""
-
-
-@array_dataclass
-class Returns:
-    """The returns of a batch of episodes, and which of them did the task in time."""
-
-    score: Array
-    """Mean score over the time limit, 0 to 1 [n]."""
-    success: Array
-    """[n]."""
-    error: Array
-    """Mean tracking error [n]; that at the end of an episode counts for the rest of its time. NaN where the task
-    defines none."""
-
-
-def start_states(world: Tasked[Any], seeds: Sequence[int]) -> State:
-    """The starts of some seeds as a batch."""
-    return stack([world.reset(seed) for seed in seeds])
-
-
-def episode_returns(world: Tasked[Any], policy: Policy, start: State, *, steps: int = 0, seed: int = 0) -> Returns:
-    """Run a policy from a batch of starts for some control steps, those of the task where 0."""
-    state, limit = start, steps or world.steps
-    n = len(start.q)
-    policy.reset(seed)
-    total, count = np.zeros(n), 0
-    error, away = np.zeros(n), np.zeros(n)
-    lost, failed, done = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
-    for row in range(limit):
-        action = checked_action(policy.act(world.observe(state)), world.spec, state.batch)
-        state, lost = step_batch(world, state, action, lost)
-        failed |= lost | ((np.asarray(world.failure(state)) >= 0) & ~done)
-        done |= np.asarray(world.success(state)) & ~failed
-        if row % SCORE_EVERY == SCORE_EVERY - 1:
-            now = np.asarray(world.score(state), float)
-            total += np.where(failed, 0.0, np.where(done, 1.0, now))
-            # An episode that is over keeps the error of its end.
-            away = np.where((failed | done) & (count > 0), away, world.error(state))
-            error += away
-            count += 1
-        if (failed | done).all():
-            left = limit // SCORE_EVERY - count
-            total, error, count = total + left * done, error + left * away, count + left
-            break
-    return Returns(total / max(1, count), done, error / max(1, count))
+        for row in rows:
+            own = {k: parse_json(v, str(path)) if k in _JSON else v for k, v in row.items() if k in known}
+            more = {k: str(v) for k, v in row.items() if k not in known and k != "success"}
+            out.append((more, EpisodeResult(**own)))
+    return out

@@ -1,7 +1,4 @@
-"""Two policies over the same starts: which is better, how sure that is, and how many episodes would settle it.
-
-Evaluate policies in virtual worlds: every policy, every world, the same starts, in batches.
-"""
+"""Evaluate policies in virtual worlds: every policy, every world, the same starts, in batches."""
 
 from __future__ import annotations
 
@@ -44,86 +41,15 @@ from instep.core.world import (
 )
 from instep.physics.engines import open_world
 from instep.policy.chunking import Latency
-from instep.report.page import Figure, HtmlReport, Reported
 from instep.scene.folder import Scene
 from instep.scene.tasks import Task, task_of
 from instep.scene.tasks.task import Tasked
 
 from .episode_batch import INFRA, SUCCESS, BatchResult, EpisodeResult, ParquetStore, run_batch, write_rows
 
-MARGIN = 0.1
-"""Difference of success rates that counts as none in practice."""
-
-
-@frozen_dataclass
-class PolicyComparison:
-    """The first policy against the second, start by start."""
-
-    difference: Estimate
-    """Success rate of the first less that of the second."""
-    only_first: int
-    """Starts from which only the first succeeded."""
-    only_second: int
-    p: float
-    """McNemar's exact p, mid-p version: how surprising the discordant starts are if the policies were alike."""
-    needed: float
-    """Episodes in all that would show this difference with 80 % power at 5 %; infinite where there is none to show."""
-    rules_out: float
-    """Episodes in all that would rule out a difference of 10 points, were there none."""
-    equivalent: bool = False
-    """Whether two one-sided tests at 5 % show a difference of less than 10 points."""
-    evidence: float = 1.0
-    """E-value against equal policies, valid whenever one stops; 20 suffices at 5 %."""
-
-    @property
-    def still(self) -> float:
-        """How many more episodes are needed; 0 where the difference is already shown."""
-        return 0.0 if self.p < 0.05 else max(0.0, self.needed - self.difference.n)
-
-    def __str__(self) -> str:
-        d = self.difference
-        words = f"{100 * d.value:+.1f} points [{100 * d.low:+.1f}, {100 * d.high:+.1f}], p = {self.p:.3g}, n = {d.n}"
-        if self.p < 0.05:
-            return words
-        if self.equivalent:
-            return f"{words}; equivalent to within {100 * MARGIN:.0f} points"
-        if self.needed == inf:
-            return f"{words}; no difference to be seen, {self.rules_out:.0f} episodes would rule out 10 points"
-        return f"{words}; about {self.still:.0f} more episodes would settle it"
-
-
-def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> PolicyComparison:
-    """Pair the episodes of two policies by seed; infrastructure failures are left out of both."""
-    other = {row.seed: row for row in second if row.valid}
-    pairs = [(row.success, other[row.seed].success) for row in first if row.valid and row.seed in other]
-    n = len(pairs)
-    only_first = sum(a and not b for a, b in pairs)
-    only_second = sum(b and not a for a, b in pairs)
-    if n == 0:
-        return PolicyComparison(Estimate(nan, -1.0, 1.0, 0), 0, 0, 1.0, inf, inf)
-    same = equivalence(only_first, only_second, n, MARGIN)
-    return PolicyComparison(
-        paired_difference(only_first, only_second, n),
-        only_first,
-        only_second,
-        mcnemar(only_first, only_second).mid,
-        _needed(only_first, only_second, n),
-        same.needed,
-        same.equivalent,
-        float(sequential_test(np.array([float(a) - float(b) for a, b in pairs])).e[-1]),
-    )
-
-
-def _needed(b: int, c: int, n: int) -> float:
-    """Connor's number of pairs for McNemar's test at these rates of discordance."""
-    if b == c or n == 0:
-        return inf
-    share, d = (b + c) / n, abs(b - c) / n
-    z = normal_quantile(0.975) * sqrt(share) + normal_quantile(0.8) * sqrt(max(share - d * d, 0.0))
-    return float(ceil(z * z / (d * d)))
-
-
 MakePolicy = Callable[[World], Policy]
+MARGIN = 0.1
+"""Difference of success rates that is negligible in practice."""
 
 
 @frozen_dataclass
@@ -186,13 +112,13 @@ class EvalBatch:
 
 @frozen_dataclass
 class LostBatch:
-    """What a map yields for a batch whose worker died or hung."""
+    """The result of a batch whose worker died or hung."""
 
     why: str
 
 
 @array_dataclass
-class Evaluation(Reported):
+class Evaluation:
     """The episodes of each policy in each world."""
 
     results: Mapping[tuple[str, str], tuple[EpisodeResult, ...]]
@@ -262,18 +188,6 @@ class Evaluation(Reported):
         return "\n".join(
             f"{policy} in {world}: success {self.success(policy, world)}" for policy, world in self.results
         )
-
-    def page(self) -> HtmlReport:
-        """The report."""
-        from instep.report.eval_pages import eval_page
-
-        return eval_page(self)
-
-    def figures(self) -> Sequence[Figure]:
-        """The success rates with their intervals."""
-        from instep.report.eval_pages import success_figure
-
-        return [success_figure(self)]
 
 
 def evaluate_policies(
@@ -444,3 +358,71 @@ def _check(policies: Sequence[Any], worlds: Sequence[Any], seeds: Sequence[int],
         raise BadInput(f"A batch holds at least one episode, not {options.batch}.")
     if options.latency < 0:
         raise BadInput(f"Latency is a number of control steps of at least 0, not {options.latency}.")
+
+
+@frozen_dataclass
+class PolicyComparison:
+    """The first policy against the second, start by start."""
+
+    difference: Estimate
+    """Success rate of the first less that of the second."""
+    only_first: int
+    """Starts from which only the first succeeded."""
+    only_second: int
+    p: float
+    """McNemar's exact p, mid-p version."""
+    needed: float
+    """Total episodes that show this difference with 80 % power at 5 %; infinite for no difference."""
+    rules_out: float
+    """Total episodes that rule out a difference of 10 points between equal policies."""
+    equivalent: bool = False
+    """Whether two one-sided tests at 5 % show a difference of less than 10 points."""
+    evidence: float = 1.0
+    """E-value against equal policies, valid whenever one stops; 20 suffices at 5 %."""
+
+    @property
+    def still(self) -> float:
+        """Further episodes that are needed; 0 where the difference is already shown."""
+        return 0.0 if self.p < 0.05 else max(0.0, self.needed - self.difference.n)
+
+    def __str__(self) -> str:
+        d = self.difference
+        words = f"{100 * d.value:+.1f} points [{100 * d.low:+.1f}, {100 * d.high:+.1f}], p = {self.p:.3g}, n = {d.n}"
+        if self.p < 0.05:
+            return words
+        if self.equivalent:
+            return f"{words}; equivalent to within {100 * MARGIN:.0f} points"
+        if self.needed == inf:
+            return f"{words}; no visible difference, {self.rules_out:.0f} episodes would rule out 10 points"
+        return f"{words}; about {self.still:.0f} more episodes would settle it"
+
+
+def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> PolicyComparison:
+    """Pair the episodes of two policies by seed; infrastructure failures are left out of both."""
+    other = {row.seed: row for row in second if row.valid}
+    pairs = [(row.success, other[row.seed].success) for row in first if row.valid and row.seed in other]
+    n = len(pairs)
+    only_first = sum(a and not b for a, b in pairs)
+    only_second = sum(b and not a for a, b in pairs)
+    if n == 0:
+        return PolicyComparison(Estimate(nan, -1.0, 1.0, 0), 0, 0, 1.0, inf, inf)
+    same = equivalence(only_first, only_second, n, MARGIN)
+    return PolicyComparison(
+        paired_difference(only_first, only_second, n),
+        only_first,
+        only_second,
+        mcnemar(only_first, only_second).mid,
+        _needed(only_first, only_second, n),
+        same.needed,
+        same.equivalent,
+        float(sequential_test(np.array([float(a) - float(b) for a, b in pairs])).e[-1]),
+    )
+
+
+def _needed(b: int, c: int, n: int) -> float:
+    """Connor's number of pairs for McNemar's test at these rates of discordance."""
+    if b == c or n == 0:
+        return inf
+    share, d = (b + c) / n, abs(b - c) / n
+    z = normal_quantile(0.975) * sqrt(share) + normal_quantile(0.8) * sqrt(max(share - d * d, 0.0))
+    return float(ceil(z * z / (d * d)))

@@ -1,11 +1,12 @@
 """Gate of a policy: rules from a TOML file, applied in every engine and under every variation.
 
-The engines are checked for parity first: what a policy does in engines that disagree says nothing.
+The engines are compared first: results in engines that disagree mean nothing. A measure is a function of the episodes
+of a policy in one world. Other packages add measures as entry points of the group `instep.gates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from functools import partial
 from itertools import groupby
@@ -17,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.imports import extension, extension_names
 from instep.core.param import Box, Param
 from instep.core.reading import (
     ANY_TEXT,
@@ -36,11 +38,10 @@ from instep.core.reading import (
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import MapFn, Policy, Simulator, array_dataclass, frozen_dataclass
 from instep.physics.engines import ENGINES, open_world
-from instep.report.page import Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
 from instep.scene.tasks import Task, task_of
 
-from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
+from .engine_parity import ParityLimits, ParityWorld, check_parity
 from .episode_batch import DIVERGED, EpisodeResult
 from .evaluation import (
     EvalOptions,
@@ -53,18 +54,23 @@ from .evaluation import (
     policy_specs,
 )
 
+Measure = Callable[[Sequence[EpisodeResult]], Estimate]
+"""A number about the valid episodes of a policy in one world; there is at least one."""
+GROUP = "gates"
+_HERE = "instep.evaluate.policy_gate"
+GAP = "gap"
+"""The one measure about two worlds: the difference of the success rates, start by start."""
 MEASURES = {
-    "success": "share of starts from which the task is done",
-    "gap": "difference of the success between two worlds, start by start",
-    "seconds": "median time to success [s]",
-    "score": "mean score at the end",
-    "speed": "largest speed of any joint [rad/s or m/s]",
-    "jump": "largest change of an action from one step to the next",
-    "beyond": "share of actions outside what the actuators take",
-    "decide_ms": "median time the policy takes to decide, for one batch [ms]",
-    "diverged": "share of episodes in which the simulation diverged",
+    "success": f"{_HERE}:success_rate",
+    "seconds": f"{_HERE}:median_seconds",
+    "score": f"{_HERE}:mean_score",
+    "speed": f"{_HERE}:largest_speed",
+    "jump": f"{_HERE}:largest_jump",
+    "beyond": f"{_HERE}:largest_share_beyond",
+    "decide_ms": f"{_HERE}:median_decide_ms",
+    "diverged": f"{_HERE}:diverged_share",
 }
-"""What a rule may be about."""
+"""The measures that come with instep, and where each is defined."""
 
 
 @frozen_dataclass
@@ -190,25 +196,6 @@ class Verdict:
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         return f"{self.policy} does not pass: {broken[0].group}, {broken[0].name}: {broken[0].words}{more}."
 
-    def page(self, rules: GateRules) -> HtmlReport:
-        """The report of a gate."""
-        rows = [(c.group, c.name, "passed" if c.passed else "failed", c.words) for c in self.checks]
-        passed = sum(check.passed for check in self.checks)
-        return HtmlReport(
-            "instep gate",
-            f"{self.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
-            Headline("good" if self.passed else "bad", "Passes." if self.passed else "Does not pass.", self.words),
-            (Number("checks passed", f"{passed} of {len(self.checks)}"),),
-            (
-                Section(
-                    "Checks",
-                    "First the parity of the engines, then the rules.",
-                    [Table(("of", "check", "state", "found"), rows)],
-                ),
-            ),
-            {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
-        )
-
 
 def gate_policy(
     policy: Policy | PolicySpec,
@@ -227,7 +214,7 @@ def gate_policy(
     policy = policy if isinstance(policy, PolicySpec) else policy_specs(policy)[0]
     sides = [_side(word, rules.scene) for word in rules.worlds] if sides is None else sides
     task = task or task_of(Scene.load(rules.scene), rules.task)
-    checks = list(_parity(sides, rules))
+    checks = _parity(sides, rules)
     if not all(check.passed for check in checks):
         return Verdict(policy.name, tuple(checks))
     worlds, scene, done = [world for world, _ in sides], sides[0][1], dict[str, Evaluation]()
@@ -262,14 +249,14 @@ def _parity(sides: Sequence[tuple[WorldSpec, Scene]], rules: GateRules) -> list[
     found: list[GateCheck] = []
     for other in made[1:]:
         group = f"parity of {made[0].name} and {other.name}"
-        findings: list[ParityCheck] = check_parity(made[0], other, rules.parity)
+        findings = check_parity(made[0], other, rules.parity)
         found += [GateCheck(group, finding.check, finding.ok, finding.words) for finding in findings]
     return found
 
 
 def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation, variation: str) -> list[GateCheck]:
     found: list[GateCheck] = []
-    if rule.measure == "gap":
+    if rule.measure == GAP:
         for world in worlds[1:]:
             pair = compare_policies(done.results[policy, worlds[0]], done.results[policy, world]).difference
             size = Estimate(abs(pair.value), 0.0, max(abs(pair.low), abs(pair.high)), pair.n)
@@ -277,7 +264,9 @@ def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation,
         return found
     for world in worlds:
         rows = [row for row in done.results[policy, world] if row.valid]
-        found.append(_judge(rule, f"{rule.measure} in {world}", _measured(rule.measure, rows), variation))
+        measure: Measure = extension(GROUP, rule.measure, MEASURES)
+        value = measure(rows) if rows else Estimate(nan, nan, nan, 0)
+        found.append(_judge(rule, f"{rule.measure} in {world}", value, variation))
     return found
 
 
@@ -288,23 +277,50 @@ def _judge(rule: GateRule, name: str, value: Estimate, variation: str) -> GateCh
     return GateCheck(variation, name, kept, f"{value}; limit: {limit}", value)
 
 
-def _measured(measure: str, rows: Sequence[EpisodeResult]) -> Estimate:
-    if not rows:
-        return Estimate(nan, nan, nan, 0)
-    if measure in ("success", "diverged"):
-        wanted = [row.success if measure == "success" else row.outcome == DIVERGED for row in rows]
-        return wilson(sum(wanted), len(wanted))
-    if measure == "seconds":
-        times = [row.seconds for row in rows if row.success]
-        return bootstrap(times, lambda x: np.median(x, axis=-1), unit="s") if times else Estimate(nan, nan, nan, 0)
-    if measure == "score":
-        return bootstrap([row.score for row in rows])
-    if measure == "decide_ms":
-        return bootstrap([row.decide_ms for row in rows], lambda x: np.median(x, axis=-1), unit="ms")
-    values = np.array([getattr(row, measure) for row in rows], float)
-    # A limit of safety is on the worst that happened, not on a mean.
-    worst = float(values.max())
-    return Estimate(worst, worst, worst, len(rows))
+def success_rate(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Share of starts from which the task was done."""
+    return wilson(sum(row.success for row in rows), len(rows))
+
+
+def diverged_share(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Share of episodes in which the simulation diverged."""
+    return wilson(sum(row.outcome == DIVERGED for row in rows), len(rows))
+
+
+def median_seconds(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Median time to success [s]."""
+    times = [row.seconds for row in rows if row.success]
+    return bootstrap(times, lambda x: np.median(x, axis=-1), unit="s") if times else Estimate(nan, nan, nan, 0)
+
+
+def mean_score(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Mean score at the end."""
+    return bootstrap([row.score for row in rows])
+
+
+def median_decide_ms(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Median decision time of the policy, for one batch [ms]."""
+    return bootstrap([row.decide_ms for row in rows], lambda x: np.median(x, axis=-1), unit="ms")
+
+
+def largest_speed(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Largest speed of any joint [rad/s or m/s]."""
+    return _largest([row.speed for row in rows])
+
+
+def largest_jump(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Largest change of an action from one step to the next."""
+    return _largest([row.jump for row in rows])
+
+
+def largest_share_beyond(rows: Sequence[EpisodeResult]) -> Estimate:
+    """Largest share of actions outside the range of the actuators."""
+    return _largest([row.beyond for row in rows])
+
+
+def _largest(values: Sequence[float]) -> Estimate:
+    """A safety limit is on the worst case, not on a mean."""
+    return Estimate(max(values), max(values), max(values), len(values))
 
 
 def write_junit(path: Path, verdict: Verdict) -> Path:
@@ -362,8 +378,9 @@ def _range(word: str, scene: Scene) -> Param:
 def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
     checked_table(entry, _RULE, f"[[rule]] of {name}")
     measure = str(entry.get("measure", ""))
-    if measure not in MEASURES:
-        raise UnknownName("measure", measure, MEASURES)
+    known = (*extension_names(GROUP, MEASURES), GAP)
+    if measure not in known:
+        raise UnknownName("measure", measure, known)
     rule = GateRule(**entry)
     if (rule.at_least is None) == (rule.at_most is None) or rule.by not in ("bound", "value"):
         raise BadInput(

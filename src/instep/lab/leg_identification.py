@@ -25,8 +25,8 @@ from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.poses import quat_from_matrix
 from instep.core.world import Array, Simulator, options_dataclass
-from instep.policy.base_estimation import IMU, BaseFilter, foot_contacts
-from instep.policy.gait import GaitBody
+from instep.lab.base_estimation import IMU, BaseFilter, foot_contacts
+from instep.lab.gait import GaitBody
 from instep.scene.folder import SceneSimulator
 from instep.tune.fit.uncertainty import correlation_time
 from instep.tune.fit.windows import Shooter, Windows, cut_windows

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .actuator_models import ActuatorModel, ActuatorStep, Term
     from .actuators import ActuatedWorld, with_inputs
     from .delta_model import DeltaCorrected, DeltaModel
-    from .engines import Engine, open_world, rest_action, without_delta
+    from .engines import Engine, open_world, without_delta
     from .mujoco_cameras import ImageEffects, MujocoRenderer, WithCameras, render_cameras
     from .mujoco_world import MujocoWorld
     from .rapier_world import RapierWorld
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActuatedWorld", "ActuatorModel", "ActuatorStep", "DeltaCorrected", "DeltaModel", "Engine", "ImageEffects",
     "MujocoRenderer", "MujocoWorld", "RapierWorld", "Term", "WarpWorld", "WithCameras", "open_world",
-    "render_cameras", "rest_action", "with_inputs", "without_delta",
+    "render_cameras", "with_inputs", "without_delta",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -28,7 +28,7 @@ __getattr__ = lazy_names(
         "actuator_models": "ActuatorModel ActuatorStep Term",
         "actuators": "ActuatedWorld with_inputs",
         "delta_model": "DeltaCorrected DeltaModel",
-        "engines": "Engine open_world rest_action without_delta",
+        "engines": "Engine open_world without_delta",
         "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",
         "mujoco_world": "MujocoWorld",
         "rapier_world": "RapierWorld",

@@ -7,14 +7,12 @@ all see what was tuned into it: parameters, delay and actuator models (in `scene
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast
-
-import numpy as np
+from typing import Literal
 
 from instep.core.errors import UnknownName, Unsupported
-from instep.core.world import Array, World
+from instep.core.param import Address
+
 from instep.scene.folder import Scene, SceneSimulator
 
 from .actuators import ActuatedWorld, actuator_models
@@ -69,26 +67,3 @@ def scene_and_engine(spec: str) -> tuple[str, Engine]:
     if name not in engines:
         raise UnknownName("engine", name, ENGINES)
     return scene, engines[name]
-
-
-def rest_action(world: World) -> Array:
-    """The action that holds a world at its start: the scene's rest action, or the joint positions."""
-    inside = list(_inside(world))
-    for source in (*inside, *(getattr(inner, "scene", None) for inner in inside)):
-        if hasattr(source, "rest_action"):
-            return np.asarray(cast(Any, source).rest_action(), float)
-    spec, state = world.spec, world.reset(0)
-    index = {label: i for i, label in enumerate(spec.q.labels)}
-    held = [
-        state.q[index[label]] if label in index and unit in ("rad", "m") else 0.0
-        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
-    ]
-    return np.array(held)
-
-
-def _inside(world: World) -> Iterator[object]:
-    """A world and the worlds it wraps, from the outside in."""
-    inner: Any = world
-    while inner is not None:
-        yield inner
-        inner = getattr(inner, "world", None) or getattr(inner, "sim", None)

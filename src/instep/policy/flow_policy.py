@@ -1,18 +1,14 @@
-"""Features of an observation for a network: joints as they are, poses as positions and two axes.
+"""A flow-matching policy: features of its observations, its network in NumPy, its files, and inference.
 
-A flow-matching policy: its network in NumPy, its files, and inference. Without cameras it needs no torch.
-
-A policy is a folder with `policy.json` (its description) and `weights.safetensors`, read and written here without any
-library: a length, a JSON header, raw numbers; no pickle.
+A policy is a folder with `policy.json` (its description) and `weights.safetensors`; nothing is pickled. Without cameras
+it needs no torch.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +17,12 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat
-from instep.core.reading import is_list, is_table, parse_json, parsing, read_file, read_json_table
+from instep.core.reading import first_line, parsing, read_file, read_json_table
 from instep.core.world import Array, Channel, Observation, Spec, array_dataclass, frozen_dataclass
 from instep.scene.tasks.manipulation_tasks import heading
 
 from .chunking import Chunked
-from .image_adaptation import METHODS, read_adapter
+from .image_adaptation import METHODS, TRANSLATOR, read_adapter
 from .policy_map import CAMERA, batch_of
 
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
@@ -236,15 +232,10 @@ TIME_FREQUENCIES = 8
 SCALES = ("feature_mean", "feature_size", "action_mean", "action_size")
 POSE_SCALES = ("joint_mean", "joint_size", "pose_mean")
 """Scales of a policy that estimates the pose of a body."""
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"}
-MAX_TENSORS = 10_000
-"""Most tensors of a weights file."""
 MAX_WEIGHTS = 8 << 30
 """Largest weights file [bytes]."""
 MAX_HORIZON = 10_000
 """Most actions of a chunk, and most integration steps of a flow."""
-MAX_HEADER_BYTES = 4 * 2**20
-"""Longest header of a weights file [bytes]."""
 
 
 @array_dataclass
@@ -299,55 +290,29 @@ def _silu(x: Array) -> Array:
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> Path:
     """Write tensors atomically as safetensors."""
-    names = {np.dtype(kind).str: name for name, kind in DTYPES.items()}
-    header: dict[str, Any] = {}
-    parts: list[bytes] = []
-    begin = 0
-    for name, tensor in tensors.items():
-        data = np.ascontiguousarray(tensor).tobytes()
-        kind = names.get(np.asarray(tensor).dtype.str)
-        if kind is None:
-            raise BadInput(f"Tensor {name!r} of type {np.asarray(tensor).dtype} cannot be written to a weights file.")
-        header[name] = {"dtype": kind, "shape": list(np.shape(tensor)), "data_offsets": [begin, begin + len(data)]}
-        parts.append(data)
-        begin += len(data)
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+    from safetensors.numpy import save_file
+
     temporary = path.with_suffix(".part")
-    temporary.write_bytes(struct.pack("<Q", len(head)) + head + b"".join(parts))
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary)
     temporary.replace(path)
     return path
 
 
 def read_weights(path: Path) -> dict[str, Array]:
-    """The tensors of a safetensors file, each checked against the size of the file; all must be finite."""
+    """The tensors of a safetensors file; all must be finite."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     raw = read_file(path, MAX_WEIGHTS)
-    size = struct.unpack("<Q", raw[:8])[0] if len(raw) >= 8 else MAX_HEADER_BYTES + 1
-    if size > min(MAX_HEADER_BYTES, len(raw) - 8):
-        raise BadInput(f"{path.name} is not a safetensors file: its header is longer than the file.")
-    header = parse_json(raw[8 : 8 + size], f"the header of {path.name}")
-    if not is_table(header) or len(header) > MAX_TENSORS:
-        raise BadInput(f"{path.name} is not a safetensors file: its header lists no tensors, or too many.")
-    header.pop("__metadata__", None)
-    return {name: _tensor(raw[8 + size :], name, entry, path.name) for name, entry in header.items()}
-
-
-def _tensor(data: bytes, name: str, entry: Any, file: str) -> Array:
-    wrong = BadInput(f"Tensor {name[:80]!r} of {file} does not fit the file; it was cut off or forged.")
-    if not is_table(entry) or not isinstance(entry.get("dtype"), str) or entry["dtype"] not in DTYPES:
-        raise wrong
-    shape, offsets, kind = entry.get("shape"), entry.get("data_offsets"), np.dtype(DTYPES[entry["dtype"]])
-    if not is_list(shape) or not is_list(offsets) or len(offsets) != 2 or len(shape) > 8:
-        raise wrong
-    if not all(type(n) is int and n >= 0 for n in [*shape, *offsets]):
-        raise wrong
-    begin, end = offsets
-    if not begin <= end <= len(data) or prod(shape) * kind.itemsize != end - begin:
-        raise wrong
-    tensor = np.frombuffer(data[begin:end], kind).reshape(shape).copy()
-    if not np.isfinite(tensor).all():
-        raise BadInput(f"Tensor {name[:80]!r} of {file} holds numbers that are not finite; the training diverged.")
-    return tensor
+    try:
+        tensors: dict[str, Array] = load(raw)
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
+        words = first_line(error)[:200]
+        raise BadInput(f"{path.name} is not a sound safetensors file ({words}); it was cut off or forged.") from None
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise BadInput(f"Tensor {name[:80]!r} of {path.name} is not finite; the training diverged.")
+    return {name: np.array(tensor) for name, tensor in tensors.items()}
 
 
 @frozen_dataclass
@@ -561,9 +526,9 @@ def image_adapters(description: PolicyDescription, tensors: Mapping[str, Array])
         if method in METHODS:
             found[camera] = read_adapter(method, own)
             continue
-        from .pixel_translator import TRANSLATOR, read_translator
-
         if method != TRANSLATOR:
             raise UnknownName("adaptation", method, (*METHODS, TRANSLATOR))
-        found[camera] = read_translator(own)
+        from .networks import PixelTranslator
+
+        found[camera] = PixelTranslator.read(own)
     return found

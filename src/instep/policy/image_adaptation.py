@@ -1,24 +1,19 @@
-"""Adaptation of images without labels: make those of a robot look like the rendered ones that a policy was trained on.
+"""Adaptation of images without labels: make images of a robot look like the rendered ones that a policy was trained on.
 
 An adapter is fitted from unpaired images of both kinds, applied to every image before the policy reads it, and costs
-about a millisecond for an image of 96 x 96. `fit_adapter` knows five, from the plainest to a learned one:
+about a millisecond for an image of 96 x 96:
 
-    statistics   mean and spread of each colour
     colour       mean and covariance of the three colours (the colour transfer of Reinhard and Pitie; CORAL of pixels)
-    spectrum     amplitudes of low spatial frequencies, with the phases kept (Fourier domain adaptation)
-    learned      a polynomial map of colours and place, trained on unpaired images by sliced optimal transport
-    background   for cameras that stay in place: what never moves is replaced by what is there in the wanted images, and
-                 the colours of the rest get the distribution of those of the wanted rest
+    background   for fixed cameras: the static background is replaced by that of the wanted images, and the colours of
+                 moving things get the distribution of those in the wanted images
 
-`pixel_translator` has a network for the same job. All run both ways: rendered images made to look like a robot's train
-a policy for it.
+Both have an inverse: rendered images made to look like a robot's train a policy for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -27,156 +22,160 @@ from instep.core.world import Array, Observation, Policy, array_dataclass
 
 from .policy_map import CAMERA
 
-Method = Literal["statistics", "colour", "spectrum", "learned", "background"]
-METHODS: tuple[Method, ...] = ("statistics", "colour", "spectrum", "learned", "background")
-INVERTIBLE: tuple[Method, ...] = ("statistics", "colour", "background")
-"""Methods whose adapters say what rendered images would look like on the robot."""
-SPECTRUM_SHARE = 0.05
-"""Share of the spatial frequencies, from the lowest on, whose amplitudes are matched."""
-PIXELS = 20_000
-"""Pixels of each kind that a learned adapter is trained on."""
-SLICES = 40
-"""Random projections of the colours along which distributions are matched in turn."""
-SMOOTH = 1e-3
-"""Ridge of the polynomial, as a share of the pixels."""
+Method = Literal["colour", "background"]
+METHODS: tuple[Method, ...] = ("colour", "background")
+TRANSLATOR = "translator"
+"""Method of a pixel translator, whose networks are in `networks`."""
 OFF, LEAST_OFF = 2.0, 0.01
-"""Difference from the background at which a pixel is half taken for something else, as a multiple of the median one,
-and the least that is taken for the median, 0 to 1."""
+"""Difference from the background at which a pixel counts half as moving, in median differences, and the smallest median
+that is used (0 to 1)."""
 LEAST_NOISE = 0.02
-"""Least deviation of the noise of a pixel, 0 to 1."""
+"""Smallest deviation of the noise of a pixel, 0 to 1."""
 LARGEST_OF_THREE = 1.33
 """Mean of the largest of three magnitudes of independent normal numbers of deviation 1."""
 CELLS = 10
-"""Steps of each colour by which things that move are told from what does not."""
+"""Bins of each colour that separate moving things from the background."""
 QUANTILES = 33
-"""Quantiles by which the colours of what moves are matched."""
+"""Quantiles that match the colours of moving things."""
 OFTEN = 0.15
-"""Share of the images in which something stands before a pixel, from which on its median is not trusted."""
+"""Share of images with something in front of a pixel, above which the median of the pixel is not trusted."""
 LEAST_SEEN = 3
 """Images that must show the background of a pixel."""
 
 
-@array_dataclass
-class ImageAdapter:
-    """A fitted map from images to images."""
+class ImageAdapter(Protocol):
+    """A map from images to images."""
 
-    method: Method
-    shift: Array
-    """Colours that are subtracted first [3]."""
-    mix: Array
-    """Matrix of the colours [3, 3], or of their polynomial [terms, 3]; of backgrounds the quantiles of each colour of
-    what moves, in the given and then in the wanted images [2 x QUANTILES, 3]."""
-    offset: Array
-    """Colours that are added last [3]."""
-    amplitude: Array | None = None
-    """Amplitudes of the spectrum [height, width, 3]."""
-    backgrounds: Array | None = None
-    """What never moves in the given and in the wanted images, and the median difference from the given one
-    [3, height, width, 3]."""
-
-    def __call__(self, images: Array) -> Array:
-        """Images uint8 [..., height, width, 3], adapted."""
-        if self.method == "background" and self.backgrounds is not None:
-            return np.clip(255 * self._before(images, self.backgrounds) + 0.5, 0, 255).astype(np.uint8)
-        values = np.asarray(images, float) / 255
-        if self.method == "spectrum" and self.amplitude is not None:
-            out = _with_amplitude(values, self.amplitude)
-        elif self.method == "learned":
-            out = _terms(values - self.shift, _places(values)) @ self.mix
-        else:
-            out = (values - self.shift) @ self.mix + self.offset
-        return np.clip(255 * out + 0.5, 0, 255).astype(np.uint8)
+    @property
+    def method(self) -> str:
+        """Its name in the description of a policy."""
+        ...
 
     @property
     def inverse(self) -> ImageAdapter:
-        """The adapter of wanted images to given ones; of those by statistics, colour and background alone."""
-        if self.method == "background" and self.backgrounds is not None:
-            given, wanted = np.split(self.mix, 2)
-            layers = np.stack([self.backgrounds[1], self.backgrounds[0], np.zeros_like(self.backgrounds[2])])
-            return replace(self, mix=np.concatenate([wanted, given]), backgrounds=layers)
-        if self.method not in INVERTIBLE:
-            raise BadInput(f"Images adapted by {self.method!r} do not say what the robot's would look like.")
-        return replace(self, shift=self.offset, mix=np.linalg.inv(self.mix), offset=self.shift)
+        """The adapter of wanted images to given ones."""
+        ...
 
     @property
-    def noise(self) -> float:
-        """Standard deviation of the noise of a pixel in the given images, 0 to 1; 0 where it was not measured."""
-        return 0.0 if self.backgrounds is None else float(self.backgrounds[2].mean()) / LARGEST_OF_THREE
+    def noise(self) -> float | None:
+        """Standard deviation of the pixel noise of the given images, 0 to 1; None where it cannot be measured."""
+        ...
+
+    def __call__(self, images: Array) -> Array:
+        """Images uint8 [..., height, width, 3], adapted."""
+        ...
 
     def moving(self, images: Array) -> Array:
-        """How surely each pixel shows something before the background, 0 to 1 [..., height, width, 1]; 1 without."""
-        if self.backgrounds is None:
-            return np.ones((*np.shape(images)[:-1], 1), np.float32)
-        return _moving(_unit(images), self.backgrounds)
-
-    def _before(self, images: Array, backgrounds: Array) -> Array:
-        """What moves, in adapted colours, before the wanted background."""
-        share, (given, wanted) = _moving(_unit(images), backgrounds), np.split(self.mix, 2)
-        levels, bytes_ = np.arange(256) / 255, np.asarray(images, np.uint8)
-        curves = [np.interp(levels, given[:, c], wanted[:, c]).astype(np.float32) for c in range(3)]
-        moved = np.stack([curve[bytes_[..., c]] for c, curve in enumerate(curves)], axis=-1)
-        behind = backgrounds[1].astype(np.float32)
-        return behind + share * (moved - behind)
+        """Probability that each pixel shows a moving thing [..., height, width, 1]."""
+        ...
 
     def tensors(self) -> dict[str, Array]:
         """Its numbers by name, as a file of weights holds them."""
-        parts = {"shift": self.shift, "mix": self.mix, "offset": self.offset, "amplitude": self.amplitude}
-        parts["backgrounds"] = self.backgrounds
-        return {name: np.asarray(value, np.float32) for name, value in parts.items() if value is not None}
+        ...
 
 
-MIXES: Mapping[str, int] = {"learned": 15, "background": 2 * QUANTILES}
-"""Rows of the mix of methods other than by a matrix."""
+@array_dataclass
+class ColourAdapter:
+    """Match mean and covariance of the colours: (x - shift) mix + offset."""
+
+    shift: Array
+    """[3]."""
+    mix: Array
+    """[3, 3]."""
+    offset: Array
+    """[3]."""
+
+    method = "colour"
+    noise = None
+
+    def __call__(self, images: Array) -> Array:
+        """Images uint8 [..., height, width, 3], adapted."""
+        return _bytes((np.asarray(images, float) / 255 - self.shift) @ self.mix + self.offset)
+
+    @property
+    def inverse(self) -> ColourAdapter:
+        """The adapter of wanted images to given ones."""
+        return ColourAdapter(self.offset, np.linalg.inv(self.mix), self.shift)
+
+    def moving(self, images: Array) -> Array:
+        """1 everywhere: without a background every pixel may move."""
+        return np.ones((*np.shape(images)[:-1], 1), np.float32)
+
+    def tensors(self) -> dict[str, Array]:
+        """Its numbers by name, as a file of weights holds them."""
+        return {name: np.asarray(getattr(self, name), np.float32) for name in ("shift", "mix", "offset")}
 
 
-def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
+@array_dataclass
+class BackgroundAdapter:
+    """Replace the static background, and match the quantiles of the colours of moving things."""
+
+    mix: Array
+    """Quantiles of each colour of moving things in the given and then in the wanted images [2 x QUANTILES, 3]."""
+    backgrounds: Array
+    """Background of the given and of the wanted images, and the median difference from the first
+    [3, height, width, 3]."""
+
+    method = "background"
+
+    def __call__(self, images: Array) -> Array:
+        """Images uint8 [..., height, width, 3], adapted."""
+        share, (given, wanted) = self.moving(images), np.split(self.mix, 2)
+        levels, pixels = np.arange(256) / 255, np.asarray(images, np.uint8)
+        curves = [np.interp(levels, given[:, c], wanted[:, c]).astype(np.float32) for c in range(3)]
+        moved = np.stack([curve[pixels[..., c]] for c, curve in enumerate(curves)], axis=-1)
+        behind = self.backgrounds[1].astype(np.float32)
+        return _bytes(behind + share * (moved - behind))
+
+    @property
+    def inverse(self) -> BackgroundAdapter:
+        """The adapter of wanted images to given ones; rendered images have no noise."""
+        given, wanted = np.split(self.mix, 2)
+        layers = np.stack([self.backgrounds[1], self.backgrounds[0], np.zeros_like(self.backgrounds[2])])
+        return BackgroundAdapter(np.concatenate([wanted, given]), layers)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the pixel noise of the given images, 0 to 1."""
+        return float(self.backgrounds[2].mean()) / LARGEST_OF_THREE
+
+    def moving(self, images: Array) -> Array:
+        """Probability that each pixel shows a moving thing [..., height, width, 1]."""
+        return _moving(np.asarray(images, np.float32) / np.float32(255), self.backgrounds)
+
+    def tensors(self) -> dict[str, Array]:
+        """Its numbers by name, as a file of weights holds them."""
+        return {name: np.asarray(getattr(self, name), np.float32) for name in ("mix", "backgrounds")}
+
+
+def read_adapter(method: str, tensors: Mapping[str, Array]) -> ColourAdapter | BackgroundAdapter:
     """The adapter of a method from its numbers by name."""
-    name: Method | None = next((known for known in METHODS if known == method), None)
-    if name is None:
+    if method not in METHODS:
         raise UnknownName("adaptation", method, METHODS)
-    part = {"spectrum": ("amplitude",), "background": ("backgrounds",)}.get(name, ())
-    for one in ("shift", "mix", "offset", *part):
-        if one not in tensors:
-            raise BadInput(f"An adapter of images by {method!r} lacks its {one}; it was cut off or forged.")
-    shapes = {"shift": (3,), "offset": (3,), "mix": (MIXES.get(name, 3), 3)}
-    for one, shape in shapes.items():
-        if tensors[one].shape != shape:
-            raise BadInput(f"An adapter of images by {method!r} has a {one} of the shape {tensors[one].shape}.")
-    for one in part:
-        layers = (3,) if one == "backgrounds" else ()
-        if (
-            tensors[one].ndim != 3 + len(layers)
-            or tensors[one].shape[: len(layers)] != layers
-            or not (tensors[one].shape[-1] == 3)
-        ):
-            raise BadInput(f"An adapter of images by {method!r} has {one} of the shape {tensors[one].shape}.")
-    numbers = {one: np.asarray(tensors[one], float) for one in ("shift", "mix", "offset", *part)}
-    return ImageAdapter(name, **numbers)
+    shapes: dict[str, tuple[int | None, ...]] = {"shift": (3,), "mix": (3, 3), "offset": (3,)}
+    if method == "background":
+        shapes = {"mix": (2 * QUANTILES, 3), "backgrounds": (3, None, None, 3)}
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise BadInput(f"An adapter of images by {method!r} lacks its {name}; it was cut off or forged.")
+        own = tensors[name].shape
+        if len(own) != len(shape) or any(want not in (None, have) for want, have in zip(shape, own, strict=True)):
+            raise BadInput(f"An adapter of images by {method!r} has {name} of the shape {own}.")
+    numbers = {name: np.asarray(tensors[name], float) for name in shapes}
+    return ColourAdapter(**numbers) if method == "colour" else BackgroundAdapter(**numbers)
 
 
-def fit_adapter(method: Method, given: Array, wanted: Array, *, seed: int = 0) -> ImageAdapter:
+def fit_adapter(method: Method, given: Array, wanted: Array) -> ColourAdapter | BackgroundAdapter:
     """The adapter that makes images like `given` look like `wanted`, both uint8 [n, height, width, 3], unpaired."""
     if method not in METHODS:
         raise UnknownName("adaptation", method, METHODS)
     for images in (given, wanted):
         if images.ndim != 4 or images.shape[-1] != 3 or not len(images):
             raise BadInput(f"Images have the shape [n, height, width, 3], not {images.shape}.")
-    a, b = np.asarray(given, float) / 255, np.asarray(wanted, float) / 255
-    flat_a, flat_b = a.reshape(-1, 3), b.reshape(-1, 3)
-    shift, offset = flat_a.mean(axis=0), flat_b.mean(axis=0)
-    if method == "statistics":
-        mix = np.diag(flat_b.std(axis=0) / np.maximum(flat_a.std(axis=0), 1e-3))
-        return ImageAdapter(method, shift, mix, offset)
-    if method == "colour":
-        return ImageAdapter(method, shift, alignment(flat_a, flat_b), offset)
-    if method == "spectrum":
-        if a.shape[1:] != b.shape[1:]:
-            raise BadInput("Spectra are matched between images of one size; resize them first.")
-        amplitude = np.abs(np.fft.fft2(b, axes=(1, 2))).mean(axis=0)
-        return ImageAdapter(method, shift, np.eye(3), offset, amplitude)
     if method == "background":
-        return _background(a, b)
-    return _learned(a, b, np.random.default_rng((seed, 0x1A6E)))
+        return _fit_background(given, wanted)
+    a, b = (np.asarray(images, float).reshape(-1, 3) / 255 for images in (given, wanted))
+    return ColourAdapter(a.mean(axis=0), alignment(a, b), b.mean(axis=0))
 
 
 def alignment(given: Array, wanted: Array) -> Array:
@@ -186,14 +185,15 @@ def alignment(given: Array, wanted: Array) -> Array:
     other rows, so they are shrunk towards their diagonals by k / n, and each feature is scaled by itself where n < k.
     """
     shrink = min(1.0, given.shape[1] / min(len(given), len(wanted)))
-    whiten, colour = (_covariance(rows, shrink) for rows in (given, wanted))
-    return np.asarray(_power(whiten, -0.5) @ _power(colour, 0.5))
+    return np.asarray(_covariance_power(given, shrink, -0.5) @ _covariance_power(wanted, shrink, 0.5))
 
 
-def _covariance(rows: Array, shrink: float) -> Array:
+def _covariance_power(rows: Array, shrink: float, exponent: float) -> Array:
+    """A power of the covariance of rows [n, k], shrunk towards its diagonal."""
     full = np.atleast_2d(np.cov(rows.T))
-    diagonal = np.diag(np.diag(full))
-    return (1 - shrink) * full + shrink * diagonal + 1e-4 * float(np.trace(full)) / len(full) * np.eye(len(full))
+    shrunk = (1 - shrink) * full + shrink * np.diag(np.diag(full))
+    values, vectors = np.linalg.eigh(shrunk + 1e-4 * float(np.trace(full)) / len(full) * np.eye(len(full)))
+    return (vectors * np.maximum(values, 1e-12) ** exponent) @ vectors.T
 
 
 def align_features(features: Array, given: Array, wanted: Array) -> Array:
@@ -234,61 +234,29 @@ class AdaptedPolicy:
         return self._policy.act({**observation, **adapted})
 
 
-def _power(matrix: Array, exponent: float) -> Array:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.maximum(values, 1e-12) ** exponent) @ vectors.T
+def _bytes(values: Array) -> Array:
+    return np.clip(255 * values + 0.5, 0, 255).astype(np.uint8)
 
 
-def _with_amplitude(values: Array, amplitude: Array) -> Array:
-    height, width = values.shape[-3:-1]
-    if amplitude.shape[:2] != (height, width):
-        raise BadInput(f"The adapter is for images of {amplitude.shape[1]} x {amplitude.shape[0]} pixels.")
-    spectrum = np.fft.fft2(values, axes=(-3, -2))
-    y, x = np.abs(np.fft.fftfreq(height))[:, None], np.abs(np.fft.fftfreq(width))[None]
-    low = (np.maximum(x, y) <= SPECTRUM_SHARE)[..., None]
-    size = np.abs(spectrum)
-    return np.fft.ifft2(np.where(low, amplitude, size) * np.exp(1j * np.angle(spectrum)), axes=(-3, -2)).real
-
-
-def _learned(a: Array, b: Array, rng: np.random.Generator) -> ImageAdapter:
-    """Move colours along random directions until their distributions agree, then fit a polynomial to the move."""
-    places = np.broadcast_to(_places(a), (*a.shape[:-1], 2)).reshape(-1, 2)
-    pick = rng.integers(0, len(places), PIXELS)
-    start, place = a.reshape(-1, 3)[pick], places[pick]
-    wanted = b.reshape(-1, 3)[rng.integers(0, b.size // 3, PIXELS)]
-    moved = start.copy()
-    for _ in range(SLICES):
-        turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
-        for axis in turn.T:
-            here, there = moved @ axis, np.sort(wanted @ axis)
-            order = np.argsort(here)
-            step = np.empty(len(here))
-            step[order] = there - here[order]
-            moved = moved + 0.5 * step[:, None] * axis
-    shift = start.mean(axis=0)
-    terms = _terms(start - shift, place)
-    gram: Array = terms.T @ terms + SMOOTH * PIXELS * np.diag([0.0, *[1.0] * (terms.shape[1] - 1)])
-    return ImageAdapter("learned", shift, np.linalg.solve(gram, np.asarray(terms.T @ moved)), np.zeros(3))
-
-
-def _background(a: Array, b: Array) -> ImageAdapter:
-    """The backgrounds of both kinds of images, and the colours of what moves before them."""
-    if a.shape[1:] != b.shape[1:]:
+def _fit_background(given: Array, wanted: Array) -> BackgroundAdapter:
+    """The backgrounds of both kinds of images, and the colours of moving things."""
+    if given.shape[1:] != wanted.shape[1:]:
         raise BadInput("Backgrounds are matched between images of one size; resize them first.")
     layers, colours = list[Array](), list[Array]()
-    for images in (a.astype(np.float32), b.astype(np.float32)):
-        backgrounds = _still(images)
-        moving = _moving(images, backgrounds)[..., 0] > 0.5
-        # Where nothing moves, colours as they are.
+    for some in (given, wanted):
+        images = (np.asarray(some, float) / 255).astype(np.float32)
+        still = _static_background(images)
+        layer = np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
+        moving = _moving(images, layer)[..., 0] > 0.5
+        # Without moving things all colours are matched.
         colours.append(images[moving] if moving.sum() > 10 else images.reshape(-1, 3))
-        layers.append(backgrounds)
+        layers.append(layer)
     curves = np.concatenate([np.quantile(some, np.linspace(0, 1, QUANTILES), axis=0) for some in colours])
-    both = np.stack([layers[0][0], layers[1][0], layers[0][2]])
-    return ImageAdapter("background", np.zeros(3), curves, np.zeros(3), backgrounds=both)
+    return BackgroundAdapter(curves, np.stack([layers[0][0], layers[1][0], layers[0][2]]))
 
 
-def _still(images: Array) -> Array:
-    """What never moves, twice, and the median difference from it [3, height, width, 3].
+def _static_background(images: Array) -> Array:
+    """The static background of images [n, height, width, 3].
 
     The median, where a pixel shows it most of the time. Where something often stands before it, colours that moving
     things have elsewhere are left out.
@@ -301,14 +269,14 @@ def _still(images: Array) -> Array:
     moving, resting = (
         np.bincount(cells[which & quiet], minlength=CELLS**3) + 1.0 for which in (off > 5 * noise, off < 2 * noise)
     )
-    own = (moving / moving.sum() > resting / resting.sum())[cells]  # of what moves, by its colour
-    hidden = ((~own).sum(axis=0) >= LEAST_SEEN) & ~quiet
-    still[hidden] = np.nanmedian(np.where(own[:, hidden, None], np.nan, images[:, hidden]), axis=0)
-    return np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
+    moves = (moving / moving.sum() > resting / resting.sum())[cells]  # by its colour
+    hidden = ((~moves).sum(axis=0) >= LEAST_SEEN) & ~quiet
+    still[hidden] = np.nanmedian(np.where(moves[:, hidden, None], np.nan, images[:, hidden]), axis=0)
+    return still
 
 
 def _moving(values: Array, backgrounds: Array) -> Array:
-    """The share of each pixel that is not the given background [..., height, width, 1], from the pixels around it."""
+    """Probability that each pixel differs from the first background [..., height, width, 1], with its neighbours."""
     if backgrounds.shape[1:] != values.shape[-3:]:
         height, width = backgrounds.shape[1:3]
         raise BadInput(f"The adapter is for images of {width} x {height} pixels.")
@@ -318,13 +286,8 @@ def _moving(values: Array, backgrounds: Array) -> Array:
     return (1 / (1 + np.exp(np.minimum(-4 * (off - OFF), 60))))[..., None]
 
 
-def _unit(images: Array) -> Array:
-    """Bytes as numbers from 0 to 1 in single precision."""
-    return np.asarray(images, np.float32) / np.float32(255)
-
-
 def _off(values: Array, background: Array) -> Array:
-    """Largest difference of any colour from a background [..., height, width], mean over the pixels around each."""
+    """Largest difference of any colour from a background, averaged over 3 x 3 pixels [..., height, width]."""
     apart = np.abs(values - background)
     off = np.maximum(np.maximum(apart[..., 0], apart[..., 1]), apart[..., 2])
     for axis in (-2, -1):
@@ -332,18 +295,3 @@ def _off(values: Array, background: Array) -> Array:
         size = off.shape[axis]
         off = sum((padded.take(range(i, i + size), axis) for i in range(3)), start=np.float32(0)) / np.float32(3)
     return np.asarray(off)
-
-
-def _places(values: Array) -> Array:
-    """Column and row of each pixel from -0.5 to 0.5 [height, width, 2]."""
-    height, width = values.shape[-3:-1]
-    y, x = np.meshgrid(np.linspace(-0.5, 0.5, height), np.linspace(-0.5, 0.5, width), indexing="ij")
-    return np.stack([x, y], axis=-1)
-
-
-def _terms(colours: Array, places: Array) -> Array:
-    """Polynomial of colours to degree 2, and of the place to degree 2 [..., terms]."""
-    r, g, b = np.moveaxis(colours, -1, 0)
-    x, y = (np.broadcast_to(part, r.shape) for part in np.moveaxis(places, -1, 0))
-    parts = [np.ones_like(r), r, g, b, r * r, g * g, b * b, r * g, r * b, g * b, x, y, x * x, y * y, x * y]
-    return np.stack(parts, axis=-1)

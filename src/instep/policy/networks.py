@@ -12,10 +12,11 @@ from torch import nn
 
 from instep.core.errors import BadInput
 from instep.core.reading import is_array
-from instep.core.world import Array, Observation
+from instep.core.world import Array, Observation, array_dataclass
 from instep.scene.tasks.manipulation_tasks import heading
 
 from .flow_policy import JOINTS, POSE_SCALES, TIME_FREQUENCIES, PolicyDescription
+from .image_adaptation import TRANSLATOR, ColourAdapter, read_adapter
 from .policy_map import CAMERA
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ EMBEDDING = 64
 """Features per camera."""
 MAX_SHIFT_PX = 4
 """Largest random shift of images in training, so that a network does not fit single pixels [pixels]."""
+TRANSLATOR_WIDTH = 12
+"""Channels of a pixel translator."""
 KEYPOINTS = 32
 """Keypoints per image of a pose estimator."""
 POSITION_UNIT_M = 0.1
@@ -140,6 +143,66 @@ class _KeypointNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _spatial_softmax(self.points(self.conv(x)))
+
+
+class TranslatorNet(nn.Module):
+    """x + C(x, place): a correction of each pixel from a neighbourhood of 11 x 11."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, dilation in ((5, 1), (TRANSLATOR_WIDTH, 2), (TRANSLATOR_WIDTH, 2)):
+            layers += [nn.Conv2d(before, TRANSLATOR_WIDTH, 3, padding=dilation, dilation=dilation), nn.SiLU()]
+        last = nn.Conv2d(TRANSLATOR_WIDTH, 3, 1, bias=False)
+        nn.init.zeros_(last.weight)
+        self.layers = nn.Sequential(*layers, last)
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Images [n, 3, height, width] from 0 to 1, with the place of each pixel [n, 2, height, width]."""
+        return x + self.layers(torch.cat([2 * x - 1, 2 * place], dim=1))
+
+
+@array_dataclass
+class PixelTranslator:
+    """A trained translator of images: the plain change of colours, then a network."""
+
+    colours: ColourAdapter
+    weights: Mapping[str, Array]
+
+    method = TRANSLATOR
+
+    def __call__(self, images: Array) -> Array:
+        """Images uint8 [..., height, width, 3], translated."""
+        flat = self.colours(images).reshape(-1, *np.shape(images)[-3:])
+        net = TranslatorNet()
+        net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in self.weights.items()})
+        with torch.inference_mode():
+            x = torch.from_numpy(np.ascontiguousarray(flat)).permute(0, 3, 1, 2).float() / 255
+            out = net(x, pixel_places(*x.shape[-2:]).expand(len(x), -1, -1, -1))
+        return (out.clamp(0, 1) * 255 + 0.5).permute(0, 2, 3, 1).to(torch.uint8).numpy().reshape(np.shape(images))
+
+    def tensors(self) -> dict[str, Array]:
+        """Its numbers by name, as a file of weights holds them."""
+        own = {f"net.{name}": np.asarray(value, np.float32) for name, value in self.weights.items()}
+        return {**own, **{f"colours.{name}": value for name, value in self.colours.tensors().items()}}
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Array]) -> PixelTranslator:
+        """The translator from its numbers by name."""
+        net, colours = (
+            {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+            for part in ("net.", "colours.")
+        )
+        wanted = {name: tuple(value.shape) for name, value in TranslatorNet().state_dict().items()}
+        if {name: value.shape for name, value in net.items()} != wanted:
+            raise BadInput("The weights of a pixel translator do not fit; they were cut off or are of another release.")
+        return cls(cast(ColourAdapter, read_adapter("colour", colours)), net)
+
+
+def pixel_places(height: int, width: int) -> torch.Tensor:
+    """Column and row of each pixel from -0.5 to 0.5 [1, 2, height, width]."""
+    y, x = torch.meshgrid(torch.linspace(-0.5, 0.5, height), torch.linspace(-0.5, 0.5, width), indexing="ij")
+    return torch.stack([x, y])[None]
 
 
 class ImageEncoder:

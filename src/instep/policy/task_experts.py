@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import UnknownName
+from instep.core.imports import extension
 from instep.core.world import Array, Observation, Policy, Stateless, array_dataclass, frozen_dataclass
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 from instep.scene.tasks.manipulation_tasks import heading, wrapped
 from instep.scene.tasks.task import Task
 
-from .base_estimation import LeggedEstimate
-from .gait import Gait, GaitBody, shipped_gait
 from .push_expert import DAMPING, ArmPushExpert, EndEffector, PushExpert, rotation_between
 
 
@@ -85,13 +84,8 @@ class DriveExpert(Stateless):
         return np.clip(np.clip(mean, now - self.brake, now + 2 * self.brake) + spin, -0.6, 0.6)
 
 
-def walker(scene: Scene) -> Policy:
-    """The gait that comes with instep for so many legs, fed by IMU and joints."""
-    body = GaitBody.of(scene)
-    gait = shipped_gait(body.legs)
-    return LeggedEstimate(Gait(body, gait.params, gait.speed))
-
-
+WALKER = {"walk": "instep.lab.base_estimation:walking_expert"}
+"""The expert of `lab`, which is above this package."""
 EXPERTS: dict[str, Callable[[Any, Scene], Policy]] = {
     "pusht": lambda task, scene: PushExpert.of(task),
     "pusht_arm": ArmPushExpert.of,
@@ -99,7 +93,7 @@ EXPERTS: dict[str, Callable[[Any, Scene], Policy]] = {
     "reach": lambda task, scene: ReachExpert.of(scene),
     "track": lambda task, scene: ReachExpert.of(scene),
     "course": lambda task, scene: DriveExpert(),
-    "walk": lambda task, scene: walker(scene),
+    "walk": lambda task, scene: extension("policies", "walk", WALKER)(scene),
 }
 
 

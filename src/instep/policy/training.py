@@ -111,6 +111,32 @@ class TrainingData:
     poses: Array | None = None
     """Its targets [rows, 7]."""
 
+    def rows(self, index: Array) -> TrainingData:
+        """The examples at these rows."""
+        return TrainingData(
+            self.features[index],
+            self.chunks[index],
+            tuple(images[index] for images in self.images),
+            None if self.joints is None else self.joints[index],
+            None if self.poses is None else self.poses[index],
+        )
+
+    def random_rows(self, count: int, rng: np.random.Generator) -> TrainingData:
+        """Some examples at random, all where there are no more."""
+        if len(self.features) <= count:
+            return self
+        return self.rows(np.sort(rng.permutation(len(self.features))[:count]))
+
+    def joined(self, other: TrainingData) -> TrainingData:
+        """These examples, then others."""
+        return TrainingData(
+            np.concatenate([self.features, other.features]),
+            np.concatenate([self.chunks, other.chunks]),
+            tuple(np.concatenate(pair) for pair in zip(self.images, other.images, strict=True)),
+            None if self.joints is None or other.joints is None else np.concatenate([self.joints, other.joints]),
+            None if self.poses is None or other.poses is None else np.concatenate([self.poses, other.poses]),
+        )
+
 
 def train(
     episodes: Sequence[Episode],

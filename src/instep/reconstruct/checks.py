@@ -14,8 +14,9 @@ import numpy as np
 from instep.core.errors import BadInput, Diverged, Unsupported
 from instep.core.poses import angle_between
 from instep.core.reading import read_json_table
+from instep.core.rollout import rest_action
 from instep.core.world import frozen_dataclass
-from instep.physics.engines import Engine, open_world, rest_action
+from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 
 from .shape.cavities import cavity_volume, is_container

@@ -21,8 +21,9 @@ from scipy.optimize import minimize
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
+from instep.core.rollout import rest_action
 from instep.core.world import Array, array_dataclass, options_dataclass
-from instep.physics.engines import rest_action, without_delta
+from instep.physics.engines import without_delta
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.scene.robot_structure import driven_joints

@@ -12,10 +12,10 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.imports import extension
 from instep.core.poses import angle_between
-from instep.core.rollout import Constant, rollout
+from instep.core.rollout import Constant, rest_action, rollout
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Simulator, Spec, State, Watcher, World, array_dataclass, options_dataclass
-from instep.physics.engines import open_world, rest_action
+from instep.physics.engines import open_world
 from instep.robot import Recording, scene_limits
 from instep.scene.camera import Camera, standing
 from instep.scene.camera_files import Calibration, known_sizes

@@ -19,7 +19,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged
-from instep.core.rollout import checked_action
+from instep.core.rollout import checked_action, rest_action
 from instep.core.world import (
     Array,
     Channel,
@@ -33,7 +33,6 @@ from instep.core.world import (
     options_dataclass,
     vector,
 )
-from instep.physics.engines import rest_action
 
 from .camera_frames import FALL, RISE, Deadline
 from .trust_stages import CHANNEL, LABELS, Evidence, TrustMonitor, TrustStage, TrustState

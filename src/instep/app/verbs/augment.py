@@ -14,16 +14,16 @@ from rich.console import Console
 
 from instep.app.arguments import Options, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
-from instep.app.output import Output, content_hash, new_output, progress_bar
-from instep.app.policy_specs import policy_fingerprint
-from instep.app.world_specs import CameraOptions, policy_from_spec
+from instep.app.output import Output, new_output, progress_bar
+from instep.app.world_specs import CameraOptions
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import COUNT, TABLE, is_list, is_number, read_entries, shown
+from instep.core.reading import COUNT, TABLE, content_hash, is_list, is_number, read_entries, shown
 from instep.core.world import Policy, options_dataclass
 from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
 from instep.evaluate.failure_mining import CorrectiveDemos, corrective_demos, demonstrate
 from instep.policy.flow_policy import load_policy
+from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
 from instep.policy.task_experts import expert_of
 from instep.policy.training import TrainOptions
 from instep.policy.training import train as train_policy

@@ -9,10 +9,9 @@ from rich.console import Console
 from instep.app.arguments import DataArg, Options, OutFolder, PolicyArg
 from instep.app.data_args import DataArgs, located, read_runs, spread_runs
 from instep.app.output import new_output, progress_bar
-from instep.app.policy_specs import policy_fingerprint
-from instep.app.world_specs import policy_from_spec
 from instep.core.world import options_dataclass
 from instep.evaluate.action_check import ActionCheck, CheckOptions, check_policy
+from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
 from instep.report.eval_pages import check_page
 from instep.robot.driver import Recording
 

@@ -8,21 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
-from instep.app.output import Output, content_hash, new_output, progress_bar
-from instep.app.policy_specs import policy_fingerprint
-from instep.app.viewer.live_view import live_view
-from instep.app.world_specs import CameraOptions, policy_from_spec
+from instep.app.output import Output, new_output, progress_bar
+from instep.app.viewer.watching import live_view
+from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
+from instep.core.reading import content_hash
 from instep.core.world import Array, MapFn, Simulator, Watcher, World, options_dataclass
-from instep.evaluate.agreement import real_success_rates, transfer_scores
-from instep.evaluate.episode_batch import SUCCESS, ParquetStore, run_batch
+from instep.evaluate.episode_batch import SUCCESS, ParquetStore
 from instep.evaluate.evaluation import (
     EvalBatch,
     EvalOptions,
@@ -32,24 +30,12 @@ from instep.evaluate.evaluation import (
     action_bounds,
     evaluate_policies,
 )
-from instep.policy.chunking import Latency
+from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
 from instep.report.eval_pages import eval_page, record_videos
 from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.scene.tasks.task import Tasked
-from instep.tune.posterior.beliefs import (
-    AdrOptions,
-    AdrResult,
-    AdrRound,
-    belief_addresses,
-    expand_ranges,
-    nominal_values,
-    parse_belief,
-    parse_ranges,
-    save_belief,
-    with_imperfections,
-)
+from instep.tune.posterior.beliefs import belief_addresses, parse_belief, with_imperfections
 
 
 @options_dataclass
@@ -68,9 +54,6 @@ class EvalArgs:
     """parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
     'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that instep
     tune saved (its folder, or belief.json)."""
-    adr: tuple[str, ...] = ()
-    """automatic domain randomization of one policy: widen each of these ranges ('geom.*.friction=0.1..1.5') from the
-    scene's value while the policy succeeds at its ends, and write OUT/belief.json for --randomize."""
     latency: int = 0
     """control steps by which decisions are late."""
     views: Options[CameraOptions] = CameraOptions()
@@ -81,12 +64,6 @@ class EvalArgs:
     on the CPU with images on a GPU."""
     videos: int = 2
     """number of failures of each policy in each world that are recorded as video."""
-    real: Path | None = None
-    """a CSV table of real trials (policy, seed, success) from the same starts: the real success rates are estimated
-    from them and all virtual episodes."""
-    agreement: Path | None = None
-    """a CSV table of past policies (task, policy, real, sim, n_real_trials), at least ten: the success on the robot
-    that each virtual rate lets expect, with a calibrated 90 % interval, and the real trials that would settle it."""
     view: bool = False
     """show the worlds of each batch in the browser as a grid while they run, held to real time."""
     out: Path | None = None
@@ -120,7 +97,6 @@ def evaluate(
     output.read_scene(scene)
     belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
-    sampled += tuple(param.address for param in parse_ranges(args.adr, scene))
     if (
         not args.views.cameras
         and args.views.virtual is None
@@ -137,10 +113,6 @@ def evaluate(
     # A world that was opened for other imperfections is another world.
     content = content_hash(scene.root) + args.views.hash() + ",".join(sampled)
     places = [WorldSpec(n, partial(_opened, n, str(where), sampled, args.views), f"{content}/{n}") for n in args.worlds]
-    if args.adr:
-        if len(specs) > 1 or len(places) > 1:
-            raise BadInput("--adr takes one policy and one world.")
-        return run_adr(EvalBatch(specs[0], places[0], goal, tuple(range(args.seeds)), options), args.adr, scene, output)
     total = len(specs) * len(places) * args.seeds
     if args.view and args.on:
         raise BadInput("--view shows worlds of this process; leave out --on.")
@@ -154,7 +126,7 @@ def evaluate(
         watched = watch_batches(shown, progress, progress.add_task("evaluate", total=total), total)
         starts = range(args.first, args.first + args.seeds)
         done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
-    return _write(output, done, scene, (args.real, args.agreement), console)
+    return _write(output, done, scene, console)
 
 
 def _shown(watchers: Sequence[Watcher]) -> MapFn:
@@ -190,11 +162,8 @@ def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
     return pairs
 
 
-def _write(
-    output: Output, done: Evaluation, scene: Scene, tables: tuple[Path | None, Path | None], console: Console
-) -> int:
-    """The folder of an evaluation: episodes, result, videos, report; `tables` are those of --real and --agreement."""
-    real, agreement = tables
+def _write(output: Output, done: Evaluation, scene: Scene, console: Console) -> int:
+    """The folder of an evaluation: episodes, result, videos, report."""
     done.write_parquet(output.folder / "episodes.parquet")
     videos, why = record_videos(scene, _trajectories(done), output.folder)
     why = why or ("" if videos else "--videos 0 keeps none, or no episode was kept")
@@ -204,15 +173,6 @@ def _write(
     failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
     lost = {f"{policy} in {world}": done.infrastructure_failures(policy, world) for policy, world in done.results}
     scores, facts = done.scores(), {"scene": scene.name, "task": done.task.name, "options": _options(done)}
-    for (policy, world), rate in (real_success_rates(done, real) if real is not None else {}).items():
-        scores[f"real success, {policy} by {world}"] = rate.estimate
-        scores[f"real success, {policy}, real trials alone"] = rate.plain
-        facts[f"real success of {policy}"] = f"{rate.estimate}, as of {rate.gain:.2g} times the real trials"
-        console.print(f"real success of {policy}: {rate.estimate} (real trials alone: {rate.plain})", highlight=False)
-    for (policy, world), score in (transfer_scores(done, agreement) if agreement is not None else {}).items():
-        scores[f"expected real success, {policy} by {world}"] = score.success
-        facts[f"transfer score of {policy} by {world}"] = score.words
-        console.print(f"{policy} by {world}: {score.words}", highlight=False)
     output.write(
         scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
     )
@@ -250,52 +210,3 @@ def _options(done: Evaluation) -> str:
     options = done.batches[0].options
     randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
     return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
-
-
-def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) -> int:
-    """Widen the ranges of `--adr` around the scene's values while the policy succeeds, and write belief.json."""
-    options = job.options
-    if options.randomize is not None:
-        raise BadInput("--adr finds ranges by itself; give --randomize in a later evaluation.")
-    params = parse_ranges(words, scene)
-    world = cast(Simulator, job.world.make())
-
-    def success(settings: Mapping[str, Array], seeds: Sequence[int]) -> Array:
-        won: list[bool] = []
-        for i in range(0, len(seeds), options.batch):
-            part = slice(i, i + options.batch)
-            sampled = world.tuned({name: values[part] for name, values in settings.items()})
-            tasked: Tasked[World] = Tasked(sampled, job.task)
-            policy = job.policy.make(tasked)
-            policy = Latency(policy, options.latency) if options.latency else policy
-            ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes
-            won += [row.success for row in ended]
-        return np.array(won)
-
-    console = Console(stderr=True)
-    adr = AdrOptions(seed=output.seed, episodes=min(len(job.seeds), AdrOptions().episodes))
-    with console.status("automatic domain randomization") as status:
-
-        def watch(number: int, round_: AdrRound) -> None:
-            rates = [rate.value for pair in round_.rates.values() for rate in pair]
-            status.update(
-                f"round {number + 1} of {adr.rounds}: success at the ends {min(rates):.0%} to {max(rates):.0%}"
-            )
-
-        found = expand_ranges(success, params, nominal_values(params, scene), adr, watch=watch)
-    save_belief(found.box, output.folder / "belief.json")
-    last: Mapping[str, tuple[Any, Any]] = found.rounds[-1].rates if found.rounds else {}
-    ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}
-    scores = {f"{name}, {side} end": rate for name, pair in ends.items() for side, rate in pair.items()}
-    ranges = {param.address: [param.low, param.high] for param in found.box.params}
-    output.write(scores, ranges=ranges, entropy=found.entropy, rounds=len(found.rounds), stopped=found.stopped)
-    _print_ranges(found)
-    print(output.folder / "belief.json")
-    return 0
-
-
-def _print_ranges(found: AdrResult) -> None:
-    table = Table("parameter", "low", "high", "unit", box=None, padding=(0, 2))
-    for param in found.box.params:
-        table.add_row(param.address, f"{param.low:.4g}", f"{param.high:.4g}", param.unit)
-    Console().print(table)

@@ -13,12 +13,13 @@ from rich.table import Table as TerminalTable
 
 from instep.app.arguments import Options, PolicyArg, Positional
 from instep.app.cluster import open_map, watch_batches
-from instep.app.output import content_hash, new_output, progress_bar
-from instep.app.policy_specs import policy_fingerprint
-from instep.app.world_specs import CameraOptions, policy_from_spec
+from instep.app.output import new_output, progress_bar
+from instep.app.world_specs import CameraOptions
+from instep.core.reading import content_hash
 from instep.core.world import options_dataclass
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
+from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 

@@ -10,10 +10,11 @@ from instep.app.output import new_output, progress_bar
 from instep.app.recorded_run import record_run
 from instep.app.robot_events import EventCounter
 from instep.app.viewer.live_view import live_view
-from instep.app.world_specs import CameraOptions, policy_from_spec, world_from_spec
+from instep.app.world_specs import CameraOptions, world_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, State, inner_with, options_dataclass
 from instep.data import Recorder
+from instep.policy.policy_specs import policy_from_spec
 from instep.report.page import Headline
 from instep.report.run_pages import announce_run, summarize_run
 from instep.scene.folder import Scene

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from instep.app.arguments import Options, SceneArg, kept_token, write_secret
 from instep.app.simulated_cameras import CameraDriver, RenderJob
-from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
+from instep.app.simulated_robot import SensorDriver
 from instep.app.viewer.live_view import Viewed, live_view
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import options_dataclass
+from instep.evaluate.perturbed_robot import Perturbation, hidden_appearance, simulate_robot
 from instep.physics.engines import Engine
 from instep.robot import (
     Driver,

@@ -19,11 +19,12 @@ from instep.app.reidentified_run import LiveReidentification, live_facts, live_n
 from instep.app.robot_events import EventCounter, OperatorConsole, RobotEvents
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.viewer.live_view import live_view
-from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
+from instep.app.world_specs import CameraOptions, in_scene, recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy, Spec, Watcher, World, inner_with, options_dataclass
 from instep.policy import AsyncChunked
+from instep.policy.policy_specs import policy_from_spec
 from instep.report.run_pages import (
     announce_run,
     summarize_run,

@@ -10,13 +10,14 @@ from typing import Literal
 from rich.console import Console
 
 from instep.app.arguments import Options, PolicyArg, SceneArg, kept_token
-from instep.app.world_specs import CameraOptions, policy_from_spec
+from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK, Certificate, ListenOptions
 from instep.core.world import options_dataclass
 from instep.policy.groot import GrootServer
 from instep.policy.openpi import PolicyServer
 from instep.policy.policy_map import checked_map, read_map
+from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked

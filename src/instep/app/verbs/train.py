@@ -1,7 +1,4 @@
-"""What instep train does with a policy and data: adapt it to a robot's images, or train it further.
-
-The verb train: clone behaviour from a dataset, or train a residual policy in simulation.
-"""
+"""The verb train: behaviour cloning, adaptation to a robot's images, fine-tuning, and training in simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tyro
@@ -18,90 +15,31 @@ from rich.console import Console
 from instep.app.arguments import Options, Positional
 from instep.app.data_args import DataArgs, read_at_rate
 from instep.app.output import Output, new_output, progress_bar
-from instep.app.simulation_training import SimulationTraining, train_in_simulation
 from instep.app.world_specs import CameraOptions
-from instep.core.episode import Episode
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import read_toml
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World, options_dataclass
 from instep.data.frames import encode_png
 from instep.lab.policy_search import SearchBudget, SearchOptions
-from instep.policy.flow_policy import STATE, read_policy
-from instep.policy.image_adaptation import adaptation_sheet, feature_distance
-from instep.policy.policy_adaptation import AdaptOptions, CameraImages, adapt_policy, fine_tune
+from instep.lab.simulation_training import SimulationTraining, train_in_simulation
+from instep.policy.flow_policy import STATE
 from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
 
 if TYPE_CHECKING:
+    from instep.core.episode import Episode
+    from instep.policy.policy_adaptation import CameraImages, PolicyAdaptation
     from instep.splat.rendered_world import RenderedCameras
-
-
-SHEET = "adaptation_{}.png"
-"""Name of the sheet of a camera: images of the robot, after each way of adapting them, as adapted, and rendered."""
-
-
-def adapt_to_images(
-    base: Path, rendered: Sequence[Episode], real: Sequence[Episode], options: AdaptOptions, output: Output
-) -> int:
-    """Adapt a policy to the images of a robot, and write a sheet of them before and after."""
-    from instep.policy.networks import encoder_features
-
-    _check(base, output)
-    console = Console(stderr=True)
-    with console.status(f"adapt to {len(real)} recordings by {options.adapt_by}"):
-        found = adapt_policy(base, rendered, real, output.folder, options, seed=output.seed)
-        distances: dict[str, list[float]] = {}
-        for camera, images in found.images.items():
-            (output.folder / SHEET.format(camera)).write_bytes(encode_png(_sheet(images, found.adapted[camera])))
-            wanted = encoder_features(images.rendered)
-            kinds = (images.real, found.adapted[camera])
-            distances[camera] = [feature_distance(encoder_features(some), wanted) for some in kinds]
-    for camera, (before, after) in distances.items():
-        words = f"{camera}: distance of features from rendered images {before:.3g} before, {after:.3g} after"
-        console.print(f"{words}; {output.folder / SHEET.format(camera)}", highlight=False)
-    output.write({}, adapted=options.adapt_by, distances=distances)
-    print(output.folder)
-    return 0
-
-
-def _sheet(images: CameraImages, adapted: np.ndarray) -> np.ndarray:
-    count = min(4, len(images.real), len(images.rendered))
-    pick = np.linspace(0, len(images.real) - 1, count).round().astype(int)
-    shown = np.concatenate([images.real[pick], images.real])
-    sheet = adaptation_sheet(shown, images.rendered, count=count)
-    final = np.concatenate(list(adapted[pick]), axis=1)
-    height = images.real.shape[1]
-    return np.concatenate([sheet[:-height], final, sheet[-height:]])
-
-
-def train_further(
-    base: Path, new: Sequence[Episode], earlier: Sequence[Episode], options: TrainOptions, output: Output
-) -> int:
-    """Train a policy further on new demonstrations, beside earlier ones."""
-    _check(base, output)
-    with progress_bar() as progress:
-        bar = progress.add_task(f"{len(new)} episodes", total=options.steps)
-
-        def show(step: int, loss: float) -> None:
-            progress.print(f"step {step}: loss {loss:.4f}", highlight=False)
-            progress.update(bar, completed=step)
-
-        fine_tune(base, new, earlier, output.folder, options, progress=show)
-    output.write({}, episodes=len(new), earlier=len(earlier))
-    print(output.folder)
-    return 0
-
-
-def _check(base: Path, output: Output) -> None:
-    if not (base / "policy.json").is_file():
-        raise BadInput(f"{str(base)!r} is not a policy that instep train wrote; --base takes the folder of one.")
-    if output.folder.resolve() == base.resolve():
-        raise BadInput("The policy cannot be written over the one of --base; give another folder.")
-    read_policy(base)
-
 
 HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
+SHEET = "adaptation_{}.png"
+"""Name of the sheet of a camera: images of the robot, after each method, as adapted, and rendered."""
+FURTHER_STEPS = 400
+"""Default number of steps of adaptations and of fine-tuning."""
+Way = Literal["auto", "background", "colour", "translator", "normalize"]
+T = TypeVar("T")
 
 
 @options_dataclass
@@ -110,44 +48,48 @@ class TrainArgs:
 
     source: Options[DataArgs] = DataArgs()
     scene: str = ""
-    """scene to evaluate checkpoints in, with --eval-starts."""
+    """scene to train in, or to evaluate checkpoints in with --eval-starts."""
     task: str = ""
-    """task of the scene; its first where not given."""
+    """task of the scene; default: its first."""
     world: str = "mujoco"
-    """engine to evaluate in, or perturbed:SEED; engine to train in, in simulation."""
+    """engine to train in, or to evaluate in; perturbed:SEED to evaluate on a simulated robot."""
     eval_starts: int = 0
-    """evaluate each checkpoint from so many held-out starts."""
+    """number of held-out starts to evaluate each checkpoint from."""
     cameras: tuple[str, ...] = ()
     """cameras that the policy uses, by name."""
     virtual: Path | None = None
-    """a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data, so that
-    any recording of joints and poses will do; --cameras chooses among them."""
+    """file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data; --cameras
+    chooses among them."""
     randomize: tuple[str, ...] = ()
-    """in simulation: what is sampled for each world, a belief that instep tune saved (its folder, or belief.json), a
-    file of ranges ({"joint.*.damping": [0.3, 1.2]}) or ranges such as action.delay=0..0.08. From data: the appearance
-    of the images of --virtual, sampled for each episode, 'appearance' for the usual ranges of light, colour and sensor
-    noise, 'views' for place, direction, lens of cameras and texture, or ranges (appearance.brightness=0.6..1.4)."""
+    """in simulation: what is sampled for each world, a belief of instep tune (its folder, or belief.json), a file of
+    ranges, or ranges such as action.delay=0..0.08. From data: the appearance of the images of --virtual for each
+    episode, 'appearance', 'views', or ranges (appearance.brightness=0.6..1.4)."""
     adr: tuple[str, ...] = ()
-    """in simulation: automatic domain randomization, ranges that begin at the scene's value and grow between the given
-    bounds while the policy keeps its return at their ends (action.delay=0..0.1)."""
+    """in simulation: automatic domain randomization, ranges that grow from the scene's value to the given bounds while
+    the policy keeps its return at their ends (action.delay=0..0.1)."""
     base: str = "expert"
-    """in simulation: the policy whose actions are corrected, as in instep eval; that of an earlier training in
-    simulation is trained further. From data: a policy that instep train wrote, which is adapted to the images of
-    --adapt-images, or else trained further on the data, the convolutions of image networks last."""
+    """in simulation: the policy to correct, as in instep eval. From data: a trained policy to adapt to --adapt-images,
+    or to train further on the data."""
     adapt_images: tuple[str, ...] = ()
     """adapt --base, without labels, to the images in these recordings of a robot; the data is what it was trained
-    on. The adapters become part of the policy."""
-    adaptation: Options[AdaptOptions] = AdaptOptions()
+    on."""
+    adapt_by: Way = "auto"
+    """method of the adaptation."""
     rehearse: tuple[str, ...] = ()
-    """earlier data that --base is trained on beside the new, so that it does not forget it."""
-    search: Options[SearchBudget] = SearchBudget()
+    """earlier data that --base is trained on beside the new."""
     without: tuple[str, ...] = ()
     """channels that the policy does not use, such as observation.environment_state."""
     frame: tuple[str, ...] = ()
     """observe and act in the frame of a body on a table: the joints that are the x and y of the contact point, and its
-    name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state a pose estimator
-    is learned from the poses in the data."""
-    cloning: Options[CloningOptions] = CloningOptions()
+    name, such as pusher_x pusher_y tee."""
+    steps: int | None = None
+    """training steps (6000 from data, 400 with --base), or generations in simulation (20)."""
+    device: str = "cpu"
+    """device of the training: cpu or cuda."""
+    seed: int = 0
+    """seed of the training."""
+    options: Path | None = None
+    """file of expert options (TOML) with the tables [cloning] and [simulation]."""
 
 
 def train(
@@ -157,11 +99,9 @@ def train(
 ) -> int:
     """Train a policy from data by behaviour cloning, or in simulation over randomized worlds.
 
-    With data: chunks of actions are learned from observations by flow matching, with small networks for two cores. The
-    policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same command
-    continues an interrupted training. Policies without cameras run without torch. Without data and with --scene: a
-    small correction of the actions of --base is trained in simulated worlds, sampled by --randomize or --adr. With
-    data and --base, the folder of a policy: it is adapted to the images of a robot, or trained further.
+    With data: chunks of actions are learned from observations by flow matching. The same command continues an
+    interrupted training. With data and --base: a policy is adapted to the images of a robot, or trained further.
+    Without data and with --scene: a correction of the actions of --base is trained in simulated worlds.
 
     Args:
         data: one or more datasets (LeRobot folders), then the folder of the policy; that folder alone to train in
@@ -169,9 +109,7 @@ def train(
 
     """
     if len(data) == 1 and args.scene:
-        search = SearchOptions(**asdict(args.search), seed=args.cloning.seed)
-        job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
-        return train_in_simulation(new_output("train", Path(data[0]), seed=search.seed), job)
+        return _in_simulation(Path(data[0]), args)
     if len(data) < 2:
         raise BadInput(
             "instep train takes one or more datasets and then the folder of the policy, or the folder alone with "
@@ -184,24 +122,56 @@ def train(
         return _from_policy(sources, Path(folder), args)
     if args.adapt_images or args.rehearse:
         raise BadInput("--adapt-images and --rehearse need --base, the folder of the policy.")
+    return _clone(sources, Path(folder), args)
+
+
+def _in_simulation(folder: Path, args: TrainArgs) -> int:
+    """Train a correction of a policy, and write the policy, its weights and the ranges of ADR."""
+    budget = _expert_options(args.options)[1]
+    budget = budget if args.steps is None else replace(budget, generations=args.steps)
+    search = SearchOptions(**asdict(budget), seed=args.seed)
+    job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
+    output = new_output("train", folder, seed=args.seed)
+    with progress_bar() as progress:
+        bar = progress.add_task(f"train on top of {args.base}", total=job.generations)
+
+        def watch(generation: int, value: float) -> None:
+            progress.update(bar, advance=1, description=f"mean return {value:.3f}")
+
+        done = train_in_simulation(job, output.folder, watch)
+    output.read_scene(done.scene)
+    result = done.result
+    words = f"mean return {result.before} before, {result.after} after {result.episodes} episodes"
+    Console(stderr=True).print(words, highlight=False)
+    output.write(
+        {"return before": result.before, "return after": result.after}, weights=done.weights,
+        history=list(result.history), episodes=result.episodes, processor_seconds=result.seconds,
+    )  # fmt: skip
+    print(output.folder)
+    return 0
+
+
+def _clone(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
+    """Clone behaviour from data, with an evaluation of each checkpoint."""
     if args.eval_starts and not args.scene:
         raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")
     if len(args.frame) not in (0, 3):
         raise BadInput(f"--frame takes two joints and a body, not {len(args.frame)} words.")
-    output = new_output("train", Path(folder), seed=args.cloning.seed)
+    output = new_output("train", folder, seed=args.seed)
     episodes, cameras = _read(sources, args, output)
-    args, device = replace(args, cameras=cameras), _device(args)
-    views = CameraOptions(args.virtual, args.cameras, device=device)
+    cloning = _cloning(args)
     options = TrainOptions(
-        **asdict(args.cloning),
-        cameras=args.cameras,
+        **asdict(cloning),
+        cameras=cameras,
         channels=tuple(name for name in STATE if name not in args.without),
-        checkpoint_every=max(1, min(2000, args.cloning.steps)),
+        checkpoint_every=max(1, min(2000, cloning.steps)),
         frame=(args.frame[0], args.frame[1], args.frame[2]) if args.frame else None,
     )
+    world = partial(CameraOptions(args.virtual, cameras, device=_device(args)).open, args.world, args.scene)
+    evaluate = partial(_success, args=args, world=world) if args.eval_starts else None
     reports: list[TrainProgress] = []
     with progress_bar() as progress:
-        bar = progress.add_task(f"{len(episodes)} episodes", total=args.cloning.steps)
+        bar = progress.add_task(f"{len(episodes)} episodes", total=options.steps)
 
         def show(now: TrainProgress) -> None:
             reports.append(now)
@@ -210,17 +180,55 @@ def train(
             progress.print(f"step {now.step}: loss {now.loss:.4f}{success}, {now.seconds:.0f} s", highlight=False)
             progress.update(bar, completed=now.step)
 
-        def evaluate(where: Path) -> float:
-            return _success(where, args.scene, args.task, partial(views.open, args.world, args.scene), args.eval_starts)
-
-        train_policy(episodes, output.folder, options, evaluate=evaluate if args.eval_starts else None, progress=show)
-    _write(output, reports, args.eval_starts)
+        train_policy(episodes, output.folder, options, evaluate=evaluate, progress=show)
+    scores: dict[str, Estimate] = {}
+    if reports and (rate := reports[-1].success) is not None:
+        scores["success on held-out starts"] = wilson(round(rate * args.eval_starts), args.eval_starts)
+    output.write(scores, curve=[asdict(report) for report in reports])
     print(output.folder)
     return 0
 
 
+def _cloning(args: TrainArgs, usual: CloningOptions | None = None) -> CloningOptions:
+    """The options of a training from data, with those of the command and of the options file."""
+    cloning = _expert_options(args.options, usual)[0]
+    cloning = cloning if args.steps is None else replace(cloning, steps=args.steps)
+    return replace(cloning, device=args.device, seed=args.seed)
+
+
+def _expert_options(file: Path | None, usual: CloningOptions | None = None) -> tuple[CloningOptions, SearchBudget]:
+    """The options in a file, over the usual ones."""
+    cloning, simulation = usual or CloningOptions(), SearchBudget()
+    if file is None:
+        return cloning, simulation
+    table = read_toml(file)
+    for name in table:
+        if name not in ("cloning", "simulation"):
+            raise UnknownName(f"table of {file.name}", name, ("cloning", "simulation"))
+    return (
+        _replaced(cloning, table.get("cloning", {}), f"[cloning] of {file.name}"),
+        _replaced(simulation, table.get("simulation", {}), f"[simulation] of {file.name}"),
+    )
+
+
+def _replaced(options: T, table: Any, where: str) -> T:
+    """Options with the entries of a table, each a number of the same kind."""
+    usual: dict[str, Any] = asdict(options)  # type: ignore[call-overload]
+    if not isinstance(table, dict):
+        raise BadInput(f"{where} is not a table.")
+    for name, value in table.items():
+        if name not in usual:
+            raise UnknownName(f"option in {where}", str(name), usual)
+        kind = type(usual[name])
+        if not isinstance(value, (int, float) if kind is float else kind) or (
+            kind is not bool and isinstance(value, bool)
+        ):
+            raise BadInput(f"{name} in {where} is {value!r}; a {kind.__name__} was expected.")
+    return replace(options, **table)  # type: ignore[type-var]
+
+
 def _device(args: TrainArgs) -> Literal["cpu", "cuda"]:
-    return "cuda" if args.cloning.device.startswith("cuda") else "cpu"
+    return "cuda" if args.device.startswith("cuda") else "cpu"
 
 
 def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list[Episode], tuple[str, ...]]:
@@ -241,31 +249,15 @@ def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list
 
     rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=_device(args))
     names = tuple(camera.name for camera in rendered.cameras)
-    return _rendered(episodes, rendered, args.randomize, args.cloning.seed), names
-
-
-def _from_policy(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
-    """Adapt a policy to the images of a robot, or train it further."""
-    output = new_output("train", folder, seed=args.cloning.seed)
-    output.read(Path(args.base))
-    base, robot = Path(args.base), replace(args, virtual=None, randomize=())
-    if args.adapt_images and args.rehearse:
-        raise BadInput("--rehearse is for training --base further; --adapt-images needs the data alone.")
-    if args.adapt_images:
-        rendered, real = _read(sources, args, output)[0], _read(args.adapt_images, robot, output)[0]
-        return adapt_to_images(base, rendered, real, args.adaptation, output)
-    # The new data is of the robot, with images of its own; --virtual renders those of the earlier data.
-    new, earlier = _read(sources, robot, output)[0], _read(args.rehearse, args, output)[0]
-    return train_further(base, new, earlier, TrainOptions(**asdict(args.cloning)), output)
+    return _rendered(episodes, rendered, args.randomize, args.seed), names
 
 
 def _rendered(
     episodes: Sequence[Episode], cameras: RenderedCameras, randomize: tuple[str, ...], seed: int
 ) -> list[Episode]:
     """The episodes with rendered images, each in a sampled appearance."""
-    import numpy as np
-
-    from instep.splat.rendered_world import Sensor, randomized_views
+    from instep.splat.randomized_views import randomized_views
+    from instep.splat.rendered_world import Sensor
     from instep.tune.posterior.beliefs import belief_addresses, parse_belief
 
     belief = parse_belief(randomize, cameras.scene)
@@ -286,7 +278,7 @@ def _rendered(
     ]
 
 
-def _success(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
+def _success(folder: Path, args: TrainArgs, world: Callable[[], World]) -> float:
     """The success rate of the policy in a folder from held-out starts."""
     from instep.evaluate.episode_batch import run_batch
     from instep.policy.flow_policy import load_policy
@@ -294,14 +286,97 @@ def _success(folder: Path, scene: str, task: str, world: Callable[[], World], co
     from instep.scene.tasks import task_of
     from instep.scene.tasks.task import Tasked
 
-    tasked = Tasked(world(), task_of(Scene.load(scene), task))
-    ended = run_batch(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).episodes
-    return sum(row.success for row in ended) / count
+    tasked = Tasked(world(), task_of(Scene.load(args.scene), args.task))
+    seeds = range(HELD_OUT, HELD_OUT + args.eval_starts)
+    ended = run_batch(tasked, load_policy(folder, tasked.spec), seeds).episodes
+    return sum(row.success for row in ended) / args.eval_starts
 
 
-def _write(output: Output, reports: list[TrainProgress], starts: int) -> None:
-    scores: dict[str, Estimate] = {}
-    if reports and (rate := reports[-1].success) is not None:
-        scores["success on held-out starts"] = wilson(round(rate * starts), starts)
-    curve = [{"step": r.step, "loss": r.loss, "seconds": r.seconds, "success": r.success} for r in reports]
-    output.write(scores, curve=curve)
+def _from_policy(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
+    """Adapt a policy to the images of a robot, or train it further."""
+    base, robot = Path(args.base), replace(args, virtual=None, randomize=())
+    if args.adapt_images and args.rehearse:
+        raise BadInput("--rehearse is for training --base further; --adapt-images needs the data alone.")
+    output = new_output("train", folder, seed=args.seed)
+    output.read(base)
+    if not (base / "policy.json").is_file():
+        raise BadInput(f"{str(base)!r} is not a policy that instep train wrote; --base takes the folder of one.")
+    if output.folder.resolve() == base.resolve():
+        raise BadInput("The policy cannot be written over the one of --base; give another folder.")
+    if args.adapt_images:
+        rendered, real = _read(sources, args, output)[0], _read(args.adapt_images, robot, output)[0]
+        return _adapt(base, rendered, real, args, output)
+    # The new data is of the robot, with images of its own; --virtual renders those of the earlier data.
+    new, earlier = _read(sources, robot, output)[0], _read(args.rehearse, args, output)[0]
+    return _train_further(base, new, earlier, args, output)
+
+
+def _train_further(
+    base: Path, new: Sequence[Episode], earlier: Sequence[Episode], args: TrainArgs, output: Output
+) -> int:
+    """Train a policy further on new demonstrations, beside earlier ones."""
+    from instep.policy.policy_adaptation import fine_tune
+
+    usual = CloningOptions(steps=FURTHER_STEPS, learning_rate=1e-3)
+    options = TrainOptions(**asdict(_cloning(args, usual)))
+    with progress_bar() as progress:
+        bar = progress.add_task(f"{len(new)} episodes", total=options.steps)
+
+        def show(step: int, loss: float) -> None:
+            progress.print(f"step {step}: loss {loss:.4f}", highlight=False)
+            progress.update(bar, completed=step)
+
+        fine_tune(base, new, earlier, output.folder, options, progress=show)
+    output.write({}, episodes=len(new), earlier=len(earlier))
+    print(output.folder)
+    return 0
+
+
+def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output) -> int:
+    """Adapt a policy to the images of a robot, and write a sheet of them before and after."""
+    from instep.core.imports import optional_library
+    from instep.policy.image_adaptation import feature_distance
+
+    optional_library("torch", "learn")
+    from instep.policy.networks import encoder_features
+
+    console = Console(stderr=True)
+    with console.status(f"adapt to {len(real)} recordings by {args.adapt_by}"):
+        done = _adapted(base, rendered, real, args, output)
+        distances: dict[str, list[float]] = {}
+        for camera, images in done.images.items():
+            (output.folder / SHEET.format(camera)).write_bytes(encode_png(_sheet(images, done.adapted[camera])))
+            wanted = encoder_features(images.rendered)
+            kinds = (images.real, done.adapted[camera])
+            distances[camera] = [feature_distance(encoder_features(some), wanted) for some in kinds]
+    for camera, (before, after) in distances.items():
+        words = f"{camera}: distance of features from rendered images {before:.3g} before, {after:.3g} after"
+        console.print(f"{words}; {output.folder / SHEET.format(camera)}", highlight=False)
+    output.write({}, adapted=args.adapt_by, distances=distances)
+    print(output.folder)
+    return 0
+
+
+def _adapted(
+    base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output
+) -> PolicyAdaptation:
+    steps = args.steps or FURTHER_STEPS
+    if args.adapt_by in ("translator", "normalize"):
+        from instep.lab.image_baselines import adapt_by_baseline
+
+        return adapt_by_baseline(base, rendered, real, output.folder, args.adapt_by, steps=steps, seed=args.seed)
+    from instep.policy.policy_adaptation import adapt_policy
+
+    return adapt_policy(base, rendered, real, output.folder, args.adapt_by, steps=steps, seed=args.seed)
+
+
+def _sheet(images: CameraImages, adapted: np.ndarray) -> np.ndarray:
+    from instep.policy.image_adaptation import adaptation_sheet
+
+    count = min(4, len(images.real), len(images.rendered))
+    pick = np.linspace(0, len(images.real) - 1, count).round().astype(int)
+    shown = np.concatenate([images.real[pick], images.real])
+    sheet = adaptation_sheet(shown, images.rendered, count=count)
+    final = np.concatenate(list(adapted[pick]), axis=1)
+    height = images.real.shape[1]
+    return np.concatenate([sheet[:-height], final, sheet[-height:]])

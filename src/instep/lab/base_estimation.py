@@ -13,9 +13,10 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, Observation, options_dataclass
+from instep.scene.folder import Scene
 from instep.scene.legs import Legs
 
-from .gait import BASE, PLACE, Gait
+from .gait import BASE, Gait, GaitBody, shipped_gait
 
 IMU = "observation.imu"
 """Angular velocity [rad/s] and specific force [m/s2] in the frame of the base."""
@@ -125,8 +126,6 @@ class LeggedEstimate:
         self.filter = BaseFilter(gait.body.dt, options)
         self.estimate = np.zeros(9)
         """The last estimate, as `observation.base` [..., 9]."""
-        self.place = np.zeros(3)
-        """The same as `observation.place` [..., 3]: velocity integrated, which drifts."""
         self._begun = False
 
     def reset(self, seed: int = 0) -> None:
@@ -137,19 +136,18 @@ class LeggedEstimate:
     def act(self, observation: Observation) -> Array:
         """Positions of the servos for `observation.imu`, `observation.state` and `observation.velocity`."""
         self.sense(observation)
-        return self.gait.act({**observation, BASE: self.estimate, PLACE: self.place})
+        return self.gait.act({**observation, BASE: self.estimate})
 
     def sense(self, observation: Observation) -> None:
         """Take the readings of a control period."""
         if IMU not in observation:
-            raise BadInput(f"A gait needs {IMU!r}, and this world has no IMU; `instep experiment` adds one.")
+            raise BadInput(f"A gait needs {IMU!r}, and this world has no IMU; `instep lab legs` adds one.")
         imu = np.asarray(observation[IMU], float)
         if self._begun:
             self.filter.predict(imu)
         else:
             self.filter.begin(imu)
             self._begun = True
-            self.place = np.zeros((*imu.shape[:-1], 3))
         legs, resting = self.gait.body.legs, self.gait.stance()
         points, moved = foot_contacts(
             legs, observation["observation.state"], observation["observation.velocity"], self.filter.turn
@@ -158,9 +156,6 @@ class LeggedEstimate:
         for leg in range(legs.count):
             self.filter.correct(imu[..., :3], points[..., leg, :], moved[..., leg, :], resting[..., leg])
         self.estimate = self.filter.base(imu[..., :3])
-        moved = self.place[..., :2] + self.filter.dt * self.filter.velocity[..., :2]
-        yaw = np.arctan2(self.filter.turn[..., 1, 0], self.filter.turn[..., 0, 0])
-        self.place = np.concatenate([moved, yaw[..., None]], axis=-1)
 
 
 def foot_contacts(legs: Legs, joints: Array, rates: Array, turn: Array) -> tuple[Array, Array]:
@@ -194,3 +189,10 @@ def cross_matrix(v: Array) -> Array:
     zero = np.zeros_like(x)
     rows = [[zero, -z, y], [z, zero, -x], [-y, x, zero]]
     return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+def walking_expert(scene: Scene) -> LeggedEstimate:
+    """The gait that comes with instep for so many legs, fed by IMU and joints."""
+    body = GaitBody.of(scene)
+    gait = shipped_gait(body.legs)
+    return LeggedEstimate(Gait(body, gait.params, gait.speed))

@@ -1,7 +1,4 @@
-"""The experiment closing over many robots: trainings that serve all of them, each robot, and what follows from it.
-
-The page of the experiment closing: what to buy first, returns with intervals, costs, and the Pareto front.
-"""
+"""The closing study: every technique on the same perturbed robots, its costs, and the technique to buy first."""
 
 from __future__ import annotations
 
@@ -15,16 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.output import content_hash, write_json
-from instep.app.policy_specs import policy_fingerprint
-from instep.app.simulation_training import grow_and_train
 from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Box
-from instep.core.reading import FLAG, NUMBER, NUMBERS, TABLE, TEXT, Entry, is_list, read_entries, with_entries
+from instep.core.reading import (
+    FLAG,
+    NUMBER,
+    NUMBERS,
+    TABLE,
+    TEXT,
+    Entry,
+    content_hash,
+    is_list,
+    read_entries,
+    with_entries,
+)
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, array_dataclass, frozen_dataclass
 from instep.evaluate.evaluation import LostBatch
 from instep.lab.policy_search import search_weights
+from instep.lab.simulation_training import grow_and_train
+from instep.policy.policy_specs import policy_fingerprint
 from instep.report.figures import bars_figure, plain_text, series_color
 from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
@@ -181,8 +188,8 @@ def run_closing(
     mark = hashlib.sha256(json.dumps([about, policy_fingerprint(plan.base)], sort_keys=True).encode()).hexdigest()
     note = folder / "plan.json"
     if note.is_file() and read_entries(note, {"plan": TEXT})["plan"] != mark:
-        raise BadInput(f"{str(folder)!r} holds an experiment with another scene, policy or budget; give another --out.")
-    write_json(note, {"plan": mark})
+        raise BadInput(f"{str(folder)!r} holds a study with another scene, policy or budget; give another --out.")
+    _write_json(note, {"plan": mark})
     shared = _shared_trainings(plan, folder, map, watch)
     weights = {name: found.weights for name, found in shared.items()}
     robots: dict[int, Mapping[str, TechniqueResult]] = {}
@@ -252,9 +259,15 @@ def _kept(
 
 def _write(file: Path, found: SharedTraining | Mapping[str, TechniqueResult]) -> None:
     if isinstance(found, SharedTraining):
-        write_json(file, {"weights": found.weights.tolist(), "seconds": found.seconds})
+        _write_json(file, {"weights": found.weights.tolist(), "seconds": found.seconds})
     else:
-        write_json(file, {name: asdict(one) for name, one in found.items()})
+        _write_json(file, {name: asdict(one) for name, one in found.items()})
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    temporary = file.with_suffix(".part")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.replace(file)
 
 
 def _read_shared(path: Path) -> SharedTraining:

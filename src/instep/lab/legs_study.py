@@ -1,6 +1,6 @@
-"""Close the gap of a robot that walks: record it, identify what matters, train its gait over the posterior.
+"""The study of legs: close the gap of a robot that walks, and the page of its walks.
 
-The experiment with legs: gait, robot, walks, and their page.
+The robot is recorded, the parameters that matter are identified, and its gait is trained over their posterior.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Unsupported
 from instep.core.rollout import rollouts
-from instep.core.statistics import Estimate, wilson
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, World, array_dataclass, options_dataclass
-from instep.evaluate.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from instep.evaluate.perturbed_robot import hidden_settings
+from instep.lab.base_estimation import LeggedEstimate
 from instep.lab.factor_world import FACTOR, FactorWorld
-from instep.lab.gait_search import GaitSearchOptions, gait_costs, search_gait
+from instep.lab.gait import GAIT_PARAMS, RAMP_S, Gait, GaitBody, GaitFile, fallen, ranges_gait
 from instep.lab.leg_identification import SMOOTHED_ROWS, estimated_motion, identify_walker
+from instep.lab.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from instep.lab.policy_search import GaitSearchOptions, gait_costs, search_gait
 from instep.physics.mujoco_cameras import MujocoRenderer, playback, write_small_video
-from instep.policy.base_estimation import LeggedEstimate
-from instep.policy.gait import GAIT_PARAMS, Gait, GaitBody, GaitFile, fallen, ranges_gait
-from instep.policy.weight_shift import WeightShift
 from instep.report.figures import bars_figure, lines_figure
 from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
 from instep.scene.address import DELAY, read
 from instep.scene.folder import Scene, SceneSimulator
-from instep.scene.stairs import landing_m
 from instep.tune.posterior.beliefs import SampleBelief, estimates
-
-from .simulated_robot import hidden_settings
 
 PLAIN, RANGES, POSTERIOR = "given gait", "gait of ranges", "gait of the posterior"
 """The gaits among which the best is taken, by name."""
 
 
+SHIFT_AXES = ((0.005, (0.55, 1.3)), (0.008, (0.45, 1.1)), (0.03, (0.7, 1.7)))
+"""Amplitude along x, y and z as a share of the length of a leg, and its two frequencies [Hz]."""
 MAX_DELAY_S = 0.02
 """Largest delay of commands of a hidden robot with legs [s]; `hidden_settings` has up to 60 ms, for arms at 60 Hz."""
 
@@ -161,6 +160,39 @@ def record_legs(
     return out
 
 
+class WeightShift:
+    """The base moves along x, y and z by two sines each, above feet that stay; as a policy, without feedback."""
+
+    def __init__(self, body: GaitBody):
+        self.body = body
+        angles = body.legs.angles(body.rest)
+        self._feet = body.legs.feet(angles)
+        self.reset()
+
+    def reset(self, seed: int = 0) -> None:
+        """Back to the first step; the seed sets the phases of the sines."""
+        self._row = 0
+        self._phases = np.random.default_rng((seed, 0x5417)).uniform(0, 2 * np.pi, (3, 2))
+
+    def stance(self) -> Array:
+        """Which feet are to be on the ground: all [legs]."""
+        return np.ones(self.body.legs.count, bool)
+
+    def act(self, observation: Observation) -> Array:
+        """Positions of the servos, the same for every world of a batch."""
+        time, legs = self._row * self.body.dt, self.body.legs
+        moved = np.zeros(3)
+        for axis, (amplitude, rates) in enumerate(SHIFT_AXES):
+            waves = np.sin(2 * np.pi * np.array(rates) * time + self._phases[axis])
+            moved[axis] = amplitude * legs.length * waves.mean()
+        share = min(1.0, time / RAMP_S)
+        targets = legs.joint_targets(legs.inverse(self._feet - share * moved), self.body.rest)
+        self._row += 1
+        servos = np.clip(targets[self.body.order], self.body.low, self.body.high)
+        batch = np.shape(observation["observation.state"])[:-1]
+        return np.broadcast_to(servos, (*batch, len(servos))).copy()
+
+
 class _Stance:
     """What a controller wants on the ground, row by row."""
 
@@ -224,39 +256,27 @@ class LegRun:
     """The robot in words: engine and hidden parameters."""
     simulated: bool = False
     """Whether the robot is its simulator, but for the noise."""
-    controller: str = "gait"
     closed: ClosedLegs | None = None
     """What closing the gap gave, where that was asked for."""
     truth: Mapping[str, float] = field(default_factory=dict[str, float])
     """The hidden parameters."""
-    stairs: float = 0.0
-    """Rise of the steps in the way [m]."""
-
-    def up_the_stairs(self) -> Estimate:
-        """Share of the walks with feedback that end upright on the landing."""
-        walks = self.result.walks[FEEDBACK].episodes
-        return wilson(
-            sum(e.meta["ended"] == "steps" and e.q[-1, self.body.at_q] > landing_m() for e in walks), len(walks)
-        )
 
     def notes(self) -> dict[str, Any]:
         """What result.json says beside the scores."""
         minutes = {"robot_minutes": self.result.robot_minutes, "computer_minutes": self.result.computer_minutes}
         minutes |= {"step_ms": self.result.step_ms}
         if self.closed is None:
-            return {**minutes, "controller": self.controller}
+            return minutes
         closing = {
             "chosen": self.closed.chosen, "costs": self.closed.costs, "falls": self.closed.falls,
             "robot_minutes": self.closed.robot_minutes, "computer_minutes": self.closed.computer_minutes,
             "identified": {name: e.as_dict() for name, e in self.closed.found().items()},
         }  # fmt: skip
-        return {**minutes, "controller": self.controller, "closing": closing}
+        return {**minutes, "closing": closing}
 
     def remarks(self) -> list[str]:
         """Sentences below the table."""
         out = [f"Computing time of the controller: {self.result.step_ms:.3g} ms per control period of one robot."]
-        if self.stairs:
-            out.append(f"Up the stairs of {100 * self.stairs:g} cm: {self.up_the_stairs()}.")
         if self.closed is not None:
             out.append(
                 f"Closing the gap took {60 * self.closed.robot_minutes:.0f} s on the robot, with {self.closed.falls} "
@@ -310,7 +330,6 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
             Number.of("speed with feedback", result.speed),
             Number.of("error of the estimated velocity", result.velocity_error, "IMU, joints and contacts"),
             Number.of("sooner down in II than in I", result.sooner(), "paired by walk"),
-            *([Number.of("up the stairs", run.up_the_stairs())] if run.stairs else []),
             Number("cost", f"{result.robot_minutes:.1f} robot minutes", f"{result.computer_minutes:.1f} min computed"),
         ],
         sections=sections,
@@ -351,10 +370,8 @@ def leg_scores(run: LegRun) -> dict[str, Estimate]:
     """Scores for result.json, by condition."""
     result = run.result
     named = {f"{name}: {key}": e for name, found in result.walks.items() for key, e in found.scores().items()}
-    more = {"up the stairs": run.up_the_stairs()} if run.stairs else {}
     return {
         **named,
-        **more,
         "speed": result.speed,
         "velocity error": result.velocity_error,
         "sooner in II": result.sooner(),

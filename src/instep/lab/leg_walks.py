@@ -18,8 +18,8 @@ from instep.core.errors import BadInput
 from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, Observation, State, World, array_dataclass, options_dataclass
-from instep.policy.base_estimation import LeggedEstimate
-from instep.policy.gait import Gait, GaitBody, base_motion, fallen
+from instep.lab.base_estimation import LeggedEstimate
+from instep.lab.gait import Gait, GaitBody, base_motion, fallen
 from instep.robot.imperfect import Disturbed, Inertial, Noisy
 from instep.scene.folder import SceneSimulator
 
@@ -130,13 +130,9 @@ def leg_experiment(
     gait: Callable[[], Gait],
     options: LegOptions,
     *,
-    controller: Callable[[Gait], LeggedEstimate] = LeggedEstimate,
     watch: Callable[[str], None] | None = None,
 ) -> LegExperiment:
-    """Walk a robot with a gait, replay its actions (I) and those of the simulator (II), and walk it once more.
-
-    `controller` puts the estimation of the base before a gait, and with `PredictiveGait` a plan too.
-    """
+    """Walk a robot with a gait, replay its actions (I) and those of the simulator (II), and walk it once more."""
     if options.trials < 1 or not 0 < options.seconds <= 600:
         raise BadInput(f"Walks take at least 1 trial and up to 600 s, not {options.trials} and {options.seconds:g}.")
     began, note = time.perf_counter(), watch or _quiet
@@ -146,13 +142,13 @@ def leg_experiment(
     first = [options.seed + i for i in range(options.trials)]
     again = [seed + _OTHER_RUN for seed in first]
     note("feedback on, recorded")
-    errors = _VelocityErrors(controller(gait()), body)
+    errors = _VelocityErrors(LeggedEstimate(gait()), body)
     recorded = rollouts(world, errors.policy, seeds=first, steps=steps, until=over, watch=(errors,))
     note("feedback on, once more")
-    timed = _Timed(controller(gait()))
+    timed = _Timed(LeggedEstimate(gait()))
     repeated = rollouts(world, timed, seeds=again, steps=steps, until=over)
     note("simulation")
-    [simulated] = rollouts(ideal, controller(gait()), seeds=[0], steps=steps, until=over)
+    [simulated] = rollouts(ideal, LeggedEstimate(gait()), seeds=[0], steps=steps, until=over)
     note("I: the recorded actions on the same robot")
     same = rollouts(world, Script(_stacked(recorded)), seeds=again, steps=steps, until=over)
     note("II: the actions of the simulation on the robot")

@@ -24,7 +24,6 @@ from instep.core.reading import ANY_TEXT, NUMBER, checked_table, read_json_table
 from instep.core.world import Array, Observation, State, array_dataclass, frozen_dataclass, vector
 from instep.scene.folder import Scene
 from instep.scene.legs import MIN_HEIGHT, MIN_UPRIGHT, Legs, legs_of
-from instep.scene.stairs import Ground, ground_of
 
 BASE = "observation.base"
 """Observation of the motion of the base, true or estimated, in the frame of the base."""
@@ -33,12 +32,8 @@ BASE_CHANNEL = vector(
     ["1", "1", "1", "rad/s", "rad/s", "rad/s", "m/s", "m/s", "m/s"],
 )
 """Direction of gravity, angular velocity, and velocity of the base."""
-PLACE = "observation.place"
-"""Where the base is and its heading, as x, y [m] and yaw [rad] from the start, true or estimated."""
-EDGE_M = 0.05
-"""Distance that a foothold keeps from the edge of a step [m]."""
 RAMP_S = 1.0
-"""Time in which a gait takes up its speed and its stance [s]."""
+"""Time in which a gait reaches its speed and its stance [s]."""
 
 
 @frozen_dataclass
@@ -76,23 +71,16 @@ GAIT_PARAMS: tuple[GaitParam, ...] = (
 )
 """Lengths are shares of the length of a leg: lift of a foot, height and offset forward of the base; `width` is a share
 of the distance of the hips. `place_*` are kv and kd, `follow` is how far stance feet follow the measured velocity,
-`slope` how far swing feet follow the pitch of the base (0 on level ground, more on stairs)."""
+`slope` how far swing feet follow the pitch of the base."""
 _INDEX = {param.name: i for i, param in enumerate(GAIT_PARAMS)}
 
 
 def gait_vector(values: Mapping[str, float]) -> Array:
-    """The parameters of a gait in order; those that are not given are at their start."""
+    """The parameters of a gait in order, at their start where not given."""
     for name in values:
         if name not in _INDEX:
             raise UnknownName("parameter of a gait", name, _INDEX)
     return np.array([float(values.get(param.name, param.start)) for param in GAIT_PARAMS])
-
-
-def base_place(q: Array, at_q: int) -> Array:
-    """`observation.place` from the true pose [..., nq] of a free base at this index."""
-    w, x, y, z = np.moveaxis(q[..., at_q + 3 : at_q + 7], -1, 0)
-    yaw = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y**2 + z**2))
-    return np.concatenate([q[..., at_q : at_q + 2], yaw[..., None]], axis=-1)
 
 
 def base_motion(q: Array, v: Array, at_q: int, at_v: int) -> Array:
@@ -104,7 +92,7 @@ def base_motion(q: Array, v: Array, at_q: int, at_v: int) -> Array:
 
 @array_dataclass
 class GaitBody:
-    """What a gait needs to know of a robot: its legs, and how its servos are commanded."""
+    """The legs of a robot, and the commands of its servos."""
 
     legs: Legs
     rest: Array
@@ -118,8 +106,6 @@ class GaitBody:
     at_q: int
     """Index of the pose of the base in q."""
     at_v: int
-    ground: Ground | None = None
-    """Height of the ground where it is not level; feet then need `observation.place`."""
 
     @classmethod
     def of(cls, scene: Scene) -> GaitBody:
@@ -144,7 +130,6 @@ class GaitBody:
             dt=scene.dt,
             at_q=int(model.jnt_qposadr[joint]),
             at_v=int(model.jnt_dofadr[joint]),
-            ground=ground_of(model),
         )
 
     @property
@@ -176,8 +161,6 @@ class Gait:
         """Parameters in the order of `GAIT_PARAMS` [..., parameters]."""
         self.speed = float(speed)
         """Speed to walk at [m/s]."""
-        self.adjust = np.zeros(4)
-        """Added to the placement of feet (x, y) [m], to the width and to the speed [m/s] [..., 4]."""
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -187,19 +170,6 @@ class Gait:
         self._lifted: Array | None = None
         self._swung: Array | None = None
         self._heading: Array | float = 0.0
-        self._steps: Footholds | None = None
-
-    def branched(self, count: int) -> Gait:
-        """So many copies [..., count] that go on from here, each with an `adjust` of its own."""
-        other = Gait(self.body, self.params[..., None, :], self.speed)
-        other._row, other._heading = self._row, np.asarray(self._heading)[..., None]
-        for name in ("_feet", "_lifted"):
-            kept = getattr(self, name)
-            if kept is not None:
-                setattr(other, name, np.repeat(kept[..., None, :, :], count, axis=-3))
-        if self._swung is not None:
-            other._swung = np.repeat(self._swung[..., None, :], count, axis=-2)
-        return other
 
     def stance(self) -> Array:
         """Which feet are to be on the ground now [..., legs]."""
@@ -217,7 +187,7 @@ class Gait:
         angles = self.body.legs.angles(joints)
         level = np.einsum("...ij,...kj->...ki", tilt, self.body.legs.feet(angles))
         self._heading = self._heading + base[..., 5] * self.body.dt
-        planned, swing = self._plan(level, velocity, base[..., 5], observation.get(PLACE))
+        planned, swing = self._plan(level, velocity, base[..., 5])
         pitch_by = self._get("pitch") * (pitch - self._get("lean")) + self._get("pitch_rate") * base[..., 4]
         roll_by = self._get("roll") * roll + self._get("roll_rate") * base[..., 3]
         level_by = (1 - self._get("slope")) * pitch
@@ -237,15 +207,15 @@ class Gait:
         return self.params[..., _INDEX[name]]
 
     def wanted_speed(self) -> Array:
-        """Speed that the gait takes up by now [m/s]."""
+        """Wanted speed at this time [m/s]."""
         walking = np.clip((self._row * self.body.dt - RAMP_S) / RAMP_S, 0.0, 1.0)
-        return (self.speed + self.adjust[..., 3]) * walking
+        return self.speed * walking
 
     def _phase(self) -> Array:
         time = self._row * self.body.dt
         return (self._get("frequency")[..., None] * time + self.body.phases) % 1.0
 
-    def _plan(self, level: Array, velocity: Array, yaw_rate: Array, place: Array | None) -> tuple[Array, Array]:
+    def _plan(self, level: Array, velocity: Array, yaw_rate: Array) -> tuple[Array, Array]:
         """Where each foot is to be in the level frame [..., legs, 3], and which ones swing."""
         legs, length, dt = self.body.legs, self.body.legs.length, self.body.dt
         duty, phase = self._get("duty")[..., None], self._phase()
@@ -258,13 +228,7 @@ class Gait:
         self._lifted = np.where(begun[..., None], level[..., :2], self._lifted)
         self._swung = swing
         target = self._landing(level, velocity, swing)
-        moved, above = share / 0.9, np.zeros(())
-        if self.body.ground is not None and place is not None:
-            self._steps = self._steps or Footholds(self.body.ground, swing.shape)
-            target, above = self._steps.follow(place, target, swing, share, dt)
-            # Before a step the foot rises first.
-            moved = np.clip((share - 0.2) / 0.7, 0.0, 1.0)
-        blend = 0.5 - 0.5 * np.cos(np.pi * np.minimum(moved, 1.0))
+        blend = 0.5 - 0.5 * np.cos(np.pi * np.minimum(share / 0.9, 1.0))
         flown = self._lifted + blend[..., None] * (target - self._lifted)
         speed = self.wanted_speed()[..., None] + self._get("follow")[..., None] * (
             velocity[..., :1] - self.wanted_speed()[..., None]
@@ -276,14 +240,14 @@ class Gait:
         self._feet = np.where(swing[..., None], flown, swept)
         below = legs.hip[:, 2] + legs.links[:, 0, 2] - self._get("height")[..., None] * length
         lift = self._get("lift")[..., None] * length * np.sin(np.pi * share) * swing
-        return np.concatenate([self._feet, (below + lift + above)[..., None]], axis=-1), swing
+        return np.concatenate([self._feet, (below + lift)[..., None]], axis=-1), swing
 
     def _landing(self, level: Array, velocity: Array, swing: Array) -> Array:
         """Where swing feet are to touch the ground [..., legs, 2]."""
         legs, length, speed = self.body.legs, self.body.legs.length, self.wanted_speed()
         rest = legs.hip + legs.links.sum(axis=1)
         home_x = legs.hip[:, 0] + legs.links[:, 0, 0] + (self._get("forward") * length)[..., None]
-        home_y = rest[:, 1] * (self._get("width") + self.adjust[..., 2])[..., None]
+        home_y = rest[:, 1] * self._get("width")[..., None]
         stand = (~swing)[..., None]
         under = (np.stack(np.broadcast_arrays(home_x, home_y), axis=-1) * stand).sum(axis=-2)
         many = np.maximum(stand.sum(axis=-2), 1)
@@ -295,7 +259,6 @@ class Gait:
         time = self._get("duty") / self._get("frequency")
         x = speed * time / 2 + self._get("place_vx") * (velocity[..., 0] - speed) + self._get("place_dx") * off[..., 0]
         y = self._get("place_vy") * velocity[..., 1] + self._get("place_dy") * off[..., 1]
-        x, y = x + self.adjust[..., 0], y + self.adjust[..., 1]
         reach = 0.6 * length
         return np.stack(
             np.broadcast_arrays(
@@ -303,41 +266,6 @@ class Gait:
             ),
             axis=-1,
         )
-
-
-class Footholds:
-    """The heights of the feet of a robot on ground that is not level, step by step."""
-
-    def __init__(self, ground: Ground, shape: tuple[int, ...]):
-        self._ground = ground
-        self._height = np.zeros(shape)
-        self._from = np.zeros(shape)
-        self._middle = np.zeros(shape[:-1])
-        self._swung = np.zeros(shape, bool)
-
-    def follow(self, place: Array, target: Array, swing: Array, share: Array, dt: float) -> tuple[Array, Array]:
-        """Footholds away from edges [..., legs, 2], and how far each foot is above the mean of the stance feet."""
-        yaw = place[..., None, 2]
-        turn = np.stack([np.cos(yaw), np.sin(yaw)], axis=-1)
-        at = place[..., None, :2] + np.stack(
-            [
-                target[..., 0] * turn[..., 0] - target[..., 1] * turn[..., 1],
-                target[..., 0] * turn[..., 1] + target[..., 1] * turn[..., 0],
-            ],
-            axis=-1,
-        )
-        here, step = self._ground(at), EDGE_M * turn
-        behind, ahead = self._ground(at - step), self._ground(at + step)
-        shift = EDGE_M * ((behind < here - 0.01).astype(float) - (ahead > here + 0.01))
-        self._from = np.where(swing & ~self._swung, self._height, self._from)
-        self._swung = swing
-        risen = np.where(here > self._from, np.minimum(share / 0.3, 1.0), np.clip((share - 0.6) / 0.4, 0.0, 1.0))
-        self._height = np.where(swing, self._from + risen * (here - self._from), self._height)
-        stand = ~swing
-        mean = (self._height * stand).sum(axis=-1) / np.maximum(stand.sum(axis=-1), 1)
-        self._middle = self._middle + min(1.0, dt / 0.15) * (mean - self._middle)
-        away = np.stack([target[..., 0] + shift, target[..., 1]], axis=-1)
-        return away, self._height - self._middle[..., None]
 
 
 def _tilt(roll: Array, pitch: Array) -> Array:
@@ -376,7 +304,7 @@ def read_gait(path: Path) -> GaitFile:
     """Read a gait from a JSON file."""
     table = checked_table(read_json_table(path), _GAIT_FILE, path.name)
     if "params" not in table:
-        raise BadInput(f"{str(path)!r} holds no parameters of a gait; write one with `instep experiment legs`.")
+        raise BadInput(f"{str(path)!r} holds no parameters of a gait; write one with `instep lab legs`.")
     return GaitFile(gait_vector(table["params"]), float(table.get("speed", 0.3)), str(table.get("about", "")))
 
 
@@ -388,12 +316,6 @@ def shipped_gait(legs: Legs) -> GaitFile:
 def ranges_gait(legs: Legs) -> GaitFile:
     """The gait for so many legs that was trained over ranges of delay, servos, masses and friction."""
     return read_gait(GAITS / f"{_named(legs)}_ranges.json")
-
-
-def stairs_gait(legs: Legs) -> GaitFile:
-    """The gait for stairs; that for level ground where no other comes with instep for so many legs."""
-    path = GAITS / f"{_named(legs)}_stairs.json"
-    return read_gait(path) if path.is_file() else shipped_gait(legs)
 
 
 def _named(legs: Legs) -> str:

@@ -1,17 +1,13 @@
-"""Residual policy: a fixed policy plus a small learned correction of its actions, for training in simulation.
+"""What a training in simulation changes: a residual on top of a policy, or the parameters of a gait.
 
-For every action j the correction is linear in four signals of that action and its joint,
+A residual policy is a fixed policy plus a small learned correction of its actions. For every action j the correction is
+linear in four signals of that action and its joint,
 
     a_j = b_j + clip(w_j1 (b_j - q_j) + w_j2 T v_j + w_j3 (b_j - slow(b)_j) + w_j4 mean(b - q)_j, -limit_j, limit_j),
 
 with b the action of the fixed policy, slow(b) its running mean over T and mean(b - q) that of the error over a longer
 time: gain, damping, lead and integral action. Actions that are no position of a joint have q = 0 in it. So few numbers
-are found without gradients in seconds, in any engine, and they cannot make a good policy unrecognisable.
-
-What a training in simulation changes: numbers, and the policy that they make.
-
-A search without gradients needs no more than this. Of an arm or a wheeled robot the numbers are the weights of a
-residual on top of a policy, of a robot on legs the parameters of its gait.
+are found without gradients in seconds, in any engine.
 """
 
 from __future__ import annotations
@@ -26,10 +22,11 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.reading import NAMES, NUMBERS, TABLE, TEXT, Entry, is_list, is_numbers, read_entries
-from instep.core.world import Array, Observation, Policy, Spec, array_dataclass
+from instep.core.world import Array, Observation, Policy, Spec, World, array_dataclass
+from instep.policy.flow_policy import JOINTS
+from instep.policy.policy_specs import policy_from_spec
 
 from .base_estimation import LeggedEstimate
-from .flow_policy import JOINTS
 from .gait import GAIT_PARAMS, Gait, GaitBody, GaitFile
 
 RESIDUAL_FILE = "residual.json"
@@ -42,6 +39,9 @@ LIMIT_SHARE = 0.15
 """Largest correction, as a share of the range of an action."""
 FREE_RANGE = 2.0
 """Range assumed of an action that its actuator does not limit, in its unit."""
+GAIT_FILE = "gait.json"
+GAIT_STEP = 0.2
+"""Change of a parameter of a gait by a weight of 1, as a share of the range in which it is searched."""
 
 
 @array_dataclass
@@ -58,7 +58,7 @@ class Residual:
     bounds: Array
     """Lowest and highest actions [2, actions]."""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What it was trained on."""
+    """Notes on its training."""
 
     def save(self, folder: Path) -> Path:
         """Write it to a folder."""
@@ -97,6 +97,14 @@ def load_residual(folder: Path) -> Residual:
         table["base"], tuple(table["actions"]), np.array(table["weights"], float), np.array(table["limit"], float),
         np.array([table["low"], table["high"]], float), {str(k): str(v) for k, v in table["metadata"].items()},
     )  # fmt: skip
+
+
+def open_residual(folder: str, world: World) -> Policy:
+    """The residual policy in a folder for a world, with its fixed policy."""
+    residual = load_residual(Path(folder))
+    if (Path(residual.base) / RESIDUAL_FILE).is_file():
+        raise BadInput(f"The residual in {folder!r} stands on another one, {residual.base!r}; fine-tune that one.")
+    return ResidualPolicy(policy_from_spec(residual.base, world), residual, world.spec)
 
 
 class ResidualPolicy:
@@ -154,11 +162,6 @@ def _picked(observation: Observation, channel: str, where: list[tuple[int, int]]
         into, source = (list(part) for part in zip(*where, strict=True))
         out[..., into] = np.asarray(observation[channel], float)[..., source]
     return out
-
-
-GAIT_FILE = "gait.json"
-GAIT_STEP = 0.2
-"""Change of a parameter of a gait by a weight of 1, as a share of the range in which it is searched."""
 
 
 class Trainable(Protocol):
@@ -253,7 +256,7 @@ class TrainableGait:
         return LeggedEstimate(Gait(self.body, self.params(weights), self.gait.speed))
 
     def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
-        """Write `gait.json`, which `instep experiment legs --gait` takes."""
+        """Write `gait.json`, which `instep lab legs --gait` takes."""
         folder.mkdir(parents=True, exist_ok=True)
         words = "; ".join(f"{name} {value}" for name, value in about.items())
         return GaitFile(self.params(weights), self.gait.speed, f"Trained from {self.base}: {words}").write(

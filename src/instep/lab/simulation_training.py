@@ -8,35 +8,14 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from rich.console import Console
 
 from instep.core.errors import BadInput
 from instep.core.param import Belief, Box, Param
 from instep.core.statistics import bootstrap
 from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass
 from instep.evaluate.evaluation import action_bounds
-from instep.evaluate.leg_walks import WalkNoise, noisy_robot
-from instep.lab.factor_world import FactorWorld
-from instep.lab.policy_search import (
-    CHECKED,
-    CHOICE_SEED,
-    SearchOptions,
-    SearchResult,
-    TrainingWorlds,
-    best_weights,
-    search_weights,
-)
 from instep.physics.engines import ENGINES, open_world
-from instep.policy.gait import GaitBody, GaitFile, read_gait, shipped_gait
-from instep.policy.residual import (
-    GAIT_FILE,
-    RESIDUAL_FILE,
-    Trainable,
-    TrainableGait,
-    TrainableResidual,
-    load_residual,
-    zero_residual,
-)
+from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
@@ -50,8 +29,27 @@ from instep.tune.posterior.beliefs import (
     save_belief,
 )
 
-from .output import Output, progress_bar
-from .world_specs import policy_from_spec
+from .factor_world import FactorWorld
+from .gait import GaitBody, GaitFile, read_gait, shipped_gait
+from .leg_walks import WalkNoise, noisy_robot
+from .policy_search import (
+    CHECKED,
+    CHOICE_SEED,
+    SearchOptions,
+    SearchResult,
+    TrainingWorlds,
+    best_weights,
+    search_weights,
+)
+from .residual_policy import (
+    GAIT_FILE,
+    RESIDUAL_FILE,
+    Trainable,
+    TrainableGait,
+    TrainableResidual,
+    load_residual,
+    zero_residual,
+)
 
 KEPT_RETURN = 0.9
 """Share of the nominal return that counts as success at the end of a range."""
@@ -72,6 +70,21 @@ class SimulationTraining:
     randomize: tuple[str, ...]
     adr: tuple[str, ...]
     search: SearchOptions
+
+    @property
+    def generations(self) -> int:
+        """Number of generations of all rounds."""
+        return self.search.generations * (ADR_ROUNDS + 1 if self.adr else 1)
+
+
+@array_dataclass
+class TrainedInSimulation:
+    """A training in simulation."""
+
+    scene: Scene
+    result: SearchResult
+    weights: dict[str, list[float]]
+    """Weights of each group, by name."""
 
 
 @array_dataclass
@@ -132,37 +145,24 @@ def given_gait(base: str, body: GaitBody) -> GaitFile:
     return read_gait(path)
 
 
-def train_in_simulation(output: Output, job: SimulationTraining) -> int:
-    """Train, and write the policy, what was found, and the ranges that ADR reached."""
+def train_in_simulation(
+    job: SimulationTraining, folder: Path, watch: Callable[[int, float], None] | None = None
+) -> TrainedInSimulation:
+    """Train, and write the policy to a folder, with the ranges that ADR reached."""
     if job.randomize and job.adr:
         raise BadInput("--randomize and --adr both say what to sample; give one of them.")
     scene = Scene.load(job.scene)
-    output.read_scene(scene)
     setup, belief = TrainingSetup.of(scene, job.task, job.base, job.world), parse_belief(job.randomize, scene)
-    console = Console(stderr=True)
-    total = job.search.generations * (ADR_ROUNDS + 1 if job.adr else 1)
-    with progress_bar() as progress:
-        bar = progress.add_task(f"train on top of {setup.trained.base}", total=total)
-
-        def watch(generation: int, value: float) -> None:
-            progress.update(bar, advance=1, description=f"mean return {value:.3f}")
-
-        if job.adr:
-            params = parse_ranges(job.adr, scene)
-            found, ranges = grow_and_train(setup, params, nominal_values(params, scene), job.search, watch)
-            save_belief(ranges.box, output.folder / "belief.json")
-        else:
-            found = search_weights(setup.world, setup.trained, None, belief, job.search, watch=watch)
-    about = {"scene": scene.name, "task": setup.world.task.name, "episodes": str(found.episodes)}
-    setup.trained.save(found.weights, output.folder, about)
-    console.print(f"mean return {found.before} before, {found.after} after {found.episodes} episodes", highlight=False)
-    weights = {name: found.weights[:, i].tolist() for i, name in enumerate(setup.trained.names)}
-    output.write(
-        {"return before": found.before, "return after": found.after},
-        weights=weights, history=list(found.history), episodes=found.episodes, processor_seconds=found.seconds,
-    )  # fmt: skip
-    print(output.folder)
-    return 0
+    if job.adr:
+        params = parse_ranges(job.adr, scene)
+        result, ranges = grow_and_train(setup, params, nominal_values(params, scene), job.search, watch)
+        save_belief(ranges.box, folder / "belief.json")
+    else:
+        result = search_weights(setup.world, setup.trained, None, belief, job.search, watch=watch)
+    about = {"scene": scene.name, "task": setup.world.task.name, "episodes": str(result.episodes)}
+    setup.trained.save(result.weights, folder, about)
+    weights = {name: result.weights[:, i].tolist() for i, name in enumerate(setup.trained.names)}
+    return TrainedInSimulation(scene, result, weights)
 
 
 def grow_and_train(
@@ -178,22 +178,22 @@ def grow_and_train(
     world in most episodes there. Of the weights that were given and those of every round the best in the last ranges
     are kept: a round of few generations may end worse than it began.
     """
-    found: list[SearchResult] = []
+    rounds: list[SearchResult] = []
 
     def learn(box: Box) -> None:
-        start = found[-1].weights if found else None
-        belief: Belief | None = box if found else None
-        # Other worlds in every round: what is chosen again and again in the same ones fits these alone.
-        spread = options.spread * (LATER_SPREAD if found else 1.0)
-        fresh = replace(options, seed=options.seed + len(found), spread=spread)
-        found.append(search_weights(setup.world, setup.trained, start, belief, fresh, watch=watch))
+        start = rounds[-1].weights if rounds else None
+        belief: Belief | None = box if rounds else None
+        # Other worlds in every round: repeated choices in the same worlds would fit these alone.
+        spread = options.spread * (LATER_SPREAD if rounds else 1.0)
+        fresh = replace(options, seed=options.seed + len(rounds), spread=spread)
+        rounds.append(search_weights(setup.world, setup.trained, start, belief, fresh, watch=watch))
 
     nominal_returns: dict[tuple[int, int], Array] = {}
 
     def success(settings: Mapping[str, Array], seeds: Sequence[int]) -> Array:
-        given, weights = replace(options, samples=len(seeds)), found[-1].weights[None]
+        given, weights = replace(options, samples=len(seeds)), rounds[-1].weights[None]
         worlds = replace(TrainingWorlds.sample(setup.world, Box(tuple(params)), given), settings=settings)
-        mark = len(found), len(seeds)
+        mark = len(rounds), len(seeds)
         if mark not in nominal_returns:  # the starts are the same at every end of every range
             same = {name: np.full(len(seeds), value) for name, value in nominal.items()}
             nominal_returns[mark] = replace(worlds, settings=same).returns(setup.trained, weights).score[0]
@@ -203,11 +203,11 @@ def grow_and_train(
     adr = AdrOptions(episodes=ADR_EPISODES, step=ADR_STEP, rounds=ADR_ROUNDS, seed=options.seed)
     ranges = expand_ranges(success, params, nominal, adr, train=learn)
     learn(ranges.box)
-    candidates = [setup.trained.weights, *(one.weights for one in found)]
+    candidates = [setup.trained.weights, *(one.weights for one in rounds)]
     kept = best_weights(setup.world, setup.trained, candidates, ranges.box, options)
     # Both in the last ranges, in worlds that nothing was chosen in.
-    fresh = replace(options, samples=CHECKED * options.samples, seed=options.seed + len(found) + CHOICE_SEED)
+    fresh = replace(options, samples=CHECKED * options.samples, seed=options.seed + len(rounds) + CHOICE_SEED)
     checked = TrainingWorlds.sample(setup.world, ranges.box, fresh)
     before, after = map(bootstrap, checked.returns(setup.trained, np.array([candidates[0], kept])).score)
-    episodes = sum(one.episodes for one in found)
-    return replace(found[-1], weights=kept, before=before, after=after, episodes=episodes), ranges
+    episodes = sum(one.episodes for one in rounds)
+    return replace(rounds[-1], weights=kept, before=before, after=after, episodes=episodes), ranges

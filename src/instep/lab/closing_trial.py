@@ -13,9 +13,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from instep.app.legs_study import LegBudget, hidden_legs, record_legs
-from instep.app.simulated_robot import Perturbation, simulate_robot
-from instep.app.simulation_training import TrainingSetup, walked_robot
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
 from instep.core.param import Param
@@ -23,7 +20,9 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, Simulator, array_dataclass, frozen_dataclass, options_dataclass
 from instep.data.resample import velocity
 from instep.evaluate.episode_batch import episode_returns, start_states, step_batch
+from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
 from instep.lab.factor_world import FACTOR, walk_ranges
+from instep.lab.gait import GaitBody
 from instep.lab.leg_identification import (
     SMOOTHED_ROWS,
     WINDOW_S,
@@ -32,11 +31,12 @@ from instep.lab.leg_identification import (
     ensemble_posterior,
     estimated_motion,
 )
+from instep.lab.legs_study import LegBudget, hidden_legs, record_legs
 from instep.lab.policy_search import SearchOptions, best_weights, search_weights
+from instep.lab.residual_policy import TrainableGait, TrainableResidual
+from instep.lab.simulation_training import TrainingSetup, walked_robot
 from instep.physics.delta_model import DeltaCorrected, position_actions
 from instep.physics.engines import open_world
-from instep.policy.gait import GaitBody
-from instep.policy.residual import TrainableGait, TrainableResidual
 from instep.scene import address
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
