@@ -126,7 +126,7 @@ class _Found:
 
 def _rows(name: str, cases: dict[str, dict[str, Any]], plan: Plan) -> list[Row]:
     found, rows = _Found(name, cases), list[Row]()
-    makers = {"nominal": _experiment_rows, "closed": _closing_rows, "pushed": _push_rows, "stairs": _stairs_rows}
+    makers = {"nominal": _experiment_rows, "closed": _closing_rows}
     for kind, make in makers.items():
         if found.kind(kind):
             rows += make(found, plan)

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,7 @@ class Plan:
 
 FULL = Plan(
     robots=20, demos=240, steps=2500, runs=24, starts=12, adapt_steps=200,
-    methods=("statistics", "colour", "spectrum", "learned", "background", "translator", "normalize", "coral",
-             "adversarial", "auto"),
+    methods=("colour", "background", "translator", "normalize", "auto"),
 )  # fmt: skip
 QUICK = replace(
     FULL, robots=3, demos=120, steps=1000, starts=8, runs=12, adapt_steps=150, methods=("background", "auto")
@@ -249,8 +248,9 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
     """Trials of every technique on one robot: successes, and processor time of the adaptation [s]."""
     import torch
 
+    from instep.lab.image_baselines import BASELINES, adapt_by_baseline
     from instep.policy.flow_policy import load_policy
-    from instep.policy.policy_adaptation import AdaptOptions, adapt_policy, fine_tune
+    from instep.policy.policy_adaptation import adapt_policy, fine_tune
     from instep.policy.training import TrainOptions
 
     torch.set_num_threads(1)
@@ -271,8 +271,8 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
     unlabelled = runs(job.robot, base, SEEN, plan.runs, seconds=1.5, every=6)
     taught = runs(job.robot, None, TAUGHT, 5)
     for method in plan.methods:
-        options = AdaptOptions(adapt_by=method, adapt_steps=plan.adapt_steps)
-        timed(method, lambda out, options=options: adapt_policy(job.base, shown, unlabelled, out, options))
+        adapt = partial(adapt_by_baseline if method in BASELINES else adapt_policy, job.base, shown, unlabelled)
+        timed(method, lambda out, adapt=adapt, method=method: adapt(out, method, steps=plan.adapt_steps))
     how = TrainOptions(steps=plan.adapt_steps, learning_rate=1e-3, images_per_step=32, batch=64)
     adapted = job.folder / f"robot_{job.robot}_auto"
     if "auto" not in plan.methods:

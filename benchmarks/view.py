@@ -29,8 +29,8 @@ from instep.app.viewer.contents import GaussianContent
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.showing import PROGRAMS, ViewRequest, open_content, view_page
 from instep.app.viewer.view_server import ViewContent, ViewServer
-from instep.app.world_specs import SmoothRandom
 from instep.core.world import State
+from instep.policy.policy_specs import SmoothRandom
 from instep.scene.folder import Scene
 from instep.splat import Gaussians, save_gaussians
 

@@ -226,13 +226,13 @@ def experiment_legs(folder: Path) -> Path:
     """A robot that walks: feedback and replayed actions."""
     robot = ROOT / "examples" / "quadruped" / "quadruped.xml"
     assert main(["scene", "new", str(robot), str(folder / "dog"), "--rate", "100", "--legs"]) == 0
-    return command(f"experiment legs {folder}/dog --trials 2 --seconds 1.5", folder / "legs", passes=(0, 1))
+    return command(f"lab legs {folder}/dog --trials 2 --seconds 1.5", folder / "legs", passes=(0, 1))
 
 
 def closing(folder: Path) -> Path:
     """Two techniques on two robots."""
     budget = "--starts 1 --seconds 0.4 --recordings 1 --generations 1 --population 4 --samples 1"
-    words = f"experiment closing so101 --task reach --robots 2 {budget} --techniques untouched posterior"
+    words = f"lab closing so101 --task reach --robots 2 {budget} --techniques untouched posterior"
     return command(words, folder / "closing")
 
 
@@ -240,16 +240,16 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "run": (run, 1), "record": (record, 1), "record images": (record_images, 1), "shadow": (shadow, 1),
     "eval": (evaluate, 1), "gate": (gate, 0), "check": (check, 0), "gap": (gap, 0),
     "plain gap": (gap_plain, 0), "gap of pairs": (gap_pairs, 0),
-    "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agreement": (agreement, 0),
+    "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agree": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
     "reidentify": (reidentify, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
-    "build check": (build_check, 0), "experiment legs": (experiment_legs, 1), "experiment closing": (closing, 0),
+    "build check": (build_check, 0), "lab legs": (experiment_legs, 1), "lab closing": (closing, 0),
 }  # fmt: skip
 """Kind -> what makes its page, and how many videos it shows."""
-NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "experiment legs"}
+NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "lab legs"}
 """Kinds that take long to make."""
-PAGE_FREE = {"scene", "data", "robot", "excite", "train", "augment", "serve", "runs", "open", "bench", "doctor", "demo",
+PAGE_FREE = {"scene", "data", "robot", "excite", "train", "lab augment", "lab adr", "serve", "runs", "open", "bench", "doctor", "demo",
              "view"}  # fmt: skip
 """Commands that write no page; that of demo is checked with the demo, and that of augment is the page of eval."""
 

@@ -37,7 +37,7 @@ def policy(data, tmp_path_factory, torch) -> Path:
 
 
 def asked(policy: Path, data: Path, out: Path) -> list[str]:
-    words = ["augment", str(policy), SCENE, str(data), "--task", "reach", "--demos", "3", "--tries", "16"]
+    words = ["lab", "augment", str(policy), SCENE, str(data), "--task", "reach", "--demos", "3", "--tries", "16"]
     return [*words, "--seeds", "6", "--steps", "30", "--out", str(out)]
 
 
@@ -59,7 +59,7 @@ def test_a_policy_is_taught_where_it_fails_measured_again_and_nothing_is_done_tw
 
 
 def test_an_expert_shows_how_it_is_done_from_ordinary_starts(tmp_path, capsys):
-    words = ["augment", "expert", SCENE, "--task", "reach", "--demos", "3", "--out", str(tmp_path / "out")]
+    words = ["lab", "augment", "expert", SCENE, "--task", "reach", "--demos", "3", "--out", str(tmp_path / "out")]
     assert main(words) == 0
     folder = Path(capsys.readouterr().out.strip())
     episodes = load_episodes(folder)
@@ -70,8 +70,8 @@ def test_an_expert_shows_how_it_is_done_from_ordinary_starts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["augment", "nothing", SCENE, "DATA", "--task", "reach"], "is not a policy that instep train wrote"),
-        (["augment", "POLICY", SCENE, "--task", "reach"], "takes a policy, a scene and the data"),
+        (["lab", "augment", "nothing", SCENE, "DATA", "--task", "reach"], "is not a policy that instep train wrote"),
+        (["lab", "augment", "POLICY", SCENE, "--task", "reach"], "takes a policy, a scene and the data"),
         (["train", "DATA", "OUT", "--frame", "a", "b"], "two joints and a body, not 2 words"),
         (["train", "DATA", "OUT", "--device", "abacus"], "not on 'abacus'"),
         (["train", "DATA", "OUT", "--cameras", "front"], "no camera named 'front'"),
@@ -98,7 +98,7 @@ def test_a_policy_from_images_is_adapted_fine_tuned_and_run(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("top.toml").write_text(CAMERA)
     views = ["--virtual", "top.toml", "--cameras", "top"]
-    assert main(["augment", "expert", "pusht", "--demos", "1", *views, "--out", "shown"]) == 0
+    assert main(["lab", "augment", "expert", "pusht", "--demos", "1", *views, "--out", "shown"]) == 0
     words = ["--frame", "pusher_x", "pusher_y", "tee", "--without", "observation.environment_state"]
     assert main(["train", "shown/demonstrations", "seeing", "--cameras", "top", *words, "--steps", "2"]) == 0
     adapt = ["--base", "seeing", "--adapt-images", "shown/demonstrations", "--adapt-by", "colour"]

@@ -114,7 +114,7 @@ def test_returns_are_the_same_bit_by_bit_in_other_processes_and_on_ray(tmp_path,
 def test_the_command_writes_a_page_with_the_advice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     budget = ["--starts", "1", "--seconds", "0.4", "--generations", "1", "--population", "4", "--samples", "1"]
-    words = ["experiment", "closing", "so101", "--task", "reach", "--robots", "2", "--recordings", "1", *budget]
+    words = ["lab", "closing", "so101", "--task", "reach", "--robots", "2", "--recordings", "1", *budget]
     assert main([*words, "--techniques", UNTOUCHED, NOMINAL, "--out", "closed"]) == 0
     result = json.loads((tmp_path / "closed/result.json").read_text())
     assert result["advice"]

@@ -156,7 +156,10 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
         '[hand]\nbody = "gripper"\nat = [0.0, -0.1, 0.0]\ntowards = [0.0, 0.0, -0.1]\nsize = [32, 32]\n'
     )
     virtual, task = ["--virtual", str(sight)], ["--task", "reach"]
-    assert main(["augment", "expert", "so101", *task, *virtual, "--demos", "2", "--out", str(tmp_path / "shown")]) == 0
+    assert (
+        main(["lab", "augment", "expert", "so101", *task, *virtual, "--demos", "2", "--out", str(tmp_path / "shown")])
+        == 0
+    )
     data = tmp_path / "shown/demonstrations"
     assert capsys.readouterr().out.strip() == str(data)
     shown = load_episodes(data)[0].spec.observation
@@ -177,6 +180,6 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     assert "no camera named 'hand'" in capsys.readouterr().err
     assert main([*judged, *virtual, "--cameras", "foot", "--out", str(tmp_path / "foot")]) == 2
     assert "no camera in so101.toml named 'foot'" in capsys.readouterr().err
-    words = ["augment", str(policy), "so101", str(data), *task, *virtual, "--demos", "1", "--tries", "2"]
+    words = ["lab", "augment", str(policy), "so101", str(data), *task, *virtual, "--demos", "1", "--tries", "2"]
     assert main([*words, "--seeds", "1", "--steps", "2", "--out", str(tmp_path / "taught")]) == 0
     assert "observation.images.hand" in load_episodes(tmp_path / "taught/demonstrations")[0].spec.observation

@@ -11,7 +11,8 @@ from instep import BadInput, Episode
 from instep.app.cli import main
 from instep.core.world import Channel, Spec, vector
 from instep.evaluate.action_check import CheckOptions, PredictedActions, check_policy, compare_actions
-from instep.report.eval_pages import key_frames
+from instep.report.eval_pages import check_page, key_frames
+from instep.report.page import write_html
 
 JOINTS = vector(["a", "b", "c"], ["rad", "rad", "m"])
 SPEC = Spec(0.02, JOINTS, vector(["a", "b", "c"], "rad/s"), JOINTS, {"observation.state": JOINTS})
@@ -148,7 +149,7 @@ def test_key_frames_show_the_worst_moments():
 
 def test_the_page_shows_verdict_steps_and_actions(tmp_path):
     found = check_policy(Chunks(lambda a: np.degrees(a)), EPISODES, options=CheckOptions(every=10))
-    text = found.to_html(tmp_path / "x.html").read_text()
+    text = write_html(tmp_path / "x.html", check_page(found, title="Check of a policy")).read_text()
     assert "worse than the" in text and "Steps of a chunk" in text and "degrees and radians?" in text
     assert len(found.figures()) == 2
 

@@ -10,6 +10,8 @@ from instep.core.errors import BadInput
 from instep.evaluate import evaluate_policies, real_success_rates, run_batch
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.policy.task_experts import expert_of
+from instep.report.eval_pages import eval_page
+from instep.report.page import write_html
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
@@ -24,9 +26,8 @@ def evaluation():
 def test_policies_by_name_are_evaluated_in_a_scene(evaluation, tmp_path):
     assert evaluation.task.name == task_of(instep.Scene.load("pusht")).name
     assert evaluation.success("expert", "mujoco").value > evaluation.success("hold", "mujoco").value
-    page = evaluation.to_html(tmp_path / "eval.html").read_text()
+    page = write_html(tmp_path / "eval.html", eval_page(evaluation)).read_text()
     assert "Comparisons of policies" in page and "infrastructure failures" in page
-    assert len(evaluation.plot().axes) == 1
     assert str(evaluation).startswith("expert in mujoco: success")
 
 

@@ -17,7 +17,7 @@ import pytest
 from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
 from instep.app.cluster import open_map
 from instep.app.output import new_output
-from instep.app.verbs.evaluate import run_adr
+from instep.app.verbs.lab import run_adr
 from instep.app.world_specs import world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
@@ -443,7 +443,7 @@ def test_a_comparison_says_how_many_more_episodes_it_needs():
     first[:12], second[3:14] = True, True
     words = str(compare_policies(ended(first), ended(second)))
     assert "more episodes would settle it" in words
-    assert "no difference to be seen" in str(compare_policies(ended(first[:10]), ended(first[:10])))
+    assert "no visible difference" in str(compare_policies(ended(first[:10]), ended(first[:10])))
     assert "equivalent to within 10 points" in str(compare_policies(ended(first), ended(first)))
 
 
@@ -518,10 +518,3 @@ def test_adr_widens_a_range_until_the_policy_fails_and_writes_a_belief(cart, tmp
         [PolicySpec("go", goer)], [place(cart)], Go(), range(20), options=EvalOptions(randomize=Box((found,)))
     )
     assert done.success("go", "mujoco").value > 0.5
-    with pytest.raises(BadInput, match="--randomize"):
-        run_adr(
-            replace(job, options=EvalOptions(randomize=Box((found,)))),
-            ["joint.x.damping=0.1..500"],
-            Scene.load(cart),
-            output,
-        )

@@ -39,13 +39,7 @@ def test_a_planted_change_of_light_is_undone_from_unpaired_images(method):
     clean = scenes(2)
     before = np.abs(dimmed(clean).astype(float) - clean).mean()
     after = np.abs(adapter(dimmed(clean)).astype(float) - clean).mean()
-    assert after < (0.75 if method == "spectrum" else 0.35) * before
-
-
-def test_the_learned_adapter_undoes_what_no_single_matrix_can():
-    given, wanted, clean = dimmed(scenes(0)), scenes(1), scenes(2)
-    errors = {m: np.abs(fit_adapter(m, given, wanted)(dimmed(clean)).astype(float) - clean).mean() for m in METHODS}
-    assert errors["learned"] < errors["statistics"]
+    assert after < 0.35 * before
 
 
 def test_aligned_features_have_the_statistics_of_the_others():
@@ -75,7 +69,7 @@ def test_a_policy_reads_adapted_images_and_nothing_else_changes():
         def act(self, observation):
             return np.array([observation["observation.images.top"].mean(), observation["observation.state"][0]])
 
-    adapter = fit_adapter("statistics", dimmed(scenes(0)), scenes(1))
+    adapter = fit_adapter("colour", dimmed(scenes(0)), scenes(1))
     policy = AdaptedPolicy(Mean(), {"top": adapter})
     seen = {"observation.images.top": dimmed(scenes(2))[0], "observation.state": np.array([3.0])}
     action = policy.act(seen)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from instep import BadInput, Box, Param
-from instep.app import simulation_training
 from instep.app.cli import main
 from instep.evaluate import episode_returns, start_states
+from instep.lab import simulation_training
 from instep.lab.policy_search import SearchOptions, best_weights, search_weights
 from instep.lab.simulation_training import TrainingSetup, grow_and_train
 from instep.policy import ResidualPolicy, load_residual
@@ -98,7 +99,8 @@ def test_a_file_of_ranges_is_a_belief(tmp_path):
 
 def test_train_writes_a_policy_that_runs_and_is_trained_further(tmp_path, monkeypatch, setup):
     monkeypatch.chdir(tmp_path)
-    budget = ["--generations", "1", "--population", "4", "--samples", "1", "--seconds", "0.5"]
+    Path("small.toml").write_text("population = 4\nsamples = 1\nseconds = 0.5\n")
+    budget = ["--steps", "1", "--options", "small.toml"]
     options = ["--scene", "so101", "--task", "reach", *budget]
     assert main(["train", "first", *options, "--randomize", "action.delay=0..0.05"]) == 0
     assert main(["train", "second", *options, "--base", "first"]) == 0

@@ -183,11 +183,6 @@ VERBS: dict[str, Verb] = {
         "clone behaviour from a dataset, or train in simulation over randomized worlds",
         ("instep train shown/demonstrations policy --frame pusher_x pusher_y tee --steps 20",),
     ),
-    "augment": Verb(
-        "augment:augment",
-        "collect demonstrations where a policy fails",
-        ("instep augment expert pusht --demos 2 --out shown",),
-    ),
     "check": Verb(
         "check:check",
         "compare a policy's actions on recorded observations with the recorded ones",
@@ -212,18 +207,33 @@ VERBS: dict[str, Verb] = {
     ),
     "agree": Verb("agree:agree", "compare the success rates of a virtual evaluation with real ones"),
     "gate": Verb("gate:gate", "judge a policy by rules, for CI", ("instep gate expert examples/ci/rules.toml",)),
-    "experiment legs": Verb(
-        "experiment:legs",
-        "walk a robot with feedback, with its own actions replayed, and with simulated ones",
-        ("instep experiment legs dog --trials 2 --seconds 4 --out walked",),
+    "agree": Verb(
+        "agree:agree",
+        "compare success rates in simulation with those on the robot",
+        ("instep agree rates.csv --out agreed",),
     ),
-    "experiment closing": Verb(
-        "experiment_closing:closing",
+    "lab legs": Verb(
+        "lab:legs",
+        "walk a robot with feedback, with its own actions replayed, and with simulated ones",
+        ("instep lab legs dog --trials 2 --seconds 4 --out walked",),
+    ),
+    "lab closing": Verb(
+        "lab:closing",
         "compare the ways to close the gap on perturbed robots",
         (
-            "instep experiment closing so101 --task reach --robots 2 --techniques untouched posterior --starts 1 "
+            "instep lab closing so101 --task reach --robots 2 --techniques untouched posterior --starts 1 "
             "--seconds 1 --recordings 1 --generations 1 --population 4 --samples 1",
         ),
+    ),
+    "lab augment": Verb(
+        "augment:augment",
+        "collect demonstrations where a policy fails",
+        ("instep lab augment expert pusht --demos 2 --out shown",),
+    ),
+    "lab adr": Verb(
+        "lab:adr",
+        "widen parameter ranges while a policy succeeds at their ends",
+        ("instep lab adr expert pusht 'geom.*.friction=0.1..1.5' --seeds 4",),
     ),
     "serve": Verb("serve:serve", "serve a policy", ("instep serve expert pusht --port 8000 --token token.txt",)),
     "runs": Verb("runs:runs", "list past runs: what they found, when, and where their pages are", ("instep runs",)),

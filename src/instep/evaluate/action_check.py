@@ -19,7 +19,6 @@ from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, log_jackknife, pooled
 from instep.core.world import Array, Policy, Spec, array_dataclass, options_dataclass
 from instep.policy.chunking import ChunkPolicy, as_chunk_policy
-from instep.report.page import Figure, HtmlReport, Reported
 from instep.robot.driver import Recording
 
 JUDGED_AHEAD_S = 0.5
@@ -58,7 +57,7 @@ class PredictedActions:
 
 
 @array_dataclass
-class ActionCheck(Reported):
+class ActionCheck:
     """A policy's actions beside the recorded ones."""
 
     spec: Spec
@@ -120,17 +119,10 @@ class ActionCheck(Reported):
         t = np.asarray(run.t, float)
         return t[said.rows] - t[0], np.sqrt(np.nanmean(error**2, axis=1))
 
-    def page(self) -> HtmlReport:
-        """The report."""
-        from instep.report.eval_pages import check_page
-
-        return check_page(self, title="Check of a policy")
-
-    def figures(self) -> Sequence[Figure]:
-        """The errors of each action, and over the steps of a chunk."""
-        from instep.report.eval_pages import joints_figure, steps_figure
-
-        return [joints_figure(self), *([steps_figure(self)] if len(self.steps["policy"]) > 1 else [])]
+    @property
+    def judged_ahead_s(self) -> float:
+        """How far ahead repeating the last action is judged [s]."""
+        return JUDGED_AHEAD_S
 
 
 def check_policy(

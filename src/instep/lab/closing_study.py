@@ -297,9 +297,9 @@ def _check(plan: ClosingPlan) -> None:
     if unknown:
         raise BadInput(f"There is no technique {unknown[0]!r}; known: {', '.join(TECHNIQUES)}.")
     if UNTOUCHED not in plan.techniques or len(plan.robots) < 2:
-        raise BadInput(f"The experiment needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
+        raise BadInput(f"The study needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
     if min(plan.budget.starts, plan.budget.recordings) < 1 or plan.budget.seconds <= 0:
-        raise BadInput("The experiment needs at least one of --starts and of --recordings, and --seconds above 0.")
+        raise BadInput("The study needs at least one of --starts and of --recordings, and --seconds above 0.")
 
 
 def closing_scores(study: ClosingStudy) -> dict[str, Estimate]:

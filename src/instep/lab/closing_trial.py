@@ -1,7 +1,4 @@
-"""What differs between kinds of robots in the experiment closing: how one is perturbed, recorded and identified.
-
-One robot of the experiment closing: recordings, posteriors, trainings and evaluation of every technique on it.
-"""
+"""One robot of the closing study: perturbation, recordings, posterior, trainings and evaluation of each technique."""
 
 from __future__ import annotations
 

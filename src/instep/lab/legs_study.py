@@ -302,7 +302,7 @@ class LegRun:
 
 
 def legs_page(run: LegRun, folder: Path) -> HtmlReport:
-    """The page of an experiment; a video is written beside it."""
+    """The page of the study; a video is written beside it."""
     result, walks = run.result, run.result.walks
     scores = {name: found.scores() for name, found in walks.items()}
     head = ("condition", "upright to the end", "time upright", "distance from the recorded run")

@@ -42,8 +42,8 @@ SHRINK = 0.02
 
 
 @options_dataclass
-class SearchBudget:
-    """How long and how widely a training in simulation searches; these are flags of `instep train`."""
+class SearchOptions:
+    """Options of a training in simulation."""
 
     generations: int = 20
     """generations of the search."""
@@ -57,12 +57,6 @@ class SearchBudget:
     """standard deviation of the weights in the first generation."""
     per_joint: bool = False
     """weights of each joint of its own; one set for all where not given."""
-
-
-@options_dataclass
-class SearchOptions(SearchBudget):
-    """Options of a training in simulation."""
-
     seed: int = 0
     """Seed of the sampled worlds and of the search."""
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @options_dataclass
-class CloningOptions:
-    """The options of a training that a user sets first; they are flags of `instep train`."""
+class TrainOptions:
+    """Options of behaviour cloning."""
 
     steps: int = 6000
     """steps of training."""
@@ -58,13 +58,8 @@ class CloningOptions:
     """device of the training, as torch names it: cpu, cuda. The trained policy needs no such device."""
     seed: int = 0
     """seed of the weights and of the order of examples."""
-
-
-@options_dataclass
-class TrainOptions(CloningOptions):
-    """How to train."""
-
     blocks: int = 3
+    """residual blocks of the network."""
     flow_steps: int = 4
     """Integration steps of the flow from noise to actions."""
     ema_decay: float = 0.999

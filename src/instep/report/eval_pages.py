@@ -6,19 +6,17 @@ The page of a policy's check: verdict, errors by action and by step of a chunk, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import Unsupported
 from instep.core.statistics import Estimate
-from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.evaluate.action_check import JUDGED_AHEAD_S, ActionCheck
+from instep.evaluate.agreement import RankAgreement, SuccessRates, real_rate
 from instep.evaluate.evaluation import Evaluation
-from instep.scene.folder import Scene
+from instep.evaluate.policy_gate import GateRules, Verdict
 
 from .figures import bars_figure, panels_figure, plain_text, series_color, titled
 from .page import (
@@ -86,22 +84,6 @@ def eval_page(
     )
 
 
-def record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path) -> tuple[dict[str, str], str]:
-    """A video of each trajectory of positions q by the scene's first camera, and why where there is none."""
-    from instep.physics.mujoco_cameras import playback, render_trajectory
-
-    made: dict[str, str] = {}
-    try:
-        for name, trajectory in trajectories.items():
-            file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
-            shown = playback(scene.dt * np.arange(len(trajectory)))
-            render_trajectory(scene, trajectory[shown.rows], folder / file)
-            made[name] = file
-    except Unsupported as error:
-        return made, str(error)
-    return made, ""
-
-
 def success_figure(evaluation: Evaluation) -> Figure:
     """Success rates with their intervals."""
     return bars_figure(_success_rates(evaluation), title="", x="success")
@@ -136,6 +118,21 @@ def _modes(evaluation: Evaluation) -> Table:
 
 def _percent(rate: Estimate) -> Estimate:
     return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
+
+
+def gate_page(verdict: Verdict, rules: GateRules) -> HtmlReport:
+    """The page of a gate: its checks, first the parity of the engines, then the rules."""
+    rows = [(c.group, c.name, "passed" if c.passed else "failed", c.words) for c in verdict.checks]
+    passed = sum(check.passed for check in verdict.checks)
+    table = Table(("of", "check", "state", "found"), rows)
+    return HtmlReport(
+        "instep gate",
+        f"{verdict.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
+        Headline("good" if verdict.passed else "bad", "Passes." if verdict.passed else "Does not pass.", verdict.words),
+        (Number("checks passed", f"{passed} of {len(verdict.checks)}"),),
+        (Section("Checks", "First the parity of the engines, then the rules.", [table]),),
+        {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
+    )
 
 
 SHOWN_EPISODES = 6
@@ -270,3 +267,82 @@ def _time_figure(check: ActionCheck, i: int) -> Figure:
 
 def _name(episode: Episode, place: int) -> str:
     return episode.meta.get("name", f"episode {place}")
+
+
+def agreement_page(rates: Sequence[SuccessRates], found: Sequence[RankAgreement], source: str) -> HtmlReport:
+    """The page."""
+    able = [r for r in found if r.informative]
+    mean_r = sum(r.correlation.value for r in found) / len(found)
+    mean_v = sum(r.violation.value for r in found) / len(found)
+    if able:
+        words = f"{len(able)} of {len(found)} tasks have enough policies to conclude anything."
+    else:
+        words = "No task has enough policies to conclude anything."
+    strong = sum(r.correlation.low > 0 for r in able)
+    because = f"At {strong} of them simulation and reality are correlated for certain." if able else ""
+    numbers = [
+        Number("mean correlation", f"{mean_r:.3f}", "1 task" if len(found) == 1 else f"{len(found)} tasks"),
+        Number("mean rank violation (MMRV)", f"{mean_v:.3f}", "simulation first, reality second"),
+        Number("tasks with enough policies", f"{len(able)} of {len(found)}", "six policies and more"),
+    ]
+    sections = [
+        Section(
+            "Rates side by side",
+            "Each point is a policy; on the dashed line the simulator is right.",
+            [_scatter(rates)],
+        ),
+        _agreement_table(found),
+        _agreement_rates(rates),
+    ]
+    return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
+
+
+def _scatter(rates: Sequence[SuccessRates]) -> Figure:
+    data: list[dict[str, Any]] = []
+    for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
+        some = [r for r in rates if r.task == task]
+        bounds = [real_rate(r) for r in some]
+        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
+        trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
+        trace["error_y"] = {
+            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
+            "array": [b.high - b.value for b in bounds], "arrayminus": [b.value - b.low for b in bounds],
+        }  # fmt: skip
+        trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
+        data.append(
+            {**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"}
+        )
+    line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
+    layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
+    return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
+
+
+def _agreement_table(found: Sequence[RankAgreement]) -> Section:
+    head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
+    rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
+    words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
+    lead = (
+        "MMRV weighs a wrong order by how much the real rates differ; even a perfect simulator shows some, by the "
+        "noise of few trials. K is the number of policies: with fewer than six, no correlation means anything."
+    )
+    return Section("Agreement by task", lead, [words, Table(head, rows)])
+
+
+def _numbers(r: RankAgreement) -> list[str]:
+    c, v = r.correlation, r.violation
+    intervals = f"{c.low:.2f} to {c.high:.2f}", f"{v.low:.3f} to {v.high:.3f}"
+    perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
+    rank = f"{r.rank_correlation.value:.3f}"
+    return [f"{c.value:.3f}", intervals[0], rank, f"{v.value:.3f}", intervals[1], perfect, f"{r.bias.value:+.3f}"]
+
+
+def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
+    rows: list[list[str]] = []
+    for r in rates:
+        bound = real_rate(r)
+        interval = f"{bound.low:.2f} to {bound.high:.2f}"
+        rows.append(
+            [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]
+        )
+    head = ("task", "policy", "real", "Wilson 95 %", "trials", "sim", "sim - real")
+    return Section("All rates", "", [Table(head, rows)], folded=True)

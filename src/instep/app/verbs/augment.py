@@ -42,7 +42,7 @@ others."""
 
 @options_dataclass
 class AugmentArgs:
-    """Options of `instep augment`."""
+    """Options of `instep lab augment`."""
 
     demos: int = 30
     """how many demonstrations to collect."""
@@ -99,7 +99,7 @@ def augment(
         )
     tasked = Tasked(views.open(args.world, scene), goal)
     if not data:
-        raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
+        raise BadInput("instep lab augment takes a policy, a scene and the data that the policy was trained on.")
     options, before = trained_with(Path(policy), args.steps, views.device), load_policy(Path(policy), tasked.spec)
     output = new_output("augment", args.out)
     output.kept = f"the demonstrations are kept; the same command with --out {output.folder} goes on from them"

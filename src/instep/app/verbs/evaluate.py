@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +16,9 @@ from rich.table import Table
 from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, new_output, progress_bar
-from instep.app.viewer.watching import live_view
+from instep.app.viewer.live_view import live_view
 from instep.app.world_specs import CameraOptions
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, Unsupported
 from instep.core.reading import content_hash
 from instep.core.world import Array, MapFn, Simulator, Watcher, World, options_dataclass
 from instep.evaluate.episode_batch import SUCCESS, ParquetStore
@@ -31,7 +32,7 @@ from instep.evaluate.evaluation import (
     evaluate_policies,
 )
 from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
-from instep.report.eval_pages import eval_page, record_videos
+from instep.report.eval_pages import eval_page
 from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
@@ -165,7 +166,7 @@ def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
 def _write(output: Output, done: Evaluation, scene: Scene, console: Console) -> int:
     """The folder of an evaluation: episodes, result, videos, report."""
     done.write_parquet(output.folder / "episodes.parquet")
-    videos, why = record_videos(scene, _trajectories(done), output.folder)
+    videos, why = _record_videos(scene, _trajectories(done), output.folder)
     why = why or ("" if videos else "--videos 0 keeps none, or no episode was kept")
     if why:
         console.print(f"No videos: {why}.", highlight=False, markup=False)
@@ -210,3 +211,19 @@ def _options(done: Evaluation) -> str:
     options = done.batches[0].options
     randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
     return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
+
+
+def _record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path) -> tuple[dict[str, str], str]:
+    """A video of each trajectory of positions q by the scene's first camera, and why where there is none."""
+    from instep.physics.mujoco_cameras import playback, render_trajectory
+
+    made: dict[str, str] = {}
+    try:
+        for name, trajectory in trajectories.items():
+            file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
+            shown = playback(scene.dt * np.arange(len(trajectory)))
+            render_trajectory(scene, trajectory[shown.rows], folder / file)
+            made[name] = file
+    except Unsupported as error:
+        return made, str(error)
+    return made, ""

@@ -20,6 +20,7 @@ from instep.core.world import options_dataclass
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
 from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
+from instep.report.eval_pages import gate_page
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
@@ -72,7 +73,7 @@ def gate(
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
     checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
     output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
-    report = output.page(verdict.page(given))
+    report = output.page(gate_page(verdict, given))
     console.print(_table(verdict))
     console.print(verdict.words, highlight=False, markup=False)
     print(report)

@@ -27,7 +27,6 @@ from instep.scene.folder import Scene
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.core.param import Param
     from instep.evaluate.evaluation import EvalBatch
     from instep.lab.gait import GaitBody, GaitFile
     from instep.lab.legs_study import ClosedLegs, LegRun
@@ -208,7 +207,7 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
 
     """
     if args.robots < 2:
-        raise BadInput(f"The experiment needs at least two --robots, not {args.robots}.")
+        raise BadInput(f"The study needs at least two --robots, not {args.robots}.")
     loaded, console = Scene.load(scene), Console(stderr=True)
     output = new_output("lab closing", args.out, seed=args.first)
     output.kept = f"finished robots are kept; the same command with --out {output.folder} goes on from them"
@@ -295,7 +294,7 @@ def adr(
     """
     from instep.evaluate.evaluation import EvalBatch, EvalOptions, PolicySpec, WorldSpec, action_bounds
     from instep.scene.tasks import task_of
-    from instep.tune.posterior.beliefs import nominal_values, parse_ranges, with_imperfections
+    from instep.tune.posterior.beliefs import parse_ranges, with_imperfections
 
     loaded = Scene.load(scene)
     output = new_output("lab adr", args.out, seed=args.seed)
@@ -309,23 +308,19 @@ def adr(
     options = EvalOptions(batch=args.batch, latency=args.latency, bounds=action_bounds(loaded))
     seeds = tuple(range(args.seeds))
     make = PolicySpec(policy, partial(policy_from_spec, policy))
-    return run_adr(
-        EvalBatch(make, WorldSpec(args.world, opened), task_of(loaded, args.task), seeds, options),
-        params,
-        nominal_values(params, loaded),
-        output,
-    )
+    job = EvalBatch(make, WorldSpec(args.world, opened), task_of(loaded, args.task), seeds, options)
+    return run_adr(job, ranges, loaded, output)
 
 
-def run_adr(job: EvalBatch, params: Sequence[Param], nominal: Mapping[str, float], output: Output) -> int:
-    """Widen ranges around the nominal values while the policy of a batch succeeds, and write belief.json."""
+def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output) -> int:
+    """Widen ranges around the scene's values while the policy of a batch succeeds, and write belief.json."""
     from instep.core.world import Policy
     from instep.evaluate.episode_batch import run_batch
     from instep.policy.chunking import Latency
     from instep.scene.tasks.task import Tasked
-    from instep.tune.posterior.beliefs import AdrOptions, expand_ranges, save_belief
+    from instep.tune.posterior.beliefs import AdrOptions, expand_ranges, nominal_values, parse_ranges, save_belief
 
-    options, world = job.options, cast(Simulator, job.world.make())
+    options, world, params = job.options, cast(Simulator, job.world.make()), parse_ranges(ranges, scene)
 
     def success(settings: Mapping[str, Array], seeds: Sequence[int]) -> Array:
         won: list[bool] = []
@@ -349,7 +344,7 @@ def run_adr(job: EvalBatch, params: Sequence[Param], nominal: Mapping[str, float
                 f"round {number + 1} of {grow.rounds}: success at the ends {min(rates):.0%} to {max(rates):.0%}"
             )
 
-        grown = expand_ranges(success, params, nominal, grow, watch=watch)
+        grown = expand_ranges(success, params, nominal_values(params, scene), grow, watch=watch)
     save_belief(grown.box, output.folder / "belief.json")
     last: Mapping[str, tuple[Any, Any]] = grown.rounds[-1].rates if grown.rounds else {}
     ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}

@@ -6,25 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, Positional
+from instep.app.arguments import Expert, Options, Positional
 from instep.app.data_args import DataArgs, read_at_rate
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.world_specs import CameraOptions
-from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import read_toml
+from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World, options_dataclass
 from instep.data.frames import encode_png
-from instep.lab.policy_search import SearchBudget, SearchOptions
+from instep.lab.policy_search import SearchOptions
 from instep.lab.simulation_training import SimulationTraining, train_in_simulation
 from instep.policy.flow_policy import STATE
-from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
+from instep.policy.training import TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ SHEET = "adaptation_{}.png"
 FURTHER_STEPS = 400
 """Default number of steps of adaptations and of fine-tuning."""
 Way = Literal["auto", "background", "colour", "translator", "normalize"]
-T = TypeVar("T")
 
 
 @options_dataclass
@@ -88,8 +86,28 @@ class TrainArgs:
     """device of the training: cpu or cuda."""
     seed: int = 0
     """seed of the training."""
-    options: Path | None = None
-    """file of expert options (TOML) with the tables [cloning] and [simulation]."""
+    batch: Expert[int] = 256
+    """examples per step, from data."""
+    learning_rate: Expert[float | None] = None
+    """largest learning rate (3e-3 from data, 1e-3 with --base)."""
+    width: Expert[int] = 256
+    """width of the network."""
+    horizon: Expert[int] = 16
+    """actions of a chunk."""
+    execute: Expert[int] = 4
+    """actions of a chunk that are executed."""
+    threads: Expert[int] = 0
+    """threads of the training; 0 takes one without cameras and all with them."""
+    population: Expert[int] = 12
+    """candidates per generation, in simulation."""
+    samples: Expert[int] = 8
+    """sampled worlds in which each candidate runs."""
+    seconds: Expert[float] = 0.0
+    """length of an episode [s]; 0 takes the time limit of the task."""
+    spread: Expert[float] = 0.3
+    """standard deviation of the weights in the first generation."""
+    per_joint: Expert[bool] = False
+    """weights of each joint of its own."""
 
 
 def train(
@@ -127,9 +145,10 @@ def train(
 
 def _in_simulation(folder: Path, args: TrainArgs) -> int:
     """Train a correction of a policy, and write the policy, its weights and the ranges of ADR."""
-    budget = _expert_options(args.options)[1]
-    budget = budget if args.steps is None else replace(budget, generations=args.steps)
-    search = SearchOptions(**asdict(budget), seed=args.seed)
+    search = SearchOptions(
+        generations=args.steps or SearchOptions().generations, population=args.population, samples=args.samples,
+        seconds=args.seconds, spread=args.spread, per_joint=args.per_joint, seed=args.seed,
+    )  # fmt: skip
     job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
     output = new_output("train", folder, seed=args.seed)
     with progress_bar() as progress:
@@ -159,12 +178,12 @@ def _clone(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
         raise BadInput(f"--frame takes two joints and a body, not {len(args.frame)} words.")
     output = new_output("train", folder, seed=args.seed)
     episodes, cameras = _read(sources, args, output)
-    cloning = _cloning(args)
-    options = TrainOptions(
-        **asdict(cloning),
+    usual = _train_options(args)
+    options = replace(
+        usual,
         cameras=cameras,
         channels=tuple(name for name in STATE if name not in args.without),
-        checkpoint_every=max(1, min(2000, cloning.steps)),
+        checkpoint_every=max(1, min(2000, usual.steps)),
         frame=(args.frame[0], args.frame[1], args.frame[2]) if args.frame else None,
     )
     world = partial(CameraOptions(args.virtual, cameras, device=_device(args)).open, args.world, args.scene)
@@ -189,42 +208,12 @@ def _clone(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
     return 0
 
 
-def _cloning(args: TrainArgs, usual: CloningOptions | None = None) -> CloningOptions:
-    """The options of a training from data, with those of the command and of the options file."""
-    cloning = _expert_options(args.options, usual)[0]
-    cloning = cloning if args.steps is None else replace(cloning, steps=args.steps)
-    return replace(cloning, device=args.device, seed=args.seed)
-
-
-def _expert_options(file: Path | None, usual: CloningOptions | None = None) -> tuple[CloningOptions, SearchBudget]:
-    """The options in a file, over the usual ones."""
-    cloning, simulation = usual or CloningOptions(), SearchBudget()
-    if file is None:
-        return cloning, simulation
-    table = read_toml(file)
-    for name in table:
-        if name not in ("cloning", "simulation"):
-            raise UnknownName(f"table of {file.name}", name, ("cloning", "simulation"))
-    return (
-        _replaced(cloning, table.get("cloning", {}), f"[cloning] of {file.name}"),
-        _replaced(simulation, table.get("simulation", {}), f"[simulation] of {file.name}"),
-    )
-
-
-def _replaced(options: T, table: Any, where: str) -> T:
-    """Options with the entries of a table, each a number of the same kind."""
-    usual: dict[str, Any] = asdict(options)  # type: ignore[call-overload]
-    if not isinstance(table, dict):
-        raise BadInput(f"{where} is not a table.")
-    for name, value in table.items():
-        if name not in usual:
-            raise UnknownName(f"option in {where}", str(name), usual)
-        kind = type(usual[name])
-        if not isinstance(value, (int, float) if kind is float else kind) or (
-            kind is not bool and isinstance(value, bool)
-        ):
-            raise BadInput(f"{name} in {where} is {value!r}; a {kind.__name__} was expected.")
-    return replace(options, **table)  # type: ignore[type-var]
+def _train_options(args: TrainArgs, steps: int = 6000, rate: float = 3e-3) -> TrainOptions:
+    """The options of a training from data, with the usual number of steps and learning rate."""
+    return TrainOptions(
+        steps=args.steps or steps, batch=args.batch, learning_rate=args.learning_rate or rate, width=args.width,
+        horizon=args.horizon, execute=args.execute, threads=args.threads, device=args.device, seed=args.seed,
+    )  # fmt: skip
 
 
 def _device(args: TrainArgs) -> Literal["cpu", "cuda"]:
@@ -256,8 +245,7 @@ def _rendered(
     episodes: Sequence[Episode], cameras: RenderedCameras, randomize: tuple[str, ...], seed: int
 ) -> list[Episode]:
     """The episodes with rendered images, each in a sampled appearance."""
-    from instep.splat.randomized_views import randomized_views
-    from instep.splat.rendered_world import Sensor
+    from instep.splat.rendered_world import Sensor, randomized_views
     from instep.tune.posterior.beliefs import belief_addresses, parse_belief
 
     belief = parse_belief(randomize, cameras.scene)
@@ -317,8 +305,7 @@ def _train_further(
     """Train a policy further on new demonstrations, beside earlier ones."""
     from instep.policy.policy_adaptation import fine_tune
 
-    usual = CloningOptions(steps=FURTHER_STEPS, learning_rate=1e-3)
-    options = TrainOptions(**asdict(_cloning(args, usual)))
+    options = _train_options(args, FURTHER_STEPS, 1e-3)
     with progress_bar() as progress:
         bar = progress.add_task(f"{len(new)} episodes", total=options.steps)
 
