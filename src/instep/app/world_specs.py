@@ -90,7 +90,7 @@ def _recording(words: str) -> World:
 
 
 def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:
-    """A scene in an engine (mujoco, rapier, dart), or perturbed as a simulated robot (perturbed:SEED), seen by some
+    """A scene in an engine (mujoco, rapier), or perturbed as a simulated robot (perturbed:SEED), seen by some
     cameras.
 
     ENGINE@SCENE is another scene than the one that is asked about, such as another model of the same robot.

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from instep.core.errors import UnknownName, Unsupported
-from instep.core.param import Address
-
 from instep.scene.folder import Scene, SceneSimulator
 
 from .actuators import ActuatedWorld, actuator_models

@@ -48,7 +48,7 @@ class EvalArgs:
     first: int = 0
     """seed of the first start."""
     worlds: tuple[str, ...] = ("mujoco",)
-    """engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters."""
+    """engines to run in (mujoco rapier), or perturbed:SEED, a simulated robot with hidden parameters."""
     task: str = ""
     """which task of the scene; its first where not given."""
     randomize: tuple[str, ...] = ()
