@@ -205,7 +205,6 @@ VERBS: dict[str, Verb] = {
             "instep eval expert hold pusht --seeds 100 --worlds mujoco rapier perturbed:1",
         ),
     ),
-    "agree": Verb("agree:agree", "compare the success rates of a virtual evaluation with real ones"),
     "gate": Verb("gate:gate", "judge a policy by rules, for CI", ("instep gate expert examples/ci/rules.toml",)),
     "agree": Verb(
         "agree:agree",

@@ -17,7 +17,6 @@ from instep.app.arguments import Options, OutFolder, Positional
 from instep.app.data_args import DataArgs, is_scene, located, open_scene, read_runs, spread_runs
 from instep.app.output import Output, broken_limits, new_output, progress_bar
 from instep.app.viewer.report_view import pair_viewer
-from instep.app.world_specs import policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import array_dataclass, options_dataclass
@@ -30,6 +29,7 @@ from instep.gap.joint_error import joint_ranges
 from instep.gap.measure import measure_gap, measure_pairs, measure_recordings
 from instep.gap.preparation import DataChecks, check_data, recorded_at_rate
 from instep.physics.actuators import with_inputs
+from instep.policy.policy_specs import policy_from_spec
 from instep.report.gap_page import checks_section, diagnosis_section, gap_page
 from instep.report.page import Headline, Section
 from instep.scene.folder import Scene, SceneSimulator
