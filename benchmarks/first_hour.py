@@ -32,8 +32,9 @@ from instep.app.output import write_json
 from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import wilson
 from instep.core.world import Array, vector
-from instep.data import load_episodes, resampled, write_dataset
+from instep.data import load_episodes, write_dataset
 from instep.data.lerobot.writer import write_dataset_v21
+from instep.data.resample import resampled
 from instep.scene.folder import LIBRARY
 from instep.scene.robot_structure import with_actuator_labels
 from robots import two_cores

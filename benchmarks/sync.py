@@ -23,7 +23,8 @@ from instep.core.world import Array, Observation, Policy, Spec, State, array_dat
 from instep.data import Recorder
 from instep.physics.engines import open_world
 from instep.policy.task_experts import expert_of
-from instep.robot import Recording, lower_priority, realtime_priority
+from instep.robot import Recording, realtime_priority
+from instep.robot.realtime import lower_priority
 from instep.scene.folder import Scene
 from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of

@@ -10,7 +10,7 @@ from instep.app.recorded_run import RecordedRun, dead_channels, image_ages, rate
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
-from instep.data import RecorderStatus
+from instep.data.recorder.recorder import RecorderStatus
 from instep.policy import expert_of
 from instep.report import ReportVideo
 from instep.report.run_pages import announce_run, run_video, summarize_run, twin_problems

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data import append_episodes, write_dataset
+from instep.data import write_dataset
+from instep.data.lerobot.writer import append_episodes
 
 from .conftest import CAMERA, small_episode
 

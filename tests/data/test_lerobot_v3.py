@@ -11,10 +11,11 @@ import pytest
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.data import VideoOptions, append_episodes, load_episodes, write_dataset
+from instep.data import load_episodes, write_dataset
 from instep.data.lerobot.features import WriteOptions
 from instep.data.lerobot.reader import read_lerobot
-from instep.data.lerobot.writer import DatasetWriter
+from instep.data.lerobot.writer import DatasetWriter, append_episodes
+from instep.data.video import VideoOptions
 
 from .conftest import CAMERA, assert_same, small_episode
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data import load_episodes, load_table
+from instep.data import load_episodes
+from instep.data.loading import load_table
 from instep.data.mapping import parse, shipped, shipped_mappings
 
 ARM = """

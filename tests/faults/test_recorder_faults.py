@@ -306,7 +306,7 @@ def test_a_slow_disk_drops_rows_with_a_gap_record_and_never_stalls(tmp_path: Pat
 def test_video_and_table_that_disagree_are_named(recorded: Path, tmp_path: Path):
     here = _copy(recorded, tmp_path)
     finish_recording(here)
-    from instep.data import VideoWriter
+    from instep.data.video import VideoWriter
 
     path = next((here / "videos").rglob("*.mp4"))
     with VideoWriter(path, 60) as writer:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import instep
-from instep.data import load_episodes, load_table, write_dataset
+from instep.data import load_episodes, write_dataset
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import write_dataset_v21
+from instep.data.loading import load_table
 
 LIBRARY = Path(instep.__file__).parent / "scene" / "library"
 SETS = {

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.robot import Clock, ObstacleChecks, Reading, SafetyOptions, StopFailed, scene_limits, stop_each
+from instep.robot import Clock, ObstacleChecks, Reading, SafetyOptions, scene_limits, stop_each
 from instep.robot.control_loop import RobotLoop
+from instep.robot.driver import StopFailed
 from instep.robot.wire import Command
 from instep.scene.folder import Scene
 

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from instep.robot import lower_priority, realtime_priority
+from instep.robot import realtime_priority
+from instep.robot.realtime import lower_priority
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its schedulers are set")
 

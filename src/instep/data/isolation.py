@@ -19,7 +19,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.processes import Job, ReaderProcess
-from instep.core.reading import parsing
+from instep.core.reading import parse_json, parsing
 
 from .files import ALLOWED_KINDS, library, read_table
 from .formats import Format, readable
@@ -125,7 +125,7 @@ def _run_from(table: Any, path: Path, form: Format) -> RawRun:
     head = table.schema.metadata
     columns: dict[str, Any] = {}
     for field, chunked in zip(table.schema, table.columns, strict=True):
-        note = json.loads(field.metadata[b"column"])
+        note = parse_json(field.metadata[b"column"], f"column {field.name!r} of {path}")
         if "images" in note and form.images is not None:
             source = form.images(path, note["images"], tuple(note["shape"][1:3]))
             columns[field.name] = Frames(source, np.array(note["numbers"], int))
@@ -141,4 +141,4 @@ def _run_from(table: Any, path: Path, form: Format) -> RawRun:
         text = kind.kind == "U"
         flat = np.array(values.to_pylist(), np.str_) if text else values.to_numpy(zero_copy_only=False)
         columns[field.name] = flat.reshape(note["shape"])
-    return RawRun(head[b"name"].decode(), columns, json.loads(head[b"header"]))
+    return RawRun(head[b"name"].decode(), columns, parse_json(head[b"header"], f"header of {path}"))

@@ -7,34 +7,20 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .driver import Driver, Reading, Recording, StopFailed, WorldDriver, WrappedDriver, stop_each
-    from .follower import Follower
+    from .driver import Driver, Reading, Recording, WorldDriver, WrappedDriver, stop_each
     from .follower_process import FollowerProcess
-    from .imperfect import (
-        Backlash,
-        Disturbed,
-        Drifting,
-        Dropping,
-        Inertial,
-        Late,
-        Noisy,
-        Quantized,
-        Saturated,
-        Sluggish,
-    )
+    from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
     from .named_robots import connect_robot
-    from .realtime import Clock, lower_priority, realtime_priority
+    from .realtime import Clock, realtime_priority
     from .robot_server import RobotServer, ServerOptions, serve
     from .safety import ObstacleChecks, SafetyOptions
-    from .signal_checks import SensorChecks
 
 __all__ = [
-    "Backlash", "Clock", "Disturbed", "Drifting", "Driver", "Dropping", "Follower", "FollowerProcess",
-    "Guarded", "Inertial", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording",
-    "RobotServer", "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "ServerOptions",
-    "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "connect_robot", "default_limits", "lower_priority",
+    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "FollowerProcess", "Guarded", "Late", "Limits", "Noisy",
+    "ObstacleChecks", "Quantized", "Reading", "Recording", "RobotServer", "RobotWorld", "SafetyOptions", "Saturated",
+    "ServerOptions", "Sluggish", "WorldDriver", "WrappedDriver", "connect_robot", "default_limits",
     "realtime_priority", "scene_limits", "serve", "stop_each",
 ]  # fmt: skip
 
@@ -42,16 +28,14 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "driver": "Driver Reading Recording StopFailed WorldDriver WrappedDriver stop_each",
-        "follower": "Follower",
+        "driver": "Driver Reading Recording WorldDriver WrappedDriver stop_each",
         "follower_process": "FollowerProcess",
-        "imperfect": "Backlash Disturbed Drifting Dropping Inertial Late Noisy Quantized Saturated Sluggish",
+        "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
         "named_robots": "connect_robot",
-        "realtime": "Clock lower_priority realtime_priority",
+        "realtime": "Clock realtime_priority",
         "robot_server": "RobotServer ServerOptions serve",
         "safety": "ObstacleChecks SafetyOptions",
-        "signal_checks": "SensorChecks",
     },
 )

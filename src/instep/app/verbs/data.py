@@ -14,7 +14,6 @@ from instep.app.arguments import DataArg, Options, Positional
 from instep.app.data_args import DataArgs, mapping_of
 from instep.app.output import new_output
 from instep.data import (
-    DatasetInfo,
     Selection,
     WriteOptions,
     dataset_page,
@@ -23,6 +22,7 @@ from instep.data import (
     import_recordings,
     load_episodes,
 )
+from instep.data.datasets import DatasetInfo
 
 MOST_ROWS = 30
 """Episodes shown in the table; result.json has them all."""

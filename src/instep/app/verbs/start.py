@@ -24,7 +24,8 @@ from instep.core.errors import BadInput, InstepError, Unsupported
 from instep.core.progress import parse_duration
 from instep.core.reading import read_json_table
 from instep.core.world import options_dataclass
-from instep.data import MappingGuess, find_logs, guess_mapping, import_episodes, load_episodes, write_draft
+from instep.data import find_logs, guess_mapping, import_episodes, load_episodes, write_draft
+from instep.data.guess.mapping_guess import MappingGuess
 from instep.gap.preparation import recorded_at_rate
 from instep.report.start_page import plot_first_seconds, start_page
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file

@@ -124,7 +124,7 @@ def write_tracking(tracked: TrackedRecording, output: Output) -> dict[str, Estim
     tracked.calibration.save(output.folder / "cameras.json")
     # A video of all cameras side by side with the twin's silhouette.
     path = output.folder / "overlay.mp4"
-    from instep.data import VideoWriter
+    from instep.data.video import VideoWriter
 
     with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
         for row in range(len(tracked.run)):
