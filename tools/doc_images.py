@@ -259,14 +259,6 @@ def robot_cameras(folder: Path) -> Path:
     return _saved(figure, folder / "cameras.png")
 
 
-def data_sheet(folder: Path) -> Path:
-    """Contact sheet of a dataset with cameras."""
-    options = ("--policy", "expert", "--episodes", "2", "--steps", "240", "--cameras", CAMERA, "--image-every", "6")
-    run_instep(folder, "record", "sim:pusht", "data", *options)
-    run_instep(folder, "data", "info", "data", "--out", "info")
-    return next((folder / "info").glob("*.png"))
-
-
 def record_terminal(folder: Path) -> Path:
     """What a recording and its description print."""
     record = "record sim:pusht data --policy random --episodes 2 --steps 120"
@@ -461,7 +453,7 @@ def view_eval(folder: Path) -> Path:
 MAKERS: dict[str, Make] = {
     "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
-    "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
+    "robot_cameras": robot_cameras, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
     "reidentify_report": reidentify_report, "experiment_legs": experiment_legs,
