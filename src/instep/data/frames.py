@@ -265,7 +265,14 @@ class FrameCache:
             decoder = _Decoder(path, number)
         while True:
             at, image = decoder.advance()
-            self._keep((file, at), image)
+            key = (file, at)
+            image.setflags(write=False)
+            with self._lock:
+                if key not in self._frames:
+                    self._frames[key] = image
+                    self._used += image.nbytes
+                while self._used > self._limit:
+                    self._used -= self._frames.popitem(last=False)[1].nbytes
             if at == number:
                 break
         with self._lock:
@@ -273,15 +280,6 @@ class FrameCache:
             if len(self._decoders) > DECODERS:
                 self._decoders.popitem(last=False)
         return image
-
-    def _keep(self, key: tuple[FileKey, int], image: Array) -> None:
-        image.setflags(write=False)
-        with self._lock:
-            if key not in self._frames:
-                self._frames[key] = image
-                self._used += image.nbytes
-            while self._used > self._limit:
-                self._used -= self._frames.popitem(last=False)[1].nbytes
 
 
 class _Decoder:

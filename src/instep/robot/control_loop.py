@@ -159,7 +159,11 @@ class RobotLoop:
         try:
             with self._pauses:
                 if self.pace == "step":
-                    self._run_by_commands(over)
+                    while not over.is_set():
+                        with self._changed:
+                            if not self._changed.wait_for(lambda: self._waiting is not None, timeout=0.1):
+                                continue
+                        self.tick(self.clock.mono())
                 else:
                     watchdog.start()
                     self._run_by_clock(over)
@@ -187,13 +191,6 @@ class RobotLoop:
     def tick(self, now: int) -> None:
         """One control period, at a time on the robot's clock [ns]."""
         self._stopping_on_error(lambda: self._work(now))
-
-    def _run_by_commands(self, over: threading.Event) -> None:
-        while not over.is_set():
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._waiting is not None, timeout=0.1):
-                    continue
-            self.tick(self.clock.mono())
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(WATCHDOG_S):
@@ -300,7 +297,12 @@ class RobotLoop:
         else:
             with self._changed:
                 if self._working is not None and waiting is not None and self._mode != "stop":
-                    self._execute(self._working, waiting[1])
+                    if self._mode == "idle":
+                        self._read_at = waiting[1]
+                    self._target, self._commanded_at = np.asarray(self._working.action, float), waiting[1]
+                    self._mode, self._reason = "run", ""
+                    self._echo = (self._working.connection, self._working.seq)
+                    self.counts["executed"] += 1
                 self._check_silence(now)
             self._move()
         self._read(self.clock.mono())
@@ -318,14 +320,6 @@ class RobotLoop:
         self._doubt = self._slow_why = ""
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
-
-    def _execute(self, command: Command, commanded_at: int) -> None:
-        if self._mode == "idle":
-            self._read_at = commanded_at
-        self._target, self._commanded_at = np.asarray(command.action, float), commanded_at
-        self._mode, self._reason = "run", ""
-        self._echo = (command.connection, command.seq)
-        self.counts["executed"] += 1
 
     def _check_silence(self, now: int) -> None:
         """Hold or stop where commands or readings have not come for too long."""

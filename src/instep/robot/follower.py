@@ -79,7 +79,12 @@ class Follower:
         self._phase += self._share
         if self._phase >= 1.0 - 1e-9:
             self._phase = max(self._phase - 1.0, 0.0)
-            self._shift()
+            _, before, last = self._line
+            if not self._fresh:
+                self._missing += 1
+                self._next = np.clip(2 * last - before, self._limits.low, self._limits.high)
+            self._line = [before, last, self._next]
+            self._fresh = False
         u, (first, second, third) = self._phase, self._line
         at = 0.5 * (1 - u) ** 2 * first + (0.5 + u - u * u) * second + 0.5 * u * u * third
         speed = ((1 - u) * (second - first) + u * (third - second)) * self._share / self._dt
@@ -87,11 +92,3 @@ class Follower:
         reach, top = np.asarray(self._limits.acceleration) * self._dt, np.asarray(self._limits.velocity)
         self._speed = np.clip(np.clip(speed, self._speed - reach, self._speed + reach), -top, top)
         return at, self._speed
-
-    def _shift(self) -> None:
-        _, before, last = self._line
-        if not self._fresh:
-            self._missing += 1
-            self._next = np.clip(2 * last - before, self._limits.low, self._limits.high)
-        self._line = [before, last, self._next]
-        self._fresh = False

@@ -258,7 +258,11 @@ class _FollowerChild:
                 time.sleep(max(0.0, deadline - time.monotonic()))
         finally:
             self._over.set()
-            self._brake_to_rest(dt)
+            self._stopping = True
+            deadline = time.monotonic() + self._limits.stop_time + 1.0
+            while self._follower is not None and time.monotonic() < deadline:
+                self._step()
+                time.sleep(dt)
             self._halt()
             reader.join(1.0)
 
@@ -327,14 +331,6 @@ class _FollowerChild:
             return
         if self._stopping and follower.at_rest:
             self._halt()
-
-    def _brake_to_rest(self, dt: float) -> None:
-        """Send what is left of the plan that ends at rest."""
-        self._stopping = True
-        deadline = time.monotonic() + self._limits.stop_time + 1.0
-        while self._follower is not None and time.monotonic() < deadline:
-            self._step()
-            time.sleep(dt)
 
     def _halt(self) -> None:
         self._follower, self._stopping = None, False

@@ -295,7 +295,12 @@ class Saturated(Wrapper[W]):
     def step(self, state: State, action: Array) -> State:
         """Give no more than the motor can."""
         action = checked_action(action, self.spec, state.batch)
-        q, v = _driven(self.spec, state)
+        labels, q_labels, v_labels = self.spec.action.labels, self.spec.q.labels, self.spec.v.labels
+        for label in labels:
+            if label not in q_labels or label not in v_labels:
+                raise UnknownName("joint for the action", label, v_labels)
+        q = state.q[..., [q_labels.index(label) for label in labels]]
+        v = state.v[..., [v_labels.index(label) for label in labels]]
         most, top = np.asarray(_amount(self.torque), float), np.asarray(_amount(self.speed), float)
         low, high = -most * np.clip(1 + v / top, 0, 1), most * np.clip(1 - v / top, 0, 1)
         kp, kv = np.asarray(_amount(self.stiffness), float), np.asarray(_amount(self.damping), float)
@@ -304,15 +309,6 @@ class Saturated(Wrapper[W]):
         asked = kp * (action - q) - kv * v
         given = np.clip(asked, low, high)
         return self.world.step(state, np.where(given == asked, action, q + (given + kv * v) / kp))
-
-
-def _driven(spec: Spec, state: State) -> tuple[Array, Array]:
-    """The positions and velocities of the joints that the actions drive, found by label."""
-    for label in spec.action.labels:
-        if label not in spec.q.labels or label not in spec.v.labels:
-            raise UnknownName("joint for the action", label, spec.v.labels)
-    q = state.q[..., [spec.q.labels.index(label) for label in spec.action.labels]]
-    return q, state.v[..., [spec.v.labels.index(label) for label in spec.action.labels]]
 
 
 def _amount(value: Amount) -> Any:

@@ -167,7 +167,8 @@ class SensorChecks:
             self._same, self._moved_at, self._sent = 0, reading.t, sent
             return ""
         self._same += 1
-        v = self._velocity(reading)
+        labels = self._spec.v.labels
+        v = np.array([reading.v[labels.index(name)] if name in labels else 0.0 for name in self._names])
         # What the joint would have moved meanwhile must be more than its sensor's resolution.
         seen = np.abs(v) * self._spec.dt * self._same > RESOLUTION
         moving = seen & (np.abs(v) > np.array([MOVING[unit] for unit in self._units]))
@@ -180,10 +181,6 @@ class SensorChecks:
                 name = self._names[int(np.argmax(away))]
                 return f"The position of {name} has not changed at all while its commands moved: frozen, or blocked."
         return ""
-
-    def _velocity(self, reading: Reading) -> Array:
-        labels = self._spec.v.labels
-        return np.array([reading.v[labels.index(name)] if name in labels else 0.0 for name in self._names])
 
 
 WINDOW_S = 0.5

@@ -6,7 +6,7 @@ Episodes as Rerun recordings (.rrd): every number a curve under its label, every
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -139,7 +139,11 @@ def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: s
     if not is_image(column):
         channel = channel_of(name, episode.spec)
         values, labels = np.ravel(column[row]), channel.labels if channel else ()
-        _write_numbers(writer, schemas[0], (name, start + seen), values, (row, start + t), labels)
+        names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
+        numbers = [float(value) for value in values]
+        header, logged = _stamped(name, start + seen), _nanoseconds(start + t)
+        message = {"header": header, "name": names, "position": numbers, "velocity": [], "effort": []}
+        writer.write_message(_topic(name), schemas[0], message, logged, logged, row)
         return
     repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
     if not repeated:
@@ -165,16 +169,6 @@ def _write_transforms(writer: Any, episode: Episode, start: float) -> None:
             )
         at = _nanoseconds(start + float(t))
         writer.write_message(TRANSFORMS, schema, {"transforms": sent}, at, at, row)
-
-
-def _write_numbers(
-    writer: Any, schema: Any, what: tuple[str, float], values: Array, at: tuple[int, float], labels: Sequence[str] = ()
-) -> None:
-    (name, seen), (row, logged) = what, at
-    names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
-    numbers = [float(value) for value in values]
-    message = {"header": _stamped(name, seen), "name": names, "position": numbers, "velocity": [], "effort": []}
-    writer.write_message(_topic(name), schema, message, _nanoseconds(logged), _nanoseconds(logged), row)
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -309,20 +303,16 @@ def _write_curves(rerun: Any, recording: Any, episode: Episode, column: str) -> 
     for k in range(values.shape[1]):
         label = labels[k] if labels else str(k)
         entity = above if values.shape[1] == 1 and not labels else f"{above}/{label}"
+        times = np.asarray(episode.t, float)
+        indexes = [rerun.TimeColumn(TIMELINE, duration=times)]
+        if "clock.wall" in episode:
+            indexes.append(rerun.TimeColumn(WALL_CLOCK, timestamp=start_time(episode) + times))
         rerun.send_columns(
             entity,
-            indexes=_indexes(rerun, episode, np.asarray(episode.t, float)),
+            indexes=indexes,
             columns=rerun.Scalars.columns(scalars=values[:, k]),
             recording=recording,
         )
-
-
-def _indexes(rerun: Any, episode: Episode, times: Any) -> list[Any]:
-    """The times of rows on each timeline."""
-    out = [rerun.TimeColumn(TIMELINE, duration=times)]
-    if "clock.wall" in episode:
-        out.append(rerun.TimeColumn(WALL_CLOCK, timestamp=start_time(episode) + times))
-    return out
 
 
 MCAP = Format(

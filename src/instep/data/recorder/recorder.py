@@ -141,7 +141,10 @@ class Recorder:
         except OSError as error:
             raise BadInput(f"Nothing can be recorded into {str(self.folder)!r} ({error.strerror}).") from None
         self._hold = _held(self._journal)
-        self._next = _next_number(self.folder)
+        numbers = [int(path.stem) for path in (self.folder / JOURNAL).glob("*.*") if path.stem.isdigit()]
+        info = self.folder / "meta/info.json"
+        stored = read_entries(info, {"total_episodes": COUNT})["total_episodes"] if info.exists() else 0
+        self._next = max([stored, *(number + 1 for number in [*numbers, *recorded_numbers(self.folder)])])
         self._open: _Open | None = None
         self._seen = self._dropped = 0
         self._offset: int | None = None
@@ -375,14 +378,6 @@ def recorded_numbers(folder: Path) -> list[int]:
     path = folder / "meta/instep.json"
     episodes: list[dict[str, Any]] = read_entries(path, _NOTES)["episodes"] if path.exists() else []
     return [int(meta["recorded"]) for meta in episodes if str(meta.get("recorded", "")).isdecimal()]
-
-
-def _next_number(folder: Path) -> int:
-    """The number of the next episode: after those of the dataset and those still in journals."""
-    numbers = [int(path.stem) for path in (folder / JOURNAL).glob("*.*") if path.stem.isdigit()]
-    info = folder / "meta/info.json"
-    stored = read_entries(info, {"total_episodes": COUNT})["total_episodes"] if info.exists() else 0
-    return max([stored, *(number + 1 for number in [*numbers, *recorded_numbers(folder)])])
 
 
 def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:

@@ -82,12 +82,23 @@ def _recovered(here: Path, number: int) -> RecoveredEpisode:
     fields += [(f"c{k}", _number_type(kind), tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
     layout = np.dtype(fields)
     found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
-    table = _table(rows, found, layout)
-    columns = _columns(found, table, header)
+    table = np.empty(len(found), layout)
+    view = table.view(np.uint8).reshape(len(found), layout.itemsize)
+    for k, record in enumerate(found):
+        view[k] = np.frombuffer(rows.payload(record), np.uint8)
+    columns: dict[str, Any] = {"timestamp": table["t"].astype(float)}
+    for k, (name, kind, _) in enumerate(header["columns"]):
+        columns[str(name)] = np.ascontiguousarray(table[f"c{k}"]).astype(np.dtype(kind).newbyteorder("="))
+    columns["clock.monotonic"] = np.array([record.monotonic for record in found], float) * 1e-9
+    columns["clock.wall"] = np.array([record.wall for record in found], float) * 1e-9
     kept = _images(images, table, header, columns, (number, losses))
     commits = {"row journal": _first(rows, journal.COMMIT), "image journal": _first(images, journal.COMMIT)}
     commit = commits["row journal"] or commits["image journal"]
-    losses += _gaps(number, rows)
+    for record in _of_kind(rows, journal.GAP):
+        gap = _noted(rows, record)
+        count = int(gap["count"])
+        many = f"rows {gap['first']} to {gap['first'] + count - 1}" if count > 0 else f"rows from {gap['first']} on"
+        losses.append(Loss(number, f"{many} were dropped: {gap['why']}", count))
     losses += _uncommitted(number, kept, commits)
     meta = {**header.get("meta", {}), **(commit or {}).get("meta", {}), "index": str(number)}
     meta |= _notes(losses, commit, rows)
@@ -227,24 +238,6 @@ def _of_kind(scan: Scan, kind: int) -> list[Record]:
     return [record for record in scan.records if record.kind == kind]
 
 
-def _table(scan: Scan, found: list[Record], layout: np.dtype[Any]) -> Array:
-    """All rows that are whole, as one structured array."""
-    out = np.empty(len(found), layout)
-    view = out.view(np.uint8).reshape(len(found), layout.itemsize)
-    for k, record in enumerate(found):
-        view[k] = np.frombuffer(scan.payload(record), np.uint8)
-    return out
-
-
-def _columns(found: list[Record], table: Array, header: Mapping[str, Any]) -> dict[str, Any]:
-    columns: dict[str, Any] = {"timestamp": table["t"].astype(float)}
-    for k, (name, kind, _) in enumerate(header["columns"]):
-        columns[str(name)] = np.ascontiguousarray(table[f"c{k}"]).astype(np.dtype(kind).newbyteorder("="))
-    columns["clock.monotonic"] = np.array([record.monotonic for record in found], float) * 1e-9
-    columns["clock.wall"] = np.array([record.wall for record in found], float) * 1e-9
-    return columns
-
-
 def _images(
     scan: Scan, table: Array, header: Mapping[str, Any], columns: dict[str, Any], losing: tuple[int, list[Loss]]
 ) -> Array:
@@ -277,16 +270,6 @@ def _image(
     scan: Scan, records: Mapping[int, Record], kind: np.dtype[Any], shape: tuple[int, ...], number: int
 ) -> Array:
     return np.frombuffer(scan.payload(records[number]), kind).reshape(shape)
-
-
-def _gaps(number: int, scan: Scan) -> list[Loss]:
-    losses: list[Loss] = []
-    for record in _of_kind(scan, journal.GAP):
-        gap = _noted(scan, record)
-        count = int(gap["count"])
-        many = f"rows {gap['first']} to {gap['first'] + count - 1}" if count > 0 else f"rows from {gap['first']} on"
-        losses.append(Loss(number, f"{many} were dropped: {gap['why']}", count))
-    return losses
 
 
 def _uncommitted(number: int, kept: Array, commits: Mapping[str, Mapping[str, Any] | None]) -> list[Loss]:
