@@ -27,7 +27,7 @@ from instep.core.world import State, frozen_dataclass
 from instep.lab.base_estimation import BaseFilter, wheel_velocity
 from instep.lab.gait import base_motion
 from instep.lab.legs_study import LegBudget
-from instep.robot import Inertial
+from instep.robot.imperfect import Inertial
 from tuning.planted_arms import MODELS
 
 FIRST_HIDDEN = 1000

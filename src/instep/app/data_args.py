@@ -17,9 +17,11 @@ from rich.console import Console
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
-from instep.data import MappingGuess, guess_mapping, load_episodes, resampled, write_draft
+from instep.data import guess_mapping, load_episodes, write_draft
 from instep.data.guess.joint_columns import CommandKind, RobotActuator, RobotJoint, RobotLayout
+from instep.data.guess.mapping_guess import MappingGuess
 from instep.data.loading import is_foreign_dataset, is_readable
+from instep.data.resample import resampled
 from instep.physics.engines import open_world, scene_and_engine
 from instep.physics.inverse_dynamics import DynamicsOrder
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
