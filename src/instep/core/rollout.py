@@ -412,7 +412,11 @@ def rollout_batch(
         for i in range(path.q.shape[1]):
             step += 1
             running = int(np.searchsorted(-remaining, -step, side="right"))
-            visit(step, live[:running], State(state.t + (i + 1) * sim.spec.dt, path.q[:, i], path.v[:, i], {}))
+            visit(
+                step,
+                live[:running],
+                State(state.t + (i + 1) * sim.spec.dt, path.q[:running, i], path.v[:running, i], {}),
+            )
         state = path.state
         # Making a smaller batch costs a copy, so it waits until half of the worlds are over.
         running = int(np.searchsorted(-remaining, -step, side="left"))
