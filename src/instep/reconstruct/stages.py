@@ -1,37 +1,107 @@
-"""Outputs of the stages of a build, kept in files so that a later stage can be redone alone."""
+"""Records of the stages of a build, kept in files so that a later stage can be redone alone."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.reading import read_json_table
+from instep.core.reading import is_list, is_table, parsing, read_json_table
 from instep.core.world import Array, array_dataclass
 from instep.data.files import read_npz
+from instep.scene.camera import Camera
+from instep.splat.fitting import Progress
+from instep.splat.image import to_bytes
+
+from .appearance.mesh_texture import MeshTexture
+from .capture.posed_views import PosedView
+from .masks.object_mask import ObjectMask
+from .shape.triangle_mesh import TriangleMesh
 
 Stage = Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"]
 STAGES: tuple[Stage, ...] = ("capture", "segment", "cameras", "shape", "parts", "appearance", "scene")
 FOLDER = "stages"
-"""Where stages are kept below a built scene."""
+"""Folder of the stages below a scene."""
 StageReport = Callable[[str, float, str], None]
 """Called with the stage, the share of the whole that is done, and a few words."""
-PartReport = Callable[[float, str], None]
-"""Called with the share of a stage that is done and a few words."""
 
 
 @array_dataclass
-class StageOutput:
-    """What a stage found: arrays, and plain values with its decisions."""
+class CapturedViews:
+    """The images, their cameras and the table."""
 
-    arrays: Mapping[str, Array]
+    views: tuple[PosedView, ...]
+    plane: Array
+    """Table (nx, ny, nz, d) with n . x + d = 0."""
+    bounds: Array
+    """Smallest and largest x and y of the table [2, 2] [m]."""
     info: Mapping[str, Any]
+
+
+@array_dataclass
+class SegmentedObjects:
+    """Masks of each object in the views that show it."""
+
+    masks: Mapping[str, tuple[ObjectMask, ...]]
+    info: Mapping[str, Any]
+
+
+@array_dataclass
+class AlignedCameras:
+    """Cameras of all views, corrected where they disagreed."""
+
+    cameras: tuple[Camera, ...]
+    info: Mapping[str, Any]
+
+
+@array_dataclass
+class ObjectMeshes:
+    """The closed surface of each object in the frame of the world."""
+
+    meshes: Mapping[str, TriangleMesh]
+    info: Mapping[str, Any]
+
+
+@array_dataclass
+class ObjectParts:
+    """Convex parts of each object."""
+
+    parts: Mapping[str, tuple[TriangleMesh, ...]]
+    info: Mapping[str, Any]
+
+
+@array_dataclass
+class ObjectLooks:
+    """Textures and colours of each object; the Gaussians are files below `stages/splats/`."""
+
+    textures: Mapping[str, MeshTexture]
+    colours: Mapping[str, Array]
+    """Median colours [3], 0 to 1."""
+    info: Mapping[str, Any]
+
+
+@array_dataclass
+class WrittenScene:
+    """What the scene folder states of each object."""
+
+    info: Mapping[str, Any]
+
+
+StageRecord = (
+    CapturedViews | SegmentedObjects | AlignedCameras | ObjectMeshes | ObjectParts | ObjectLooks | WrittenScene
+)
+Record = TypeVar("Record", bound=StageRecord)
+_KINDS: tuple[type[Any], ...] = (
+    CapturedViews, SegmentedObjects, AlignedCameras, ObjectMeshes, ObjectParts, ObjectLooks, WrittenScene,
+    PosedView, ObjectMask, Camera, TriangleMesh, MeshTexture,
+)  # fmt: skip
+"""Dataclasses that a stage file may hold."""
 
 
 @dataclass(slots=True)
@@ -42,32 +112,72 @@ class StageStore:
     redo: Stage
     report: StageReport
     done: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Of each stage, whether it was computed or kept, its seconds and its decisions."""
+    """Of each stage: status (computed or kept), seconds and decisions."""
 
-    def run(self, stage: Stage, compute: Callable[[PartReport], StageOutput]) -> StageOutput:
-        """The output of a stage, computed (and kept) or read; `compute` is given a report of its own progress."""
+    def run(self, stage: Stage, kind: type[Record], compute: Callable[[Progress], Record]) -> Record:
+        """The record of a stage, read or computed; `compute` gets a report of its own progress."""
         place = STAGES.index(stage)
         if place < STAGES.index(self.redo):
-            found = self._read(stage)
+            found = read_stage(self.folder, stage, kind)
             self.done[stage] = {"status": "kept", **found.info}
             return found
         self.report(stage, place / len(STAGES), "")
         begin = time.perf_counter()
         found = compute(lambda share, words: self.report(stage, (place + min(share, 1.0)) / len(STAGES), words))
         self.done[stage] = {"status": "computed", "seconds": round(time.perf_counter() - begin, 2), **found.info}
-        self._write(stage, found)
+        write_stage(self.folder, stage, found)
         return found
 
-    def _write(self, stage: Stage, found: StageOutput) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(self.folder / f"{stage}.npz", **dict(found.arrays))  # pyright: ignore[reportArgumentType]
-        (self.folder / f"{stage}.json").write_text(json.dumps(dict(found.info), indent=1) + "\n", encoding="utf-8")
 
-    def _read(self, stage: Stage) -> StageOutput:
-        arrays, info = self.folder / f"{stage}.npz", self.folder / f"{stage}.json"
-        if not arrays.is_file() or not info.is_file():
-            raise BadInput(
-                f"The stage {stage!r} is not kept in {str(self.folder.parent)!r}, so what follows it cannot be redone "
-                f"alone; build it anew, or with --redo {stage}."
-            )
-        return StageOutput(read_npz(arrays), read_json_table(info))
+def write_stage(folder: Path, stage: Stage, record: StageRecord) -> None:
+    """Write the record of a stage: its tree as JSON, its arrays beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Array] = {}
+    tree = _packed(record, arrays)
+    np.savez_compressed(folder / f"{stage}.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    (folder / f"{stage}.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+
+
+def read_stage(folder: Path, stage: Stage, kind: type[Record]) -> Record:
+    """The record of a stage as `write_stage` wrote it."""
+    arrays, tree = folder / f"{stage}.npz", folder / f"{stage}.json"
+    if not arrays.is_file() or not tree.is_file():
+        raise BadInput(
+            f"{str(folder.parent)!r} has no record of the stage {stage!r}; run without --redo, or with --redo {stage}."
+        )
+    with parsing(tree, f"a record of the stage {stage!r}"):
+        found = _unpacked(read_json_table(tree, 64 << 20), read_npz(arrays))
+        if not isinstance(found, kind):
+            raise BadInput(f"{tree.name} is not a record of the stage {stage!r}; run without --redo.")
+    return found
+
+
+def _packed(value: Any, arrays: dict[str, Array]) -> Any:
+    """A value as JSON whose arrays are named; images of whole levels (k / 255) are stored as bytes."""
+    if isinstance(value, np.ndarray):
+        name, stored = str(len(arrays)), value
+        if value.dtype == np.float32 and np.array_equal(to_bytes(value).astype(np.float32) / 255, value):
+            stored = to_bytes(value)
+        arrays[name] = stored
+        return {"$array": name, "dtype": value.dtype.str}
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {one.name: _packed(getattr(value, one.name), arrays) for one in fields(value)}
+        return {"$kind": type(value).__name__, **own}
+    if isinstance(value, Mapping):
+        return {str(key): _packed(part, arrays) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, tuple | list):
+        return [_packed(part, arrays) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unpacked(value: Any, arrays: Mapping[str, Array]) -> Any:
+    if is_list(value):
+        return tuple(_unpacked(part, arrays) for part in value)
+    if not is_table(value):
+        return value
+    if "$array" in value:
+        stored, dtype = arrays[str(value["$array"])], np.dtype(str(value["dtype"]))
+        return stored.astype(np.float32) / 255 if stored.dtype != dtype else stored
+    found = {key: _unpacked(part, arrays) for key, part in value.items() if key != "$kind"}
+    kinds = [kind for kind in _KINDS if kind.__name__ == value.get("$kind")]
+    return kinds[0](**found) if kinds else found

@@ -1,4 +1,5 @@
-"""COLMAP in a process of its own: `python -m instep.reconstruct.capture.colmap_process FOLDER`.
+"""COLMAP in a process of its own: `python -m instep.reconstruct.capture.colmap_process FOLDER`, started by
+`structure_from_motion`.
 
 After pycolmap is imported, writing a PNG aborts the process, so nothing else is done here. FOLDER holds `job.json` and
 `images/`, perhaps `masks/`; `found.npz` and `found.json` are written there. The process ends when its input ends.
@@ -21,10 +22,10 @@ from instep.core.world import Array, array_dataclass
 
 JOB, DATABASE, ARRAYS, FACTS = "job.json", "features.db", "found.npz", "found.json"
 MAPPED = "mapped "
-"""Start of the lines of the output that say how many images are placed."""
+"""Start of the output lines with the number of placed images."""
 _AGAIN = "affine.db"
 _FEW = 60
-"""Most images that are posed again where some found no place."""
+"""Most images for a second attempt if some were not placed."""
 STILL_PX = 1.0
 """Shift up to which a feature is at the same place in two images [pixels]."""
 
@@ -56,7 +57,7 @@ def find_poses(folder: Path) -> None:
 
 @array_dataclass
 class _Found:
-    """What one attempt found."""
+    """The result of one attempt."""
 
     names: Mapping[int, str]
     """Files by the numbers of images."""

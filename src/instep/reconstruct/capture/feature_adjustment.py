@@ -2,7 +2,7 @@
 
 SIFT features are matched between all pairs of images and joined to tracks. Unknown are the pose of every camera (one
 for all images of a camera on the robot: where it is on its body) and the point of every track. Gauss-Newton on
-reprojection errors [pixels], gross errors weighted down more and more; points are eliminated by their Schur complement:
+reprojection errors [pixels] with an ever narrower robust loss; points are eliminated by their Schur complement:
 
     r = project(camera_from_body @ body_from_world(q) @ point) - pixel
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from instep.core.imports import optional_library
 from instep.core.world import Array, array_dataclass
-from instep.reconstruct.shape.visual_hull import in_camera
+from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
 from instep.splat.fitting import pixel_rays
 from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
@@ -27,13 +27,13 @@ FEATURE_SIGMA_PX = 0.7
 _FEATURES = 1500
 """Most features of an image."""
 _RATIO = 0.8
-"""Largest distance of the best match, as a share of that of the second best."""
+"""Largest ratio of the distances of the best and the second best match."""
 _SCALES_PX = (20.0, 20.0, 12.0, 12.0, 6.0, 6.0, 3.0, 3.0, 1.5, 1.5, 1.5, 1.5)
-"""Error from which on a feature counts less, round by round [pixels]."""
+"""Scale of the robust loss in each round [pixels]."""
 _AGREED_PX = 2.5
 """Error up to which a feature agrees with the cameras [pixels]."""
 _MIN_LIKENESS = 0.75
-"""Least product of two descriptors that may be of one feature."""
+"""Least product of the descriptors of a match."""
 _MIN_TRACK = 3
 """Fewest images of a track."""
 _CONTRAST = 0.012
@@ -45,9 +45,9 @@ class FeatureView:
     """An image whose features are matched."""
 
     device: int
-    """Number of its camera among all cameras."""
+    """Index of its camera among all cameras."""
     world_from_body: Array
-    """Where the body that carries its camera was, 4 x 4; the identity for a fixed camera."""
+    """Pose of the body that carries its camera, 4 x 4; the identity for a fixed camera."""
     image: Array
     """[height, width, 3], 0 to 1."""
     hidden: Array
@@ -114,7 +114,7 @@ def feature_tracks(views: Sequence[FeatureView]) -> FeatureTracks:
 def adjust_cameras(
     cameras: Sequence[Camera], information: Sequence[Array], views: Sequence[FeatureView], tracks: FeatureTracks
 ) -> AdjustedCameras:
-    """Cameras moved on their bodies until images agree about points; `information` [6, 6] holds each where it is."""
+    """Cameras corrected on their bodies until images agree; `information` [6, 6] of each is the prior at its pose."""
     given, moved = list(cameras), list(cameras)
     points = _triangulated(placed_cameras(moved, views), tracks)
     for scale in _SCALES_PX:
@@ -142,7 +142,7 @@ def _matches(a: Array, b: Array) -> Array:
 
 
 def _joined(pairs: Array, starts: Array, pixels: Array) -> FeatureTracks:
-    """Tracks of matched features; those with two features of one image are wrong somewhere and left out."""
+    """Tracks of matched features, without those that hold two features of one image."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -182,9 +182,9 @@ def _residuals(placed: Sequence[Camera], tracks: FeatureTracks, points: Array) -
     for k, camera in enumerate(placed):
         own = np.flatnonzero(tracks.view == k)
         seen = points[tracks.track[own]]
-        local = in_camera(camera, seen)
-        ahead = local[:, 2:] > 0.02
-        r[own] = np.where(ahead, camera.project(np.where(ahead, local, [0, 0, 1.0])) - tracks.pixels[own], 1e4)
+        pixels, depth = projected(camera, seen)
+        ahead = depth[:, None] > 0.02
+        r[own] = np.where(ahead, pixels - tracks.pixels[own], 1e4)
         J[own] = np.where(ahead[..., None], pixel_jacobian(camera, seen), 0.0)
     return r, J
 

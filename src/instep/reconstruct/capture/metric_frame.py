@@ -1,8 +1,8 @@
-"""The table and the metric scale of cameras that were posed in a frame and a unit of their own.
+"""The table and the metric scale of cameras in an arbitrary frame and unit.
 
-The table is the plane that most points near the middle lie on, with few points below it. The scale is that of a board
-that some images show, or of lengths between points that are marked in images. A point that one image shows is on the
-table; one that several show is where their rays meet.
+The table is the plane with most points near the middle and few points below it. The scale comes from a board in some
+images, or from lengths between points that are marked in images. A point in one image is on the table; a point in
+several images is where their rays meet.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Z95, Estimate, log_jackknife
 from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
 from instep.splat.fitting import focus_point, pixel_rays
 
+from .structure_from_motion import pixel_scale
+
 CLICK_SIGMA_PX = 1.5
-"""Standard deviation of a point that a person marks [pixels of an image of 1280]."""
+"""Standard deviation of a marked point [pixels of an image of 1280]."""
 _MAX_CLICK_ERROR_PX = 12.0
-"""Largest distance of a marked point from where other images see it [pixels of an image of 1280]."""
+"""Largest disagreement of images about a marked point [pixels of an image of 1280]."""
 _TOLERANCE = 0.004
 """Distance of points on the table from its plane, as a share of the distance of the cameras."""
 _TRIALS = 400
@@ -30,7 +33,7 @@ _MIN_ON_TABLE = 40
 _MAX_BELOW = 0.25
 """Largest share of the points near the middle that may be below the table."""
 _RIVAL = 0.3
-"""Share of the points of the largest plane from which on another one may be the table."""
+"""Least share of the points of the largest plane for another candidate table."""
 _DRAWS = 200
 _MIN_ABOVE = 0.95
 """Least share of the cameras that are above the table."""
@@ -39,12 +42,12 @@ _UP = np.array([1.0, -1.0, -1.0])
 """From the axes of OpenCV's boards, with y down and z into the board."""
 
 Sightings = Sequence[tuple[str, tuple[float, float]]]
-"""Names of images and the pixels at which they show one point."""
+"""Names of images and their pixels of one point."""
 
 
 @frozen_dataclass
 class KnownLength:
-    """A distance between two points that are marked in images."""
+    """A distance between two marked points."""
 
     metres: float
     first: tuple[tuple[str, tuple[float, float]], ...]
@@ -90,7 +93,7 @@ def parse_lengths(words: Sequence[str]) -> tuple[KnownLength, ...]:
 
 
 def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Array:
-    """The table (nx, ny, nz, d), n . x + d = 0 with the cameras above; BadInput where there is none."""
+    """The table (nx, ny, nz, d), n . x + d = 0 with the cameras above; BadInput if there is none."""
     origins = np.array([camera.body_from_camera[:3, 3] for camera in cameras])
     middle = middle_of(cameras, points)
     distance = float(np.median(np.linalg.norm(origins - middle, axis=1)))
@@ -111,7 +114,7 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
         rest = rest[np.abs(rest @ plane[:3] + plane[3]) >= 1.5 * tolerance]
     if not found:
         raise BadInput(
-            "No table was found: no plane below the objects that carries points and has all cameras above it. Put the "
+            "No table was found: no plane below the objects has points on it and all cameras above it. Put the "
             "objects on a table or a board with texture, such as a newspaper, and show it in the photographs."
         )
     up = -np.array([camera.body_from_camera[:3, 1] for camera in cameras]).mean(axis=0)
@@ -133,7 +136,7 @@ def frame_on(plane: Array, right: Array, origin: Array, scale: float) -> FrameCh
 
 
 def scale_by_lengths(lengths: Sequence[KnownLength], cameras: Sequence[Camera], plane: Array, seed: int) -> Estimate:
-    """Metres for one unit of the cameras; its interval is that of the points as a person marks them."""
+    """Metres for one unit of the cameras, with the interval from the noise of marked points."""
     by_name = {camera.name: camera for camera in cameras}
     logs, sigmas = list[float](), list[float]()
     rng = np.random.default_rng((seed, 0x1E46))
@@ -218,10 +221,8 @@ def _board_error(corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[C
     by_name, errors = {camera.name: camera for camera in cameras}, list[Array]()
     for name, (points, pixels) in corners.items():
         camera = by_name[name]
-        place = camera.body_from_camera
-        model = (points * _UP - change.shift) @ change.turn / change.scale
-        found = camera.project((model - place[:3, 3]) @ place[:3, :3])
-        errors.append(np.linalg.norm(found - pixels, axis=1) / _pixel(camera))
+        found, _ = projected(camera, (points * _UP - change.shift) @ change.turn / change.scale)
+        errors.append(np.linalg.norm(found - pixels, axis=1) / pixel_scale(camera))
     return float(np.median(np.concatenate(errors)))
 
 
@@ -236,7 +237,7 @@ def similarity(source: Array, target: Array) -> FrameChange:
 
 
 def middle_of(cameras: Sequence[Camera], points: Array) -> Array:
-    """The point that the cameras look at; the middle of the points where they look past each other."""
+    """The point that the cameras look at; the middle of the points if they look past each other."""
     focus = focus_point(cameras)
     if focus is None or any((focus - c.body_from_camera[:3, 3]) @ c.body_from_camera[:3, 2] <= 0 for c in cameras):
         return np.median(points, axis=0)
@@ -244,7 +245,7 @@ def middle_of(cameras: Sequence[Camera], points: Array) -> Array:
 
 
 def _best_plane(points: Array, tolerance: float, rng: np.random.Generator) -> Array:
-    """The plane that most points are near, fitted to them."""
+    """The plane near most points, fitted to them."""
     some = points[rng.integers(0, len(points), (_TRIALS, 3))]
     normals = np.cross(some[:, 1] - some[:, 0], some[:, 2] - some[:, 0])
     lengths = np.linalg.norm(normals, axis=1)  # 0 of three points on a line, which span no plane
@@ -262,7 +263,7 @@ def _best_plane(points: Array, tolerance: float, rng: np.random.Generator) -> Ar
 
 
 def _located(where: Sightings, cameras: Mapping[str, Camera], plane: Array | None, *, checked: bool = True) -> Array:
-    """Where a point is: on the table by one image, else nearest to the rays of all."""
+    """The place of a point: on the table by one image, else nearest to the rays of all."""
     for name, _ in where:
         if name not in cameras:
             raise UnknownName("photograph that was posed", name, list(cameras))
@@ -288,9 +289,9 @@ def _located(where: Sightings, cameras: Mapping[str, Camera], plane: Array | Non
 def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camera]) -> None:
     for name, xy in where:
         camera = cameras[name]
-        local = (point - camera.body_from_camera[:3, 3]) @ camera.body_from_camera[:3, :3]
-        error = np.linalg.norm(camera.project(local) - xy) if local[2] > 0 else np.inf
-        if error > _MAX_CLICK_ERROR_PX * _pixel(camera):
+        pixel, depth = projected(camera, point)
+        error = np.linalg.norm(pixel - xy) if depth > 0 else np.inf
+        if error > _MAX_CLICK_ERROR_PX * pixel_scale(camera):
             raise BadInput(
                 f"The point at {xy[0]:.0f}, {xy[1]:.0f} of {name!r} is {error:.0f} pixels away from where the other "
                 "images show it; mark the same point in each."
@@ -300,14 +301,9 @@ def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camer
 def _jittered(where: Sightings, cameras: Mapping[str, Camera], rng: np.random.Generator) -> Sightings:
     out: list[tuple[str, tuple[float, float]]] = []
     for name, (x, y) in where:
-        dx, dy = rng.normal(0.0, CLICK_SIGMA_PX * _pixel(cameras[name]), 2)
+        dx, dy = rng.normal(0.0, CLICK_SIGMA_PX * pixel_scale(cameras[name]), 2)
         out.append((name, (x + float(dx), y + float(dy))))
     return out
-
-
-def _pixel(camera: Camera) -> float:
-    """Pixels of an image for one of an image of 1280, where it is larger."""
-    return max(1.0, max(camera.width, camera.height) / 1280)
 
 
 def _sighting(word: str) -> tuple[str, tuple[float, float]]:

@@ -1,7 +1,4 @@
-"""Views of a capture at one moment: image, camera and, for a fixed camera, frames at other times.
-
-Checks of posed images before anything is computed from them: lenses, units, the table, overlap and sharpness.
-"""
+"""Posed images: one image per camera with the frames around it, the table, and checks before anything is computed."""
 
 from __future__ import annotations
 
@@ -22,8 +19,18 @@ MAX_PIXELS = 64_000_000
 """Pixels of the largest image that is read."""
 MAX_SIDE_PX = 1280
 """Images with a longer side are reduced by a whole factor."""
+MAX_DISTANCE_M, MIN_DISTANCE_M = 12.0, 0.02
+"""Largest and least height of a camera above the table; outside, poses are likely in another unit."""
+MAX_EDGE_PX = 8.0
+"""Width of the sharpest edges of an image above which it is blurred [pixels]."""
 _BACKGROUND_FRAMES = 24
-"""Frames of a video from which the static background is found."""
+"""Frames of a video for the static background."""
+_HALF_ANGLES = (0.01, np.tan(np.radians(80.0)))
+"""Range of half an image's side over its focal length; outside, the focal length is not in pixels."""
+_SAMPLES = 14
+"""Rays along each side of an image for the overlap check."""
+_SHARED_RAYS = 6
+"""Fewest rays of an image that must meet the table inside another image."""
 
 
 @array_dataclass
@@ -34,9 +41,9 @@ class PosedView:
     image: Array
     """[height, width, 3] float32, 0 to 1."""
     frames: Array | None = None
-    """Frames of the same fixed camera at other times [frames, height, width, 3] uint8; none of a single image."""
+    """Frames of the same fixed camera at other times [frames, height, width, 3] uint8; None for a single image."""
     hidden: Array | None = None
-    """Pixels where the robot may be in front of the scene [height, width]; none where nothing is known of a robot."""
+    """Pixels where the robot may occlude the scene [height, width]; None without a robot."""
 
     @property
     def name(self) -> str:
@@ -45,7 +52,7 @@ class PosedView:
 
 
 def views_of(capture: Capture, time: float | None = None) -> list[PosedView]:
-    """The views of a capture: of videos, the frame nearest to a time [s] (the first one where none is given)."""
+    """The views of a capture: of videos, the frame nearest to a time [s] (the first common one if None)."""
     recordings = capture.recordings
     names = [recording.camera.name for recording in recordings]
     for name in names:
@@ -62,136 +69,114 @@ def table_of(capture: Capture, given: Array | None = None) -> Array:
     plane = given if given is not None else None if capture.plane is None else capture.plane.normal
     if plane is None:
         raise BadInput(
-            "Nothing says where the table is; give --table-height, or ground_plane.json beside the images with "
+            "The table is unknown; give --table-height, or ground_plane.json beside the images with "
             '{"plane": [nx, ny, nz, d]}.'
         )
     return np.asarray(plane, float)
 
 
-def reduced(view: PosedView, factor: int) -> PosedView:
-    """The view with its image reduced by a whole factor."""
-    camera = view.camera
-    width, height = camera.width // factor, camera.height // factor
-
-    def mean(image: Array) -> Array:
-        part = image[: height * factor, : width * factor]
-        return part.reshape(height, factor, width, factor, 3).mean(axis=(1, 3)).astype(image.dtype)
-
+def smaller_camera(camera: Camera, factor: int) -> Camera:
+    """A camera with pixels so many times as large."""
     (fx, fy), (cx, cy) = camera.focal, camera.centre
-    small = replace(
-        camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
-    )
-    frames = None if view.frames is None else np.stack([mean(f) for f in view.frames])
-    return PosedView(small, mean(view.image), frames)
+    width, height = camera.width // factor, camera.height // factor
+    focal, centre = (fx / factor, fy / factor), (cx / factor, cy / factor)
+    return replace(camera, width=width, height=height, focal=focal, centre=centre)
 
 
-def check_poses(cameras: Sequence[Camera]) -> None:
-    """Refuse camera poses that are mirrored or no rigid transforms."""
-    for camera in cameras:
-        turn = camera.body_from_camera[:3, :3]
-        if not is_transform(camera.body_from_camera, 1e-3):
-            what = "mirrored" if np.linalg.det(turn) < 0 else "not a rotation and a translation"
-            raise BadInput(
-                f"The pose of camera {camera.name!r} is {what}; a rigid transform in metres was expected, with axes as "
-                "docs/formats/cameras.md has them."
-            )
+def shrunk(image: Array, factor: int) -> Array:
+    """The means of square blocks of an image [height, width, ...]."""
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    part = image[: height * factor, : width * factor]
+    blocks = part.reshape(height, factor, width, factor, *image.shape[2:])
+    return np.ascontiguousarray(blocks.mean(axis=(1, 3)), image.dtype)
 
 
-def _view(recording: CameraRecording, time: float) -> PosedView:
-    if len(recording.images) == 1:
-        image = np.asarray(recording.images[0], np.float32) / 255
-        view = PosedView(recording.camera, image.astype(np.float32))
-    else:
-        row = int(np.argmin(np.abs(recording.stamps - time)))
-        rows = np.linspace(0, len(recording.images) - 1, _BACKGROUND_FRAMES).round().astype(int)
-        wanted = {int(r) for r in rows} | {row}
-        # Frames one after another: a video decodes each of them from the key frame before it.
-        found = {k: frame for k, frame in enumerate(recording.images) if k in wanted}
-        frames = np.stack([found[int(r)] for r in np.unique(rows)])
-        view = PosedView(recording.camera, found[row].astype(np.float32) / 255, frames)
-    side = max(recording.camera.width, recording.camera.height)
-    return view if side <= MAX_SIDE_PX else reduced(view, int(np.ceil(side / MAX_SIDE_PX)))
-
-
-def _check(recording: CameraRecording) -> None:
-    if not recording.camera.in_world:
-        raise BadInput(
-            f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}, which the robot carries; "
-            "give the robot's scene as --robot, and 'joints' in every frame."
-        )
-    _, height, width, _ = recording.images.shape
-    if height * width > MAX_PIXELS:
-        raise BadInput(
-            f"The image of camera {recording.camera.name!r} has {height * width / 1e6:.0f} megapixels, and at most "
-            f"{MAX_PIXELS / 1e6:.0f} are read; reduce it, with fl_x, fl_y, cx and cy by the same factor."
-        )
-    check_poses([recording.camera])
-
-
-MAX_DISTANCE_M = 12.0
-"""Largest distance of a camera from the table: farther ones have poses in another unit."""
-MIN_DISTANCE_M = 0.02
-MAX_EDGE_PX = 8.0
-"""Width of the sharpest edges of an image [pixels] from which on it is blurred."""
-_MAX_HALF_ANGLE = np.tan(np.radians(80.0))
-_MIN_HALF_ANGLE = 0.01
-_SAMPLES = 14
-"""Rays along each side of an image whose meeting with the table is looked for in other images."""
-_SHARED_RAYS = 6
-"""Fewest rays of an image that must meet the table where another image shows it."""
-_EDGE_REACH_PX = 31
-_EDGE_SHARE = 0.002
-"""Share of the pixels, those with the largest gradients, by which sharpness is judged."""
-_BLANK = 0.02
-"""Contrast below which an image shows nothing [0 to 1]."""
+def limited(view: PosedView) -> PosedView:
+    """The view with its image reduced by a whole factor to MAX_SIDE_PX or less."""
+    factor = int(np.ceil(max(view.camera.width, view.camera.height) / MAX_SIDE_PX))
+    if factor == 1:
+        return view
+    frames = None if view.frames is None else np.stack([shrunk(frame, factor) for frame in view.frames])
+    return PosedView(smaller_camera(view.camera, factor), shrunk(view.image, factor), frames)
 
 
 def check_views(views: Sequence[PosedView], plane: Array) -> None:
-    """Refuse views from which nothing can be built, in one sentence about the first thing that is wrong.
-
-    A single view is not refused here: see `shape.check_single`.
-    """
+    """Refuse unusable views with one sentence about the first problem; a single view passes."""
     cameras = [view.camera for view in views]
     for camera in cameras:
         _check_lens(camera)
         _check_place(camera, plane)
-    _check_overlap(cameras, plane)
+    for camera in cameras if len(cameras) > 1 else ():
+        points = _table_points(camera, plane)
+        if not any(_shown(other, points) >= _SHARED_RAYS for other in cameras if other is not camera):
+            raise BadInput(
+                f"Camera {camera.name!r} shows no part of the table that another camera shows. Check its pose and the "
+                "table, leave it out, or add views in between."
+            )
     _check_sharpness(views)
 
 
 def seen_on_table(camera: Camera, plane: Array) -> Array:
-    """The middle of what a camera shows of the table [3] [m]; the point below the camera where it shows none."""
+    """The middle of the part of the table that a camera shows [3] [m]; the point below the camera if it shows none."""
     points = _table_points(camera, plane)
+    if len(points):
+        return np.median(points, axis=0)
     origin = camera.body_from_camera[:3, 3]
-    return (
-        np.median(points, axis=0)
-        if len(points)
-        else origin - plane[:3] * (origin @ plane[:3] + plane[3]) / (plane[:3] @ plane[:3])
-    )
+    return origin - plane[:3] * (origin @ plane[:3] + plane[3]) / (plane[:3] @ plane[:3])
 
 
 def edge_width(image: Array) -> float:
     """The width of the sharpest edges of an image [height, width, 3] [pixels]: contrast nearby over largest gradient.
 
-    A step within a pixel has a width of 2, one that is blurred by a Gaussian of s pixels about 2.5 s; infinite where
-    the image is blank.
+    A step within a pixel has a width of 2, one blurred by a Gaussian of s pixels about 2.5 s, a blank image infinity.
     """
     from scipy.ndimage import maximum_filter, minimum_filter
 
     grey = np.asarray(image, float).mean(axis=-1)
-    along, across = np.gradient(grey)
-    gradient = np.hypot(along, across)
-    reach = min(_EDGE_REACH_PX, min(grey.shape) // 2)
+    gradient = np.hypot(*np.gradient(grey))
+    reach = min(31, min(grey.shape) // 2)
     contrast = maximum_filter(grey, reach) - minimum_filter(grey, reach)
-    if contrast.max() < _BLANK:
+    if contrast.max() < 0.02:
         return np.inf
-    strong = gradient >= np.quantile(gradient, 1 - max(_EDGE_SHARE, 30 / gradient.size))
+    strong = gradient >= np.quantile(gradient, 1 - max(0.002, 30 / gradient.size))
     return float(np.quantile(contrast[strong] / np.maximum(gradient[strong], 1e-9), 0.25))
+
+
+def _view(recording: CameraRecording, time: float) -> PosedView:
+    if len(recording.images) == 1:
+        return limited(PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255))
+    row = int(np.argmin(np.abs(recording.stamps - time)))
+    rows = np.unique(np.linspace(0, len(recording.images) - 1, _BACKGROUND_FRAMES).round().astype(int)).tolist()
+    # Frames one after another: a video decodes each of them from the key frame before it.
+    found = {k: frame for k, frame in enumerate(recording.images) if k in {*rows, row}}
+    frames = np.stack([found[r] for r in rows])
+    return limited(PosedView(recording.camera, found[row].astype(np.float32) / 255, frames))
+
+
+def _check(recording: CameraRecording) -> None:
+    camera = recording.camera
+    if not camera.in_world:
+        raise BadInput(
+            f"Image {camera.name!r} is of a camera on the robot's body {camera.body!r}; give the robot's scene as "
+            "--robot, and 'joints' in every frame."
+        )
+    _, height, width, _ = recording.images.shape
+    if height * width > MAX_PIXELS:
+        raise BadInput(
+            f"The image of camera {camera.name!r} has {height * width / 1e6:.0f} megapixels, and at most "
+            f"{MAX_PIXELS / 1e6:.0f} are read; reduce it, with fl_x, fl_y, cx and cy by the same factor."
+        )
+    if not is_transform(camera.body_from_camera, 1e-3):
+        mirrored = np.linalg.det(camera.body_from_camera[:3, :3]) < 0
+        raise BadInput(
+            f"The pose of camera {camera.name!r} is {'mirrored' if mirrored else 'not a rotation and a translation'}; "
+            "a rigid transform in metres was expected, with the axes of docs/formats/cameras.md."
+        )
 
 
 def _check_lens(camera: Camera) -> None:
     half = [side / 2 / focal for side, focal in zip((camera.width, camera.height), camera.focal, strict=True)]
-    if not all(_MIN_HALF_ANGLE < one < _MAX_HALF_ANGLE for one in half):
+    if not all(_HALF_ANGLES[0] < one < _HALF_ANGLES[1] for one in half):
         raise BadInput(
             f"Camera {camera.name!r} has a focal length of {camera.focal[0]:.4g} for {camera.width} pixels of width; "
             "a focal length in pixels was expected, not in millimetres."
@@ -208,23 +193,9 @@ def _check_place(camera: Camera, plane: Array) -> None:
     if height < MIN_DISTANCE_M:
         where = "below the table" if height < 0 else "on the table"
         raise BadInput(
-            f"Camera {camera.name!r} is {abs(height):.3g} m {where}; are the table and the poses in one frame, z up, "
-            "and in metres? --table-height says where a level table is."
+            f"Camera {camera.name!r} is {abs(height):.3g} m {where}. The table and the poses must be in one frame, z "
+            "up, in metres; --table-height sets the height of a level table."
         )
-
-
-def _check_overlap(cameras: Sequence[Camera], plane: Array) -> None:
-    """Refuse cameras that show no part of the table that another one shows."""
-    if len(cameras) < 2:
-        return
-    for camera in cameras:
-        points = _table_points(camera, plane)
-        others = [other for other in cameras if other is not camera]
-        if not any(_shown(other, points) >= _SHARED_RAYS for other in others):
-            raise BadInput(
-                f"Camera {camera.name!r} shows no part of the table that another camera shows; are its pose and the "
-                "table right? Leave it out, or add views in between."
-            )
 
 
 def _table_points(camera: Camera, plane: Array) -> Array:
@@ -240,7 +211,7 @@ def _table_points(camera: Camera, plane: Array) -> Array:
 
 
 def _shown(camera: Camera, points: Array) -> int:
-    """How many of some points a camera shows."""
+    """The number of points that a camera shows."""
     local = in_camera(camera, points)
     ahead = local[:, 2] > 1e-3
     pixels = camera.project(np.where(ahead[:, None], local, [0.0, 0.0, 1.0]))
@@ -255,7 +226,4 @@ def _check_sharpness(views: Sequence[PosedView]) -> None:
     names = ", ".join(map(repr, blurred[:3])) + (f" and {len(blurred) - 3} more" if len(blurred) > 3 else "")
     blank = not np.isfinite(widths[blurred[0]])
     what = "blank" if blank else f"blurred: the sharpest edges of the first are {widths[blurred[0]]:.0f} pixels wide"
-    raise BadInput(
-        f"The images of {names} are {what}; outlines are measured to a fraction of a pixel, so take these images anew "
-        "or leave them out."
-    )
+    raise BadInput(f"The images of {names} are {what}. Take them again, or leave them out.")

@@ -1,21 +1,16 @@
 """Views of a capture with a robot in it: cameras aligned to the robot, and images without it.
 
-Fixed cameras are aligned by the robot's silhouette, cameras on the robot by its kinematics and features, all together
-in one bundle adjustment. What a fixed camera sees behind the robot is put together from its images.
+Fixed cameras are aligned by the robot's silhouette at known joint positions, cameras on the robot by its kinematics and
+features, all together in one bundle adjustment. The background behind the robot is put together from the images.
 
-Align fixed cameras to a robot: its silhouette at known joint positions must meet the edges of the images.
-
-Images of one camera with the robot at several places show, pixel by pixel, what is behind it. Across a predicted
-contour, the difference of an image from that background has a step: from the robot to nothing. The distance of
-that step along the contour's normal is a residual; Gauss-Newton moves the camera, gross errors weighted down, with a
-Gaussian prior at the given pose.
-
-The robot of a scene in images: which pixels show it at given joint positions, and points of its silhouette.
+Across a predicted contour, the difference of an image from the background has a step from the robot to nothing. The
+distance of that step along the contour's normal is a residual of Gauss-Newton on the pose of the camera, with a robust
+loss and a Gaussian prior at the given pose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,33 +21,54 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.scene_formats import ExportedShape, exported_shapes
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
-from instep.reconstruct.shape.visual_hull import contour_points, depth_image, in_camera
+from instep.reconstruct.shape.visual_hull import contour_points, depth_image, projected
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.splat.capture import CameraRecording, Capture
+from instep.splat.fitting import Progress
 from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
 
 from .feature_adjustment import AdjustedCameras, FeatureView, adjust_cameras, feature_tracks
-from .posed_views import MAX_SIDE_PX, PosedView, reduced
+from .posed_views import PosedView, limited
 
 MIN_CONTOUR_POINTS = 60
-"""Fewest points of the robot's contour near an edge that a fixed camera is aligned by."""
+"""Fewest points of the robot's contour near an edge for aligning a fixed camera."""
 MIN_SIGHTINGS = 40
-"""Fewest features that agree about a camera on the robot."""
-_HIDDEN_MARGIN_PX = 3
-"""Pixels around the robot that may show it."""
-_MATCHED_MARGIN_PX = 12
-"""The same before cameras are aligned."""
-Report = Callable[[float, str], None]
+"""Fewest features in agreement for a camera on the robot."""
+_HIDDEN_MARGIN_PX, _MATCHED_MARGIN_PX = 3, 12
+"""Pixels around the robot that may show it, after and before cameras are aligned."""
+SHIFT_SIGMA_M = 0.02
+"""Standard deviation of the given position of a camera [m]."""
+TURN_SIGMA = np.radians(2.0)
+"""Standard deviation of its given orientation [rad]."""
+EDGE_SIGMA_PX = 0.7
+"""Standard deviation of an edge [pixels]."""
+MIN_FRAMES = 3
+"""Fewest images, with the robot at different places, for aligning a camera."""
+MAX_FRAMES = 10
+"""Most images for aligning a camera."""
+SYSTEMATIC = (0.002, np.radians(0.15))
+"""Standard deviations of common errors of a robot's contour [m, rad]: its shape, lens and shadows."""
+_REACHES_PX = (26, 14, 7, 4)
+"""Reach of the search of edges beside a predicted contour, in each round [pixels]."""
+_STEPS = 4
+_CORRELATED = 4.0
+"""Neighbouring points of a contour with about the same error."""
+_SIDE_PX = 3
+"""Pixels of the means on both sides of an edge."""
+_MIN_STEP = 0.06
+"""Least difference across an edge [0 to 1]."""
 
 
 def has_robot(capture: Capture) -> bool:
-    """Whether a capture says where the robot was in some images."""
+    """Whether a capture has joint positions of a robot for some images."""
     return any(recording.joints for recording in capture.recordings)
 
 
-def robot_views(capture: Capture, scene: Scene, align: bool, report: Report) -> tuple[list[PosedView], dict[str, Any]]:
-    """The views of a capture with a robot, and what was found of its cameras."""
+def robot_views(
+    capture: Capture, scene: Scene, align: bool, report: Progress
+) -> tuple[list[PosedView], dict[str, Any]]:
+    """The views of a capture with a robot, and the corrections of its cameras."""
     robot = robot_shapes(scene)
     fixed = [_fixed(recording, robot) for recording in capture.recordings if recording.camera.in_world]
     carried = _carried(capture.recordings, robot)
@@ -89,7 +105,7 @@ def robot_views(capture: Capture, scene: Scene, align: bool, report: Report) -> 
 
 
 def scene_cameras(cameras: Sequence[Camera], robot: Mapping[str, Any] | None) -> list[Camera]:
-    """The cameras of a scene: those of the views, where images of a camera on the robot have one, on its body."""
+    """The cameras of a scene: those of the views; the images of a camera on the robot have one on its body."""
     if robot is None:
         return list(cameras)
     out: list[Camera] = [camera for camera in cameras if camera.name in robot["cameras"]]
@@ -104,13 +120,11 @@ def scene_cameras(cameras: Sequence[Camera], robot: Mapping[str, Any] | None) ->
 def _fixed(recording: CameraRecording, robot: RobotShapes) -> FixedFrames:
     if not recording.joints:
         raise BadInput(
-            f"The image of camera {recording.camera.name!r} does not say where the robot was; give 'joints' in every "
-            "frame of transforms.json, or in none."
+            f"The image of camera {recording.camera.name!r} has no joint positions; give 'joints' in every frame of "
+            "transforms.json, or in none."
         )
     images = np.asarray(recording.images)
-    view = PosedView(recording.camera, images[0], images)
-    side = max(recording.camera.width, recording.camera.height)
-    view = view if side <= MAX_SIDE_PX else reduced(view, int(np.ceil(side / MAX_SIDE_PX)))
+    view = limited(PosedView(recording.camera, images[0], images))
     positions = np.array([robot.positions(joints) for joints in recording.joints])
     return FixedFrames(view.camera, np.asarray(view.frames, np.float32) / 255, positions)
 
@@ -127,9 +141,7 @@ def _carried(recordings: Sequence[CameraRecording], robot: RobotShapes) -> list[
                 "of the 'camera' were expected in its frame of transforms.json."
             )
         _body(robot, recording.camera)
-        view = PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255)
-        side = max(view.camera.width, view.camera.height)
-        view = view if side <= MAX_SIDE_PX else reduced(view, int(np.ceil(side / MAX_SIDE_PX)))
+        view = limited(PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255))
         out.append((recording.device, view.camera, view.image, robot.positions(recording.joints[0])))
     return out
 
@@ -156,8 +168,8 @@ def _estimate(frames: FixedFrames, robot: RobotShapes, align: bool) -> CameraEst
     if found.points < MIN_CONTOUR_POINTS:
         raise BadInput(
             f"Camera {frames.camera.name!r} shows too little of the robot to be aligned to it ({found.points} points "
-            f"of its contour, {MIN_CONTOUR_POINTS} are needed); is its pose off by more than 20 mm or 2 degrees, or "
-            "are the joint positions of other images? --no-align takes it as it is."
+            f"of its contour, {MIN_CONTOUR_POINTS} are needed). Is its pose off by more than 20 mm or 2 degrees, or "
+            "are the joint positions of other images? --no-align keeps its pose."
         )
     return found
 
@@ -167,7 +179,7 @@ def _check_mounts(found: AdjustedCameras, fixed: int, devices: Sequence[str]) ->
         if agreed < MIN_SIGHTINGS:
             raise BadInput(
                 f"The images of camera {device!r} on the robot have {int(agreed)} features in common, and "
-                f"{MIN_SIGHTINGS} are needed to find where it is mounted; take more of them, nearer to each other, or "
+                f"{MIN_SIGHTINGS} are needed to find its mount; take more of them, nearer to each other, or "
                 "give its calibrated pose and --no-align."
             )
 
@@ -175,7 +187,7 @@ def _check_mounts(found: AdjustedCameras, fixed: int, devices: Sequence[str]) ->
 def _moves(
     given: Sequence[Camera], found: Sequence[Camera], devices: Sequence[str], estimates: Sequence[CameraEstimate]
 ) -> dict[str, Any]:
-    """How far each camera was moved, and how well the robot's contour meets the edges."""
+    """The correction of each camera, and the residual of the robot's contour."""
     out, fixed = dict[str, Any](), len(estimates)
     for k, (before, after) in enumerate(zip(given, found, strict=True)):
         shift, turn = relative_pose(before, after)
@@ -192,7 +204,7 @@ def _without_robot(
     fixed: Sequence[FixedFrames], carried: Sequence[tuple[str, Camera, Array, Array]], cameras: Sequence[Camera],
     devices: Sequence[str], robot: RobotShapes,
 ) -> list[PosedView]:  # fmt: skip
-    """The views with their cameras in the world, and which pixels the robot hides."""
+    """The views with their cameras in the world, and the pixels that the robot hides."""
     out: list[PosedView] = []
     for frames, camera in zip(fixed, cameras, strict=False):
         image = background_behind(frames, camera, robot, _HIDDEN_MARGIN_PX)
@@ -203,31 +215,6 @@ def _without_robot(
         placed = mounted.carried(robot.transforms(q)[_body(robot, camera)])
         out.append(PosedView(placed, image, None, robot.pixels(placed, q, _HIDDEN_MARGIN_PX)))
     return out
-
-
-SHIFT_SIGMA_M = 0.02
-"""Standard deviation of the given position of a camera [m]."""
-TURN_SIGMA = np.radians(2.0)
-"""Standard deviation of its given orientation [rad]."""
-EDGE_SIGMA_PX = 0.7
-"""Standard deviation of an edge [pixels]."""
-MIN_FRAMES = 3
-"""Fewest images of a camera, with the robot at different places, that it is aligned by."""
-MAX_FRAMES = 10
-"""Most images of a camera that it is aligned by."""
-SYSTEMATIC = (0.002, np.radians(0.15))
-"""Standard deviations of what all points of a robot's contour have in common [m, rad]: its shape, lens and shadows."""
-_REACHES_PX = (26, 14, 7, 4)
-"""How far from a predicted contour edges are searched, round by round [pixels]."""
-_STEPS = 4
-_CORRELATED = 4.0
-"""Neighbouring points of a contour whose errors are about the same."""
-_SIDE_PX = 3
-"""Pixels on both sides of an edge whose means are compared."""
-_MIN_STEP = 0.06
-"""Least difference across an edge [0 to 1]."""
-_MIN_FREE = 2
-"""Fewest images that show a pixel of the background without the robot."""
 
 
 @array_dataclass
@@ -243,7 +230,7 @@ class FixedFrames:
 
 @array_dataclass
 class CameraEstimate:
-    """A camera and how well it is known."""
+    """A camera and its information."""
 
     camera: Camera
     information: Array
@@ -284,7 +271,7 @@ def align_to_robot(frames: FixedFrames, robot: RobotShapes) -> CameraEstimate:
 
 
 def background_behind(frames: FixedFrames, camera: Camera, robot: RobotShapes, margin: int) -> Array:
-    """What a fixed camera sees behind the robot [height, width, 3]; NaN where too few images show it."""
+    """The background behind the robot [height, width, 3]; NaN where fewer than two images show it."""
     samples = frames.images.copy()
     for image, q in zip(samples, frames.positions, strict=True):
         image[robot.pixels(camera, q, margin)] = np.nan
@@ -294,7 +281,7 @@ def background_behind(frames: FixedFrames, camera: Camera, robot: RobotShapes, m
         # Of images in the shadow of the robot and others, the brighter half shows the background in full light.
         middle = np.maximum((count - 1) * 2 // 3, 0)[None, ..., None]
         out = np.take_along_axis(ordered, middle, axis=0)[0]
-    out[count < _MIN_FREE] = np.nan
+    out[count < 2] = np.nan
     return out
 
 
@@ -303,9 +290,7 @@ def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) ->
     found = contour_points(mesh, camera)
     if not len(found.pixels):
         return np.zeros(0), np.zeros((0, 6))
-    points = mesh.vertices[found.ends]
-    local = in_camera(camera, points)
-    ends = camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0]))
+    ends, _ = projected(camera, mesh.vertices[found.ends])
     along = ends[:, 1] - ends[:, 0]
     along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-9)
     # Faces that look at the camera are anticlockwise in the image, so they are on the left of their rim.
@@ -317,7 +302,7 @@ def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) ->
 
 
 def _steps(difference: Array, pixels: Array, normal: Array, reach: int) -> tuple[Array, Array]:
-    """The offset along each normal (outwards) of the strongest step from something to nothing, and how strong it is."""
+    """The offset along each normal (outwards) of the strongest step from the robot to nothing, and its strength."""
     from scipy.ndimage import map_coordinates
 
     offsets = np.arange(-reach - _SIDE_PX, reach + _SIDE_PX + 0.5, 1.0)
@@ -345,12 +330,12 @@ class RobotShapes:
 
     scene: Scene
     moving: Sequence[ExportedShape]
-    """Shapes that joints move."""
+    """Shapes moved by joints."""
     fixed: Sequence[ExportedShape]
-    """Shapes of the robot that stand still."""
+    """Other shapes of the robot."""
 
     def positions(self, joints: Mapping[str, float]) -> Array:
-        """Positions [nq] of the scene with some joints where they were measured."""
+        """Positions [nq] of the scene with joints at measured values."""
         model, q = self.scene.model, self.scene.start(0)[0]
         names = [model.joint(j).name for j in range(model.njnt)]
         for name, value in joints.items():
@@ -375,19 +360,23 @@ class RobotShapes:
         return out
 
     def moving_mesh(self, q: Array) -> TriangleMesh:
-        """What joints move, at positions q."""
-        return _mesh(self.moving, self.transforms(q))
+        """The moving shapes at positions q."""
+        return self._placed(self.moving, q)
 
     def mesh(self, q: Array) -> TriangleMesh:
         """The whole robot at positions q."""
-        return _mesh([*self.moving, *self.fixed], self.transforms(q))
+        return self._placed([*self.moving, *self.fixed], q)
 
     def pixels(self, camera: Camera, q: Array, margin: int) -> Array:
-        """The pixels of a camera in the world that show the robot at q, or are as near to it [height, width]."""
+        """The pixels of a camera in the world that show the robot at q, with a margin [height, width]."""
         from scipy.ndimage import binary_dilation
 
         shown = depth_image(self.mesh(q), camera).mask
         return np.asarray(binary_dilation(shown, iterations=margin), bool) if margin and shown.any() else shown
+
+    def _placed(self, shapes: Sequence[ExportedShape], q: Array) -> TriangleMesh:
+        placed = self.transforms(q)
+        return joined([shape.mesh.moved(placed[shape.body]) for shape in shapes])
 
 
 def robot_shapes(scene: Scene) -> RobotShapes:
@@ -398,11 +387,7 @@ def robot_shapes(scene: Scene) -> RobotShapes:
     moving = [s for s in shapes if model.body_weldid[s.body] != 0]
     if not moving or not scene.robot:
         raise BadInput(
-            f"Scene {scene.name!r} has no robot with a shape that joints move, which is what cameras are aligned to; "
-            "give the scene of the robot as --robot."
+            f"Scene {scene.name!r} has no robot with moving shapes to align cameras to; give the scene of the robot as "
+            "--robot."
         )
     return RobotShapes(scene, moving, [s for s in shapes if model.body_weldid[s.body] == 0])
-
-
-def _mesh(shapes: Sequence[ExportedShape], placed: Array) -> TriangleMesh:
-    return joined([shape.mesh.moved(placed[shape.body]) for shape in shapes])

@@ -1,14 +1,10 @@
 """Camera poses, a lens and points from photographs alone, by COLMAP in a process of its own; of unknown scale.
 
-Features of all pairs of photographs are matched, and cameras are placed one after the other with bundle adjustment.
-One lens is assumed for all photographs of one size: its focal length starts at EXIF's where there is one.
+Features of all pairs of photographs are matched, and cameras are placed one after the other with bundle adjustment. All
+photographs of one size share a lens, whose focal length starts at that of EXIF.
 
-Photographs as structure from motion reads them: reduced copies, focal lengths from EXIF, and what is unfit.
-
-Checks of a reconstruction from photographs: a camera that stood still, too little overlap, and poses that disagree.
-
-Bundle adjustment finds some poses from almost any matches. Whether they are right is judged by what they predict: the
-matches of two photographs fit the epipolar lines of their poses, whether or not any point was made of them.
+Bundle adjustment finds some poses from almost any matches. They are judged by what they predict: matches of two
+photographs must fit the epipolar lines of their poses.
 """
 
 from __future__ import annotations
@@ -38,22 +34,52 @@ from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.data.files import read_npz
 from instep.data.frames import MAX_IMAGE, Frames, declared_size, decode_image, open_video
 from instep.reconstruct.shape.generated_shape import last_line
-from instep.reconstruct.stages import PartReport
+from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
-from instep.splat.fitting import pixel_rays
+from instep.splat.fitting import Progress, pixel_rays
 from instep.splat.rendering import save_png
 
 from .colmap_process import ARRAYS, DATABASE, FACTS, JOB, MAPPED
-from .posed_views import MAX_EDGE_PX, MAX_PIXELS, MAX_SIDE_PX, edge_width
+from .posed_views import MAX_EDGE_PX, MAX_PIXELS, MAX_SIDE_PX, edge_width, shrunk
 
+MIN_PHOTOS, MAX_PHOTOS = 3, 150
+"""Fewest and most photographs of a reconstruction; all pairs of them are matched."""
+MIN_AGREEMENT = 0.75
+"""Least share of the matches of a photograph that must fit the poses."""
+MAX_ERROR_PX = 2.0
+"""Largest root mean square reprojection error of a photograph [pixels of 1280]."""
+STILLS = (".png", ".jpg", ".jpeg")
+VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
+_FILM_DIAGONAL_MM = 43.27
 _FEATURES = 6000
 """Most features of a photograph."""
 _FINE_SIDE_PX = 900
-"""Longest side of photographs whose features are also looked for at twice their resolution."""
+"""Longest side of photographs whose features are also searched at twice their resolution."""
 _FEATURE_SHARE, _MATCH_SHARE = 0.45, 0.85
-"""Shares of the time after which features are found, and matched."""
+"""Shares of the time after features, and after matching."""
 _POLL_S = 0.3
-_MAX_FACTS = 64 << 20
+_EPIPOLAR_PX = 3.0
+"""Distance from its epipolar line up to which a match fits the poses [pixels of 1280]."""
+_STILL_SHARE = 0.1
+"""Share of matches at the same pixel, in half of all pairs, above which the camera stood still."""
+_MIN_MATCHES, _MIN_SIGHTINGS = 20, 30
+"""Fewest matches of a pair, and fewest points of a photograph, for a judgement."""
+_FOCAL_RANGE = (0.35, 8.0)
+"""Range of focal lengths, in widths of their image."""
+
+
+@array_dataclass
+class Photo:
+    """A photograph, with a reduced copy as `images/NAME.png` of a working folder."""
+
+    name: str
+    path: Path
+    width: int
+    height: int
+    factor: int
+    """Factor by which the copy is smaller."""
+    focal: float | None
+    """Focal length by EXIF at full size [pixels]."""
 
 
 @array_dataclass
@@ -65,28 +91,28 @@ class PhotoPairs:
     raw: Array
     """Matches, before any geometry [pairs]."""
     still: Array
-    """Those of features at the same place in both [pairs]."""
+    """Matches at the same pixel in both [pairs]."""
     fitting: Array
-    """Those that fit one motion of a camera [pairs]."""
+    """Matches that fit one motion of a camera [pairs]."""
     pixels: Array
     """x, y in the first and in the second photograph of matches that fit, pair after pair [matches, 4]."""
 
 
 @array_dataclass
 class Reconstruction:
-    """Cameras and points in a frame and a unit that nothing fixes."""
+    """Cameras and points in an arbitrary frame and unit."""
 
     cameras: tuple[Camera, ...]
-    """Those that were registered, for photographs at full size; their names are those of the photographs."""
+    """Registered cameras, named after their photographs, at full size."""
     points: Array
     """[points, 3]."""
     sightings: Array
-    """Number of the camera and of the point, x, y [sightings, 4] [pixels]."""
+    """Index of the camera and of the point, x, y [sightings, 4] [pixels]."""
     pairs: PhotoPairs
     names: tuple[str, ...]
-    """All photographs that were given."""
+    """All given photographs."""
     others: tuple[tuple[str, ...], ...]
-    """Photographs of further reconstructions, which share nothing with this one."""
+    """Photographs of further reconstructions without a common camera."""
     version: str
     """That of pycolmap."""
 
@@ -96,14 +122,14 @@ class MotionOptions:
     """How photographs are posed."""
 
     turned: bool = False
-    """Whether the camera stood still before an object that was turned, so that what stands still is no match."""
+    """Whether the camera stood still before a turntable, so that matches at the same pixel are dropped."""
     lens: tuple[float, ...] = ()
-    """As `BoardOptions.lens`, at full size; found from the photographs where empty."""
+    """As `BoardOptions.lens`, at full size; from the photographs if empty."""
     seed: int = 0
 
 
 def check_library() -> None:
-    """Refuse where pycolmap is not installed, and say so where it cannot be."""
+    """Refuse if pycolmap is not installed, or cannot be."""
     if find_spec("pycolmap") is not None:
         return
     if sys.platform == "linux" and platform.machine() != "x86_64":
@@ -114,7 +140,7 @@ def check_library() -> None:
     raise MissingExtra("pycolmap", "photos")
 
 
-def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, report: PartReport) -> Reconstruction:
+def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, report: Progress) -> Reconstruction:
     """Pose photographs whose reduced copies lie in a working folder."""
     job = {
         "lenses": _lenses(photos, options.lens), "features": _FEATURES, "turned": options.turned,
@@ -123,15 +149,11 @@ def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, rep
     }  # fmt: skip
     (work / JOB).write_text(json.dumps(job), encoding="utf-8")
     _run(work, len(photos), report)
-    facts, arrays = read_json_table(work / FACTS, _MAX_FACTS), read_npz(work / ARRAYS)
+    facts, arrays = read_json_table(work / FACTS, 64 << 20), read_npz(work / ARRAYS)
     by_name = {photo.name: k for k, photo in enumerate(photos)}
     order = {int(n): by_name[Path(name).stem] for n, name in zip(arrays["ids"], facts["names"], strict=True)}
     factors = np.array([photo.factor for photo in photos], float)
-    rows = arrays["pairs"]
-    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
-    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
-    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
-    pairs = PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
+    pairs = _photo_pairs(arrays, order, factors)
     models = [tuple(Path(name).stem for name in model) for model in facts["models"]]
     used = [photos[order[int(n)]] for n in arrays["registered"]]
     cameras = tuple(_camera(photo, arrays["poses"][k], arrays["lenses"][k]) for k, photo in enumerate(used))
@@ -150,9 +172,8 @@ def reprojection_errors(found: Reconstruction) -> Array:
     out = np.zeros(len(found.cameras))
     for k, camera in enumerate(found.cameras):
         mine = found.sightings[found.sightings[:, 0] == k]
-        place = camera.body_from_camera
-        local = (found.points[mine[:, 1].astype(int)] - place[:3, 3]) @ place[:3, :3]
-        out[k] = np.sqrt(((camera.project(local) - mine[:, 2:]) ** 2).sum(axis=1).mean()) if len(mine) else np.inf
+        pixels, _ = projected(camera, found.points[mine[:, 1].astype(int)])
+        out[k] = np.sqrt(((pixels - mine[:, 2:]) ** 2).sum(axis=1).mean()) if len(mine) else np.inf
     return out
 
 
@@ -179,8 +200,8 @@ def _lenses(photos: Sequence[Photo], given: Sequence[float]) -> list[dict[str, A
     return out
 
 
-def _run(work: Path, count: int, report: PartReport) -> None:
-    """Run COLMAP, and end it when this ends or is interrupted."""
+def _run(work: Path, count: int, report: Progress) -> None:
+    """Run COLMAP; it ends when this process ends or is interrupted."""
     path = os.pathsep.join(word for word in sys.path if word)
     command = [sys.executable, "-m", "instep.reconstruct.capture.colmap_process", str(work)]
     with tempfile.TemporaryFile() as log, open(work / "mapped.txt", "w+b") as told:
@@ -207,7 +228,7 @@ def _run(work: Path, count: int, report: PartReport) -> None:
 
 
 def _progress(work: Path, count: int) -> tuple[float, str]:
-    """The share of COLMAP's work that is done, and what is being done, by what it has written so far."""
+    """Share and step of COLMAP's work, from the files that it writes."""
     placed = re.findall(rf"{MAPPED}(\d+)\n", (work / "mapped.txt").read_text(encoding="utf-8"))
     if placed:
         share = _MATCH_SHARE + (1 - _MATCH_SHARE) * min(int(placed[-1]) / count, 1.0)
@@ -227,6 +248,14 @@ def _progress(work: Path, count: int) -> tuple[float, str]:
     return share, f"matching: {matched} of {pairs} pairs"
 
 
+def _photo_pairs(arrays: dict[str, Array], order: dict[int, int], factors: Array) -> PhotoPairs:
+    rows = arrays["pairs"]
+    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
+    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
+    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
+    return PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
+
+
 def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:
     """A camera at the full size of its photograph."""
     world_from_camera = np.eye(4)
@@ -237,28 +266,6 @@ def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:
         photo.name, photo.width, photo.height, (fx, fy), (cx, cy), "world", world_from_camera,
         distortion if any(distortion) else (),
     )  # fmt: skip
-
-
-MAX_PHOTOS = 150
-"""Most photographs that are posed at once: all pairs of them are matched."""
-STILLS = (".png", ".jpg", ".jpeg")
-VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
-_EXIF, _FOCAL_35MM, _ORIENTATION = 0x8769, 0xA405, 0x0112
-_FILM_DIAGONAL_MM = 43.27
-
-
-@array_dataclass
-class Photo:
-    """A photograph, of which a reduced copy lies in `images/NAME.png` of a working folder."""
-
-    name: str
-    path: Path
-    width: int
-    height: int
-    factor: int
-    """How much smaller the copy is."""
-    focal: float | None
-    """Focal length [pixels] by EXIF, of the photograph as it is."""
 
 
 def read_images(source: Path, most: int) -> Iterator[tuple[str, Path | None, Array]]:
@@ -285,7 +292,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def read_photo(path: Path) -> Array:
-    """An image [height, width, 3] uint8; BadInput where it is larger than what is read, before it is decoded."""
+    """An image [height, width, 3] uint8; too large ones are refused before they are decoded."""
     data = read_file(path, MAX_IMAGE)
     width, height = declared_size(data)
     if width * height > MAX_PIXELS:
@@ -297,13 +304,17 @@ def read_photo(path: Path) -> Array:
 
 
 def prepare_photos(
-    source: Path, work: Path, most: int, masks: Path | None, report: PartReport
+    source: Path, work: Path, most: int, masks: Path | None, report: Progress
 ) -> tuple[list[Photo], list[str]]:
-    """Photographs that are fit, with reduced copies of them (and of their masks), and why others are left out."""
+    """The sharp photographs, with reduced copies of them and of their masks, and why others are left out."""
     kept, left_out = list[Photo](), list[str]()
     for folder in ("images", "frames", "masks"):
         (work / folder).mkdir()
-    count = _count(source, most)
+    count = len(image_files(source)) if source.is_dir() else most
+    if count > MAX_PHOTOS:
+        raise BadInput(
+            f"There are {count} photographs, at most {MAX_PHOTOS} can be posed; 20 to 60, spread evenly, do."
+        )
     for name, path, image in read_images(source, most):
         done = len(kept) + len(left_out)
         report(done / count, f"reading photographs: {done + 1} of {count}")
@@ -312,38 +323,20 @@ def prepare_photos(
         focal, orientation = (None, 1) if path is None else _exif(path)
         image = _upright(image, orientation)
         factor = int(np.ceil(max(image.shape[:2]) / MAX_SIDE_PX))
-        small = _reduced(image, factor)
+        small = shrunk(image, factor)
         if edge_width(small / 255) > MAX_EDGE_PX:
             left_out.append(f"{name}: blurred or blank.")
             continue
         save_png(work / "images" / f"{name}.png", small)
         if masks is not None:
             _copy_mask(masks, name, image.shape[:2], factor, work)
-        if path is None or orientation != 1:  # a copy of the file would be shown otherwise than it is read
+        if path is None or orientation != 1:  # the file would be shown turned
             path = work / "frames" / f"{name}.png"
             save_png(path, image)
         if focal is not None:
             focal *= math.hypot(*image.shape[:2]) / _FILM_DIAGONAL_MM
         kept.append(Photo(name, path, image.shape[1], image.shape[0], factor, focal))
     return kept, left_out
-
-
-def _count(source: Path, most: int) -> int:
-    count = len(image_files(source)) if source.is_dir() else most
-    if count > MAX_PHOTOS:
-        raise BadInput(
-            f"{count} photographs are more than the {MAX_PHOTOS} that are posed at once; 20 to 60, spread evenly, do."
-        )
-    return count
-
-
-def _reduced(image: Array, factor: int) -> Array:
-    """An image reduced by a whole factor."""
-    height, width = image.shape[0] // factor, image.shape[1] // factor
-    part = image[: height * factor, : width * factor]
-    if factor == 1:
-        return part
-    return part.reshape(height, factor, width, factor, -1).mean(axis=(1, 3)).astype(np.uint8)
 
 
 def _copy_mask(masks: Path, name: str, size: Sequence[int], factor: int, work: Path) -> None:
@@ -353,7 +346,7 @@ def _copy_mask(masks: Path, name: str, size: Sequence[int], factor: int, work: P
     mask = read_photo(path)
     if mask.shape[:2] != tuple(size):
         raise BadInput(f"The mask {path.name} measures {mask.shape[:2]} pixels, and its photograph {tuple(size)}.")
-    save_png(work / "masks" / f"{name}.png.png", np.where(_reduced(mask, factor) > 127, 255, 0).astype(np.uint8))
+    save_png(work / "masks" / f"{name}.png.png", np.where(shrunk(mask, factor) > 127, 255, 0).astype(np.uint8))
 
 
 def _exif(path: Path) -> tuple[float | None, int]:
@@ -365,42 +358,24 @@ def _exif(path: Path) -> tuple[float | None, int]:
     try:
         with Image.open(io.BytesIO(read_file(path, MAX_IMAGE))) as opened:
             table = opened.getexif()
-            millimetres = float(table.get_ifd(_EXIF).get(_FOCAL_35MM, 0.0))
-            orientation = int(table.get(_ORIENTATION, 1))
+            millimetres = float(table.get_ifd(0x8769).get(0xA405, 0.0))
+            orientation = int(table.get(0x0112, 1))
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError):
-        return None, 1  # an image whose EXIF is damaged is as good as one that has none
+        return None, 1  # damaged EXIF counts as none
     return millimetres if 5.0 < millimetres < 500.0 else None, orientation
 
 
 def _upright(image: Array, orientation: int) -> Array:
-    """An image as viewers show it, by the orientation of EXIF."""
+    """An image turned upright by the orientation of EXIF."""
     if orientation in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
     down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
     return np.ascontiguousarray(image[:: -1 if down else 1, :: -1 if across else 1])
 
 
-MIN_PHOTOS = 3
-"""Fewest photographs of a reconstruction."""
-MIN_AGREEMENT = 0.75
-"""Least share of the matches of a photograph that must fit the poses."""
-MAX_ERROR_PX = 2.0
-"""Largest root mean square reprojection error of a photograph [pixels of 1280]."""
-_EPIPOLAR_PX = 3.0
-"""Distance from its epipolar line up to which a match fits the poses [pixels of 1280]."""
-_STILL_SHARE = 0.1
-"""Share of matches at the same place, in half of all pairs, from which on the camera stood still."""
-_MIN_MATCHES = 20
-"""Fewest matches by which a pair of photographs is judged."""
-_MIN_SIGHTINGS = 30
-"""Fewest points that a photograph must see."""
-_FOCAL_RANGE = (0.35, 8.0)
-"""Focal lengths that cameras have, in widths of their image."""
-
-
 @array_dataclass
 class CheckedReconstruction:
-    """The photographs of a reconstruction that are kept."""
+    """The kept photographs of a reconstruction."""
 
     found: Reconstruction
     errors: Array
@@ -424,7 +399,7 @@ def check_still(pairs: PhotoPairs) -> None:
 
 
 def checked(found: Reconstruction) -> CheckedReconstruction:
-    """The reconstruction without photographs whose poses are not to be trusted; BadInput where too few are left."""
+    """The reconstruction without photographs of doubtful pose; BadInput if too few are left."""
     if len(found.cameras) < MIN_PHOTOS:
         raise BadInput(_unregistered(found))
     _check_focal(found.cameras)
@@ -432,7 +407,7 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
     seen = np.bincount(found.sightings[:, 0].astype(int), minlength=len(found.cameras))
     keep, left_out = list[int](), list[str]()
     for k, camera in enumerate(found.cameras):
-        error = errors[k] * _per_pixel(camera)
+        error = errors[k] / pixel_scale(camera)
         if seen[k] < _MIN_SIGHTINGS:
             left_out.append(f"{camera.name}: only {seen[k]} of its features are seen by others.")
         elif error > MAX_ERROR_PX:
@@ -443,13 +418,27 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
             keep.append(k)
     if len(keep) < max(MIN_PHOTOS, len(found.cameras) / 2):
         raise BadInput(
-            f"The poses that were found contradict the matches of {len(left_out)} of {len(found.cameras)} photographs "
-            f"({left_out[0]} ...), so none are written. Take more photographs, 10 to 20 degrees apart, sharp, of "
+            f"The poses contradict the matches of {len(left_out)} of {len(found.cameras)} photographs ({left_out[0]} "
+            "...), so none are written. Take more photographs, 10 to 20 degrees apart, sharp, of "
             "things with texture that lie still: put a newspaper or a patterned cloth below the objects."
         )
     left_out += _not_registered(found)
-    kept = _only(found, keep)
+    # Kept cameras, and the points that at least two of them see.
+    new = np.full(len(found.cameras), -1)
+    new[keep] = np.arange(len(keep))
+    sightings = found.sightings[new[found.sightings[:, 0].astype(int)] >= 0].copy()
+    sightings[:, 0] = new[sightings[:, 0].astype(int)]
+    twice = np.bincount(sightings[:, 1].astype(int), minlength=len(found.points)) >= 2
+    sightings = sightings[twice[sightings[:, 1].astype(int)]]
+    sightings[:, 1] = (np.cumsum(twice) - 1)[sightings[:, 1].astype(int)]
+    cameras = tuple(found.cameras[k] for k in keep)
+    kept = replace(found, cameras=cameras, points=found.points[twice], sightings=sightings)
     return CheckedReconstruction(kept, errors[keep], agreement[keep], tuple(left_out))
+
+
+def pixel_scale(camera: Camera) -> float:
+    """Pixels of an image for one of an image of 1280, if it is larger."""
+    return max(1.0, max(camera.width, camera.height) / 1280)
 
 
 def _agreement(found: Reconstruction) -> Array:
@@ -479,12 +468,7 @@ def _epipolar_distance(one: Camera, two: Camera, matches: Array) -> Array:
     across, back = x @ essential.T, y @ essential
     norm = np.sqrt((across[:, :2] ** 2).sum(axis=1) + (back[:, :2] ** 2).sum(axis=1))
     algebraic = np.abs((y * across).sum(axis=1))
-    return algebraic / np.maximum(norm, 1e-12) * one.focal[0] * _per_pixel(one)
-
-
-def _per_pixel(camera: Camera) -> float:
-    """Pixels of an image of 1280 pixels for one of a camera's, where its image is larger."""
-    return min(1.0, 1280 / max(camera.width, camera.height))
+    return algebraic / np.maximum(norm, 1e-12) * one.focal[0] / pixel_scale(one)
 
 
 def _check_focal(cameras: Sequence[Camera]) -> None:
@@ -529,17 +513,3 @@ def _not_registered(found: Reconstruction) -> list[str]:
         for name in found.names
         if name not in placed
     ]
-
-
-def _only(found: Reconstruction, keep: Sequence[int]) -> Reconstruction:
-    """A reconstruction with some of its cameras, and points that at least two of them see."""
-    new = np.full(len(found.cameras), -1)
-    new[list(keep)] = np.arange(len(keep))
-    sightings = found.sightings[new[found.sightings[:, 0].astype(int)] >= 0].copy()
-    sightings[:, 0] = new[sightings[:, 0].astype(int)]
-    counts = np.bincount(sightings[:, 1].astype(int), minlength=len(found.points))
-    number = np.cumsum(counts >= 2) - 1
-    sightings = sightings[counts[sightings[:, 1].astype(int)] >= 2]
-    sightings[:, 1] = number[sightings[:, 1].astype(int)]
-    cameras = tuple(found.cameras[k] for k in keep)
-    return replace(found, cameras=cameras, points=found.points[counts >= 2], sightings=sightings)

@@ -1,16 +1,15 @@
 """Masks of several objects in all views from boxes in some of them.
 
-The boxes of an object bound where it is in space, and so where it can be in every other view. What no box reaches is
-background: it shows how the table looks, cell by cell and in any light. Inside, a graph cut tells the background from
-everything else; the hulls that the views then agree on narrow the regions, and say which object is in front. Pixels
-that two objects may share are unknown for both.
+The boxes of an object bound where it is in space, and so where it can be in every other view. Pixels outside all
+regions are background: they show how the table looks, cell by cell and in any light. Inside, a graph cut separates the
+background from everything else. The hulls that the views agree on then narrow the regions and say which object is in
+front. Pixels that two objects may share are unknown for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,86 +18,83 @@ from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface
 from instep.reconstruct.shape.visual_hull import depth_image, hull_bounds, hull_views, table_cut
+from instep.splat.fitting import Progress
 
-from .object_mask import ColourMixture, ObjectMask, colour_mixture, min_cut, soften
-from .prompts import Box, ObjectPrompt
-from .table_map import TableMap, density_in_any_light, explained_share, map_table, table_meetings, with_contrast
+from .object_mask import ColourMixture, ObjectMask, colour_mixture, inside_box, min_cut, soften
+from .prompts import ObjectPrompt
+from .table_map import TableMap, density_in_any_light, map_table, table_meetings, with_contrast
 
 MIN_BOXES = 2
-"""Fewest views with a box around an object that bound where it is."""
+"""Fewest views with a box around an object."""
 MIN_VIEWS = 6
-"""Fewest views that boxes are carried over to others from."""
-_ROUNDS = 3
+"""Fewest views for boxes in only some of them."""
 _CELLS = 72
 """Cells along the longest side of the grid of a hull."""
 _REGION_MARGIN_PX = (8, 5, 4)
-"""How far a region reaches beyond the hull that it comes from, round by round [pixels]."""
+"""Reach of a region beyond its hull, in each round [pixels]."""
 _TOLERATED_SHARE = 0.2
-"""Share of the views that may be wrong about a point of a hull that narrows regions."""
+"""Share of the views that may disagree about a point of a hull."""
 _LIKE_TABLE = 12.0
 """Squared deviation [variances] up to which a pixel looks like the table."""
 _RING_PX = 40
-"""Pixels around a region that show what is behind it."""
+"""Width of the ring around the regions whose colours are background [pixels]."""
 _SIGMA = 0.028
 """Least standard deviation of a colour of the table [0 to 1]."""
 _SHADE = (0.4, 1.2)
 """Range of factors by which light and shadow change the brightness of the table."""
 _ANYWHERE_PRICE = 2.0
-"""What counts against a colour that the table has elsewhere or in another light, in units of log likelihood."""
+"""Log likelihood that a colour from elsewhere on the table loses."""
 _SHADOW_PX = 4.0
-"""Over how much of a patterned table light is taken to be even [pixels]."""
+"""Scale over which light on a patterned table is even [pixels]."""
 _ANY_SHARE = 0.1
-"""Share of an object's pixels whose colour may be any."""
+"""Share of an object's pixels that may have any colour."""
 _MOST = 8.0
-"""Most that the colour of a pixel says, in units of log likelihood."""
+"""Largest log likelihood ratio by the colour of one pixel."""
 _VOTE = 3.0
-"""What it weighs that nearly all views have an object at a pixel, in units of log likelihood."""
+"""Weight of the hull of the views at a pixel, in units of log likelihood."""
 _MIN_PIXELS = 30
-_SHARED_PX = 1
-"""Pixels around what two objects share that are unknown too."""
 
 
 def propagated(prompts: Sequence[ObjectPrompt], views: Sequence[PosedView]) -> bool:
-    """Whether prompts are boxes in some of many views, which are carried over to the others."""
+    """Whether all prompts are boxes in some of many views."""
     plain = all(p.boxes and not (p.clicks or p.others or p.colour or p.masks or p.table) for p in prompts)
     return plain and len(views) >= MIN_VIEWS and any(len(p.boxes) < len(views) for p in prompts)
 
 
 def masks_by_boxes(
-    views: Sequence[PosedView], prompts: Sequence[ObjectPrompt], plane: Array,
-    report: Callable[[float, str], None],
-) -> dict[str, list[ObjectMask]]:  # fmt: skip
+    views: Sequence[PosedView], prompts: Sequence[ObjectPrompt], plane: Array, report: Progress
+) -> dict[str, list[ObjectMask]]:
     """The masks of each object in the views that show it."""
     hulls = {prompt.name: _boxed(views, prompt, plane) for prompt in prompts}
     meetings, colours = [table_meetings(view.camera, plane) for view in views], dict[str, ColourMixture]()
     found: dict[str, list[ObjectMask]] = {}
-    for round_ in range(_ROUNDS):
-        seen = [_regions(view, hulls, _REGION_MARGIN_PX[round_]) for view in views]
-        blocked = [_any(s.inside.values()) | _hidden(v) for v, s in zip(views, seen, strict=True)]
+    for round_, margin in enumerate(_REGION_MARGIN_PX):
+        seen = [_regions(view, hulls, margin) for view in views]
+        blocked = [np.any([*s.inside.values(), _hidden(v)], axis=0) for v, s in zip(views, seen, strict=True)]
         table = map_table(views, plane, blocked)
         found = {prompt.name: [] for prompt in prompts}
         for k, view in enumerate(views):
-            report((round_ + k / len(views)) / _ROUNDS, view.name)
+            report((round_ + k / len(views)) / len(_REGION_MARGIN_PX), view.name)
             balanced = view.image * table.gains[k].astype(np.float32)
             behind = _background(balanced, meetings[k], table, blocked[k])
             for name, mask in _cut(view, balanced, behind, seen[k], colours).items():
                 found[name].append(mask)
         colours = {name: _object_colours(views, table, masks) for name, masks in found.items()}
-        if round_ < _ROUNDS - 1:
+        if round_ < len(_REGION_MARGIN_PX) - 1:
             hulls = {name: _agreed(name, masks, hulls[name], plane) for name, masks in found.items()}
     return {name: [m for m in masks if m.inside.sum() >= _MIN_PIXELS] for name, masks in found.items()}
 
 
 @array_dataclass
-class _Seen:
-    """Where objects can be in one view."""
+class _Regions:
+    """Pixels of one view by object [height, width]."""
 
     inside: Mapping[str, Array]
-    """Of each object, the pixels that may show it [height, width]."""
+    """Pixels that may show it."""
     agreed: Mapping[str, Array]
-    """Of each object, the pixels that its hull shows [height, width]."""
+    """Pixels that its hull shows."""
     shared: Mapping[str, Array]
-    """Of each object, the pixels that another one may show too [height, width]."""
+    """Pixels that another object may show too."""
 
 
 @array_dataclass
@@ -108,83 +104,77 @@ class _Behind:
     density: Array
     """Log density of the colour of each pixel [height, width]."""
     plain: Array
-    """Where a pixel looks like the table behind it, not even in another light [height, width]."""
+    """Pixels that look like the table behind them in the same light [height, width]."""
 
 
 def _boxed(views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array) -> TriangleMesh:
     """The space above the table that all boxes of an object show."""
     if len(prompt.boxes) < MIN_BOXES:
         raise BadInput(
-            f"{prompt.name!r} has a box in {len(prompt.boxes)} view, which does not bound where it is; draw one in "
-            f"{MIN_BOXES} or more views that show it whole."
+            f"{prompt.name!r} has a box in {len(prompt.boxes)} view; draw one in {MIN_BOXES} or more views that show "
+            "it whole."
         )
-    masks = [_box_mask(view, prompt.boxes[view.name]) for view in views if view.name in prompt.boxes]
+    masks: list[ObjectMask] = []
+    for view in views:
+        if view.name in prompt.boxes:
+            inside = inside_box(view.image.shape[:2], prompt.boxes[view.name])
+            if not inside.any():
+                raise BadInput(f"A box is outside the image of camera {view.name!r}.")
+            masks.append(ObjectMask(view.camera, inside.astype(np.float32), np.ones(inside.shape, bool)))
     try:
-        return _hull(masks, plane, 0)
+        hull = _hull(masks, plane, 0)
     except BadInput:
+        hull = None
+    if hull is None:
         raise BadInput(
-            f"The boxes of {prompt.name!r} have no point above the table in common; are they around one object, which "
-            "each of these views shows whole?"
-        ) from None
-
-
-def _box_mask(view: PosedView, box: Box) -> ObjectMask:
-    rows, columns = np.indices(view.image.shape[:2])
-    left, top, right, bottom = box
-    inside = np.asarray((columns >= left) & (columns < right) & (rows >= top) & (rows < bottom), bool)
-    if not inside.any():
-        raise BadInput(f"A box is outside the image of camera {view.name!r}.")
-    return ObjectMask(view.camera, inside.astype(np.float32), np.ones(inside.shape, bool))
+            f"The boxes of {prompt.name!r} have no point above the table in common. Draw them around one object, in "
+            "views that show it whole."
+        )
+    return hull
 
 
 def _hull(
     masks: Sequence[ObjectMask], plane: Array, tolerated: int, within: TriangleMesh | None = None
-) -> TriangleMesh:
+) -> TriangleMesh | None:
+    """The hull of masks, inside the box of an earlier one; None if it is empty."""
     if not masks:
-        raise BadInput("The views show nothing.")
+        return None
     low, high = hull_bounds(masks, plane) if within is None else within.bounds
     pitch = float((high - low).max()) / _CELLS
     grid = grid_around(low, high, pitch)
     points = grid.points()
     field = table_cut(replace(hull_views(masks), tolerated=tolerated).field(points), points, plane)
-    if not (field > 0).any():
-        raise BadInput("The views do not agree.")
-    return isosurface(field + 0.5 * pitch, grid)
+    return isosurface(field + 0.5 * pitch, grid) if (field > 0).any() else None
 
 
 def _agreed(name: str, masks: Sequence[ObjectMask], before: TriangleMesh, plane: Array) -> TriangleMesh:
-    """The hull that nearly all views agree on, inside what it was before."""
+    """The hull that nearly all views agree on, inside the box of the one before."""
     shown = [mask for mask in masks if mask.inside.sum() >= _MIN_PIXELS]
-    try:
-        return _hull(shown, plane, int(_TOLERATED_SHARE * len(shown)), before)
-    except BadInput:
+    hull = _hull(shown, plane, int(_TOLERATED_SHARE * len(shown)), before)
+    if hull is None:
         raise BadInput(
             f"The views do not agree about {name!r}: nothing that differs from the table is inside its boxes in all of "
-            "them; are the boxes, the camera poses and the table right?"
-        ) from None
+            "them. Check the boxes, the camera poses and the table."
+        )
+    return hull
 
 
-def _regions(view: PosedView, hulls: Mapping[str, TriangleMesh], margin: int) -> _Seen:
+def _regions(view: PosedView, hulls: Mapping[str, TriangleMesh], margin: int) -> _Regions:
     from scipy.ndimage import binary_dilation
 
     shown = {name: depth_image(hull, view.camera).mask for name, hull in hulls.items()}
     wide = {n: np.asarray(binary_dilation(m, iterations=margin), bool) if m.any() else m for n, m in shown.items()}
-    shared = {n: _any(other for k, other in wide.items() if k != n) & wide[n] for n in wide}
-    return _Seen(
-        wide, shown, {n: np.asarray(binary_dilation(m, iterations=_SHARED_PX), bool) for n, m in shared.items()}
-    )
+    count = np.sum(list(wide.values()), axis=0)
+    shared = {n: np.asarray(binary_dilation(own & (count > 1)), bool) for n, own in wide.items()}
+    return _Regions(wide, shown, shared)
 
 
 def _hidden(view: PosedView) -> Array:
     return np.zeros(view.image.shape[:2], bool) if view.hidden is None else view.hidden
 
 
-def _any(masks: Iterable[Array]) -> Array:
-    return np.any(list(masks), axis=0)
-
-
 def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> _Behind:
-    """How likely the colour of each pixel is for what is behind the objects."""
+    """How likely the colour of each pixel is for the background behind the objects."""
     from scipy.ndimage import binary_dilation, gaussian_filter
 
     found = table.predicted(meets)
@@ -199,22 +189,22 @@ def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> 
     plain = sure & (((image - predicted) ** 2).sum(axis=-1) < _LIKE_TABLE * sigma**2)
     likely = np.where(sure, -0.5 * error / sigma**2 - 1.5 * np.log(2 * np.pi * sigma**2), -np.inf)
     near = np.asarray(binary_dilation(blocked, iterations=_RING_PX), bool) & ~blocked
-    # Log density of the colour of each pixel as one that the table has anywhere, in any light, or that is near.
-    out = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
+    other = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
     if near.sum() > _MIN_PIXELS:
-        out = np.maximum(out, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
-    other = out
+        other = np.maximum(other, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
     if not table.patterned:
         return _Behind(np.maximum(likely, other), plain)
-    share = explained_share(likely, other, near & sure)
+    # Where poses or the map are wrong, the map explains few pixels better than other colours do, and counts little.
+    ring = near & sure
+    share = float(np.clip((likely > other)[ring].mean(), 0.5, 0.99)) if ring.any() else 0.5
     mixed = np.logaddexp(likely + np.log(share), other + np.log(1 - share))
     return _Behind(np.where(sure, mixed, other), plain)
 
 
 def _cut(
-    view: PosedView, image: Array, behind: _Behind, seen: _Seen, colours: Mapping[str, ColourMixture]
+    view: PosedView, image: Array, behind: _Behind, seen: _Regions, colours: Mapping[str, ColourMixture]
 ) -> dict[str, ObjectMask]:
-    """The masks of objects in one view."""
+    """The masks of the objects in one view."""
     out: dict[str, ObjectMask] = {}
     hidden = _hidden(view)
     for name, region in seen.inside.items():
@@ -230,17 +220,15 @@ def _cut(
             preference = np.clip(front - behind.density[cut], -_MOST, _MOST) + voted
             preference = np.where(hidden[cut], 0.0, np.where(region[cut], preference, -np.inf))
             found[cut] = _filled(min_cut(preference, image[cut]), behind.plain[cut])
-        known = ~hidden & ~seen.shared[name]
-        out[name] = ObjectMask(view.camera, soften(view.image, found & ~hidden), known)
+        out[name] = ObjectMask(view.camera, soften(view.image, found & ~hidden), ~hidden & ~seen.shared[name])
     return out
 
 
 def _filled(mask: Array, plain: Array) -> Array:
-    """The mask with its holes, but for those that show the table: a grey inside of a cup is no hole."""
+    """The mask with its holes, except those that show the table."""
     from scipy.ndimage import binary_fill_holes, label
 
-    labelled: Any = label(np.asarray(binary_fill_holes(mask), bool) & ~mask)
-    holes, count = labelled
+    holes, count = label(np.asarray(binary_fill_holes(mask), bool) & ~mask)  # pyright: ignore[reportGeneralTypeIssues]
     area = np.bincount(holes.ravel(), minlength=count + 1)
     table = np.bincount(holes[plain].ravel(), minlength=count + 1)
     other = table < 0.5 * np.maximum(area, 1)
@@ -252,8 +240,9 @@ def _object_colours(views: Sequence[PosedView], table: TableMap, masks: Sequence
     """The colours of an object over all views."""
     from scipy.ndimage import binary_erosion
 
-    inner: list[Array] = []
-    for view, gain, mask in zip(views, table.gains, masks, strict=True):
-        inner.append((view.image * gain)[np.asarray(binary_erosion(mask.inside, iterations=1), bool)])
+    inner = [
+        (view.image * gain)[np.asarray(binary_erosion(mask.inside), bool)]
+        for view, gain, mask in zip(views, table.gains, masks, strict=True)
+    ]
     some = np.concatenate(inner)
     return colour_mixture(some if len(some) else np.full((3, 3), 0.5), 8)

@@ -1,7 +1,4 @@
-"""Masks of one object in posed images: soft edges, hidden pixels, and signed distances to the outline.
-
-Foreground and background of one image: colour mixtures, a graph cut between them, and soft edges.
-"""
+"""The mask of an object in an image: colour mixtures, graph cuts, soft edges, and signed distance to the outline."""
 
 from __future__ import annotations
 
@@ -12,9 +9,15 @@ from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 
 FAR_PX = 64.0
-"""Distances from an outline beyond this are cut [pixels]."""
+"""Largest distance from an outline [pixels]; larger ones are clipped."""
 UNKNOWN_PX = 1e9
-"""Distance where nothing is known: finite, so that interpolating it stays a number."""
+"""Distance where nothing is known: finite, so that interpolation yields a number."""
+SMOOTHNESS = 12.0
+"""Cost of a label change between two like pixels, in units of log likelihood."""
+_CAPACITY = 1000.0
+"""Whole units of flow per unit of cost."""
+_MIN_VARIANCE = (4 / 255) ** 2
+"""Least variance of a colour in a mixture: the noise of a camera."""
 
 
 @array_dataclass
@@ -23,9 +26,9 @@ class ObjectMask:
 
     camera: Camera
     alpha: Array
-    """The share of each pixel that shows the object [height, width], 0 to 1."""
+    """Share of each pixel that shows the object [height, width], 0 to 1."""
     known: Array
-    """Whether it is known what a pixel shows [height, width]; false where something else may hide the object."""
+    """False where something else may occlude the object [height, width]."""
 
     def __post_init__(self) -> None:
         shape = (self.camera.height, self.camera.width)
@@ -37,19 +40,19 @@ class ObjectMask:
 
     @property
     def inside(self) -> Array:
-        """The pixels that show mostly the object [height, width]."""
+        """Known pixels that show mostly the object [height, width]."""
         return (self.alpha > 0.5) & self.known
 
     @property
     def region(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the pixels of the object, right and bottom outside."""
+        """Left, top, right and bottom of the object, right and bottom outside."""
         rows, columns = np.nonzero(self.alpha > 0.5)
         if not len(rows):
             return (0, 0, 0, 0)
         return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
 
     def padded_region(self, margin: int) -> tuple[int, int, int, int]:
-        """The box around the object with a margin [pixels], inside the image: left, top, right, bottom."""
+        """The region with a margin [pixels], inside the image."""
         (left, top, right, bottom), width, height = self.region, self.camera.width, self.camera.height
         return max(0, left - margin), max(0, top - margin), min(width, right + margin), min(height, bottom + margin)
 
@@ -63,7 +66,7 @@ class ObjectMask:
         """Distance of each pixel's centre from the outline [height, width] [pixels], positive inside; UNKNOWN_PX else.
 
         The outline passes where the interpolated alpha is one half, so distances are exact to a fraction of a pixel.
-        Where the object borders on unknown pixels it may go on behind them, and there is no outline.
+        There is no outline where the object borders on unknown pixels.
         """
         from scipy.spatial import cKDTree
 
@@ -88,32 +91,11 @@ def overlap(a: Array, b: Array, known: Array | None = None) -> float:
     return float((weight * np.minimum(a, b)).sum()) / union if union > 0 else 0.0
 
 
-def _crossings(alpha: Array, known: Array) -> Array:
-    """Points (x, y) between neighbouring known pixels where the interpolated alpha is one half [n, 2] [pixels]."""
-    level = alpha - 0.5
-    level = np.where(np.abs(level) < 1e-6, 1e-6, level)
-    found: list[Array] = []
-    for axis in (0, 1):
-        ends = (slice(None, -1), slice(1, None))
-        first, second = (np.moveaxis(level, axis, 0)[cut] for cut in ends)
-        sure, too = (np.moveaxis(known, axis, 0)[cut] for cut in ends)
-        a, b = np.nonzero((first * second < 0) & sure & too)
-        share = first[a, b] / (first[a, b] - second[a, b])
-        along, across = a + 0.5 + share, b + 0.5
-        found.append(np.stack([across, along] if axis == 0 else [along, across], axis=1))
-    return np.concatenate(found)
-
-
-_CAPACITY = 1000.0
-"""Whole units of flow per unit of cost."""
-_MIN_VARIANCE = (4 / 255) ** 2
-"""Least variance of a colour in a mixture: the noise of a camera."""
-SMOOTHNESS = 12.0
-"""Cost of an edge between two like pixels, in units of log likelihood; GrabCut's papers have 50 for a larger scale."""
-
-_COLOUR_BINS, _COLOUR_BLUR = 40, 1.5
-_SOFTENED_REACHES = 8
-"""How far around the foreground colours are taken, in multiples of the reach of a soft edge."""
+def inside_box(shape: tuple[int, ...], box: tuple[float, float, float, float]) -> Array:
+    """The pixels inside a box (left, top, right, bottom) [height, width]."""
+    rows, columns = np.indices(shape[:2])
+    left, top, right, bottom = box
+    return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
 
 
 @array_dataclass
@@ -144,7 +126,7 @@ class ColourMixture:
 
 
 def squared_deviation(apart: Array, precision: Array) -> Array:
-    """The squared length of deviations [..., 3] in units of the standard deviations of an inverse covariance [3, 3]."""
+    """Squared deviations [...] of differences [..., 3] in units of variance, by an inverse covariance [3, 3]."""
     return ((apart @ np.linalg.cholesky(precision)) ** 2).sum(axis=-1)
 
 
@@ -173,22 +155,11 @@ def colour_mixture(colours: Array, parts: int = 5, seed: int = 0) -> ColourMixtu
     return ColourMixture(np.array(means), np.array(precisions), np.array(offsets))
 
 
-def colour_shares(image: Array, mask: Array) -> Array:
-    """Shares of the colours under a mask, whatever their brightness, in a smooth histogram [colours]."""
-    from scipy.ndimage import gaussian_filter
-
-    own = image[mask]
-    ratios = own[:, :2] / np.maximum(own.sum(axis=1, keepdims=True), 1e-6)
-    counts = np.histogram2d(*ratios.T, bins=_COLOUR_BINS, range=((0.0, 1.0), (0.0, 1.0)))[0]
-    smooth = np.asarray(gaussian_filter(counts, _COLOUR_BLUR)).ravel()
-    return smooth / max(float(smooth.sum()), 1e-9)
-
-
 def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> Array:
     """The labelling of least cost [height, width] bool.
 
-    `preference` is how much cheaper foreground is than background for each pixel, in units of log likelihood; infinite
-    where the label is given. Neighbours of like colour cost `smoothness` where their labels differ.
+    `preference` is the log likelihood ratio of foreground to background of each pixel; infinite where the label is
+    given. Neighbours of like colour cost `smoothness` if their labels differ.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -197,8 +168,7 @@ def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> 
     number = np.reshape(np.arange(height * width, dtype=np.int64), (height, width))
     source, sink = height * width, height * width + 1
     ends, weights = _neighbours(number, np.asarray(image, float), smoothness)
-    most = 1e4
-    wish = np.clip(preference, -most, most).ravel()
+    wish = np.clip(preference, -1e4, 1e4).ravel()
     first = np.concatenate([ends[0], ends[1], np.full(int((wish > 0).sum()), source), np.flatnonzero(wish < 0)])
     second = np.concatenate([ends[1], ends[0], np.flatnonzero(wish > 0), np.full(int((wish < 0).sum()), sink)])
     capacity = np.concatenate([weights, weights, wish[wish > 0], -wish[wish < 0]])
@@ -218,33 +188,32 @@ def soften(image: Array, mask: Array, reach: int = 3) -> Array:
 
     A pixel at the edge is a mixture a F + (1 - a) B of the colours F inside and B outside, both taken nearby.
     """
-    out = mask.astype(np.float32)
-    rows, columns = np.nonzero(mask)
-    if len(rows):  # nothing changes far from the foreground
-        margin = _SOFTENED_REACHES * reach
-        top, left = max(0, rows.min() - margin), max(0, columns.min() - margin)
-        near = np.s_[top : rows.max() + margin, left : columns.max() + margin]
-        out[near] = _softened(image[near], mask[near], reach)
-    return out
-
-
-def _softened(image: Array, mask: Array, reach: int) -> Array:
     from scipy.ndimage import binary_dilation, binary_erosion, gaussian_filter
 
+    out = mask.astype(np.float32)
+    rows, columns = np.nonzero(mask)
+    if not len(rows):
+        return out
+    margin = 8 * reach  # nothing changes farther from the foreground
+    near = np.s_[
+        max(0, rows.min() - margin) : rows.max() + margin, max(0, columns.min() - margin) : columns.max() + margin
+    ]
+    image, mask = image[near], mask[near]
     inner, outer = binary_erosion(mask, iterations=2), ~binary_dilation(mask, iterations=2)
-    band = binary_dilation(mask, iterations=2) & ~inner
     near_in, near_out = _spread(image, inner, reach), _spread(image, outer, reach)
     apart = near_in - near_out
     length = (apart**2).sum(axis=-1)
     mixed = np.clip(((image - near_out) * apart).sum(axis=-1) / np.maximum(length, 1e-9), 0.0, 1.0)
-    # Where inside and outside look alike the labels alone say where the edge is.
+    # Where inside and outside look alike, the labels alone place the edge.
     plain = np.clip(gaussian_filter(mask.astype(float), 0.7), 0.0, 1.0)
     clear = np.clip(length / 0.15**2, 0.0, 1.0)
-    return np.where(band, clear * mixed + (1 - clear) * plain, mask.astype(float)).astype(np.float32)
+    out[near] = np.where(inner | outer, mask.astype(float), clear * mixed + (1 - clear) * plain)
+    return out
 
 
 def _spread(image: Array, known: Array, reach: int) -> Array:
-    """The mean colour of the known pixels nearby [height, width, 3]; farther ones where there are none."""
+    """The mean colour of the known pixels nearby [height, width, 3]; of the nearest farther one where there are
+    none."""
     from scipy.ndimage import distance_transform_edt, gaussian_filter
 
     weight = gaussian_filter(known.astype(float), reach)
@@ -258,7 +227,7 @@ def _spread(image: Array, known: Array, reach: int) -> Array:
 
 
 def _neighbours(number: Array, image: Array, smoothness: float) -> tuple[tuple[Array, Array], Array]:
-    """Pairs of neighbouring pixels (also diagonal ones) and what separating them costs."""
+    """Pairs of neighbouring pixels (also diagonal ones) and the cost of separating them."""
     views = [
         (np.s_[:, :-1], np.s_[:, 1:], 1.0),
         (np.s_[:-1], np.s_[1:], 1.0),
@@ -271,3 +240,19 @@ def _neighbours(number: Array, image: Array, smoothness: float) -> tuple[tuple[A
     second = np.concatenate([number[b].ravel() for _, b, _ in views])
     cost = [smoothness * share * np.exp(-s / scale).ravel() for s, (_, _, share) in zip(squares, views, strict=True)]
     return (first, second), np.concatenate(cost)
+
+
+def _crossings(alpha: Array, known: Array) -> Array:
+    """Points (x, y) between neighbouring known pixels where the interpolated alpha is one half [n, 2] [pixels]."""
+    level = alpha - 0.5
+    level = np.where(np.abs(level) < 1e-6, 1e-6, level)
+    found: list[Array] = []
+    for axis in (0, 1):
+        ends = (slice(None, -1), slice(1, None))
+        first, second = (np.moveaxis(level, axis, 0)[cut] for cut in ends)
+        sure, too = (np.moveaxis(known, axis, 0)[cut] for cut in ends)
+        a, b = np.nonzero((first * second < 0) & sure & too)
+        share = first[a, b] / (first[a, b] - second[a, b])
+        along, across = a + 0.5 + share, b + 0.5
+        found.append(np.stack([across, along] if axis == 0 else [along, across], axis=1))
+    return np.concatenate(found)

