@@ -16,7 +16,7 @@ from instep.core.world import Array
 from instep.data import load_episodes
 from instep.reconstruct.checks import Finding, check_scene, worst_state
 from instep.reconstruct.masks.prompts import parse_prompts
-from instep.reconstruct.pipeline import BuildOptions, BuiltScene, build_scene
+from instep.reconstruct.pipeline import ReconstructOptions, ReconstructedScene, reconstruct_scene
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
 from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.folder import Scene
@@ -40,7 +40,7 @@ VIEWS = {24: 1.0, 8: 2.0}
 def tee_rows(folder: Path, out: Path) -> list[Row]:
     """The T: 200 x 200 mm, bars 50 mm wide, 40 mm high, 700 cm^3."""
     begin = time.perf_counter()
-    built = build_scene(load_capture(folder), parse_prompts(CLICKS), out, BuildOptions(steps=0))
+    built = reconstruct_scene(load_capture(folder), parse_prompts(CLICKS), out, ReconstructOptions(steps=0))
     mesh, shape = built.objects[0].mesh, built.record["stages"]["shape"]["objects"]["tee"]
     sides, widths = tee_sizes(mesh)
     return [
@@ -55,7 +55,7 @@ def tee_rows(folder: Path, out: Path) -> list[Row]:
     ]
 
 
-def _tracked(folder: Path, built: BuiltScene) -> list[Row]:
+def _tracked(folder: Path, built: ReconstructedScene) -> list[Row]:
     """How well the twin of the built scene follows the recording that it was built from, at its defaults."""
     tracked = track_recording(Scene.load(built.folder), load_episodes(folder)[0])
     found, keys = tracked.overlaps(), tracked.cameras.key_rows
@@ -108,7 +108,7 @@ def turntable_rows(scan: Path, out: Path, top: str, heights_deg: tuple[float, ..
 def _built_rows(name: str, scan: Path, images: Path, out: Path, wider: float) -> list[Row]:
     """How a build from images compares with a scan; goals of shape are some times as wide."""
     truth, begin = scan_mesh(scan), time.perf_counter()
-    built = build_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
+    built = reconstruct_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
     seconds, mesh = time.perf_counter() - begin, built.objects[0].mesh
     stages = built.record["stages"]
     away, sparse = (
@@ -144,8 +144,8 @@ def table_rows(scans: Path, out: Path, seed: int) -> list[Row]:
     name, capture = f"table {seed}", build_table.render_table(scans, out, seed)
     prompts = parse_prompts(build_table.box_prompts(capture, seed))
     begin = time.perf_counter()
-    options = BuildOptions(robot=Scene.load(capture.robot), steps=0)
-    built = build_scene(load_capture(capture.images), prompts, out / "scene", options)
+    options = ReconstructOptions(robot=Scene.load(capture.robot), steps=0)
+    built = reconstruct_scene(load_capture(capture.images), prompts, out / "scene", options)
     seconds, scene = time.perf_counter() - begin, Scene.load(built.folder)
     cameras = [build_table.camera_offset(scene.cameras[key], camera) for key, camera in capture.cameras.items()]
     poses = [build_table.pose_offset(one.mesh, capture.scans[one.name]) for one in built.objects]
@@ -162,7 +162,7 @@ def table_rows(scans: Path, out: Path, seed: int) -> list[Row]:
     ]
 
 
-def _mask_overlaps(built: BuiltScene, truth: TriangleMesh) -> list[float]:
+def _mask_overlaps(built: ReconstructedScene, truth: TriangleMesh) -> list[float]:
     kept, out = np.load(built.folder / "stages" / "segment.npz"), list[float]()
     for name, camera in Scene.load(built.folder).cameras.items():
         found, true = kept[f"alpha:scan:{name}"] > 127, depth_image(truth, camera).mask
@@ -170,7 +170,7 @@ def _mask_overlaps(built: BuiltScene, truth: TriangleMesh) -> list[float]:
     return out
 
 
-def _simulated(name: str, built: BuiltScene) -> list[Row]:
+def _simulated(name: str, built: ReconstructedScene) -> list[Row]:
     """How a scene passes its own checks: the worst of penetration and of rest in two engines."""
     findings = [f for f in check_scene(Scene.load(built.folder)) if f.check == "penetration" or "rest" in f.check]
     for finding in findings:

@@ -2,7 +2,7 @@
 
 The block is the only thing of its hue on the table, so its hue says which pixels show it. Frames are spread over the
 recording; methods were developed on the even ones, and the odd ones are reported. Rows with SAM 2 are there where
-`instep build weights` has put its weights.
+`instep reconstruct weights` has put its weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def mask_rows(folder: Path, quick: bool = False) -> list[Row]:
     """Overlaps of masks by one click per view with the hue masks of real frames."""
     segmenter = _segmenter()
     if segmenter is None:
-        print("no weights of SAM 2 (instep build weights): masks are measured without them only")
+        print("no weights of SAM 2 (instep reconstruct weights): masks are measured without them only")
     capture = load_capture(folder)
     times = REPORTED[:2] if quick else REPORTED
     cut, chosen, predicted = list[float](), list[float](), list[float]()

@@ -22,7 +22,7 @@ from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.metric_frame import KnownLength, similarity
 from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoOptions, PhotoPoses, pose_photos
 from instep.reconstruct.masks.prompts import parse_prompts
-from instep.reconstruct.pipeline import BuildOptions, build_scene
+from instep.reconstruct.pipeline import ReconstructOptions, reconstruct_scene
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
 from instep.scene.camera import Camera
 from instep.splat.capture import load_capture
@@ -97,8 +97,8 @@ def _pose_rows(name: str, photographs: Photographs, out: Path, build: bool) -> l
 def _built_rows(name: str, photographs: Photographs, found: PhotoPoses, out: Path) -> list[Row]:
     """The scan as it is built from the poses, against the truth in their frame."""
     begin = time.perf_counter()
-    options = BuildOptions(steps=0, background=0)
-    built = build_scene(load_capture(out / "board"), parse_prompts(boxes(photographs)), out / "scene", options)
+    options = ReconstructOptions(steps=0, background=0)
+    built = reconstruct_scene(load_capture(out / "board"), parse_prompts(boxes(photographs)), out / "scene", options)
     seconds = time.perf_counter() - begin
     truth = moved_to(photographs.truth, np.linalg.inv(rigid_to_truth(found, photographs)))
     mesh = max((one.mesh for one in built.objects), key=lambda mesh: mesh.volume)

@@ -57,7 +57,7 @@ class TableCapture:
     """What was rendered and the truth behind it."""
 
     images: Path
-    """The folder that `instep build` reads."""
+    """The folder that `instep reconstruct` reads."""
     robot: Path
     """The scene folder of the robot."""
     cameras: dict[str, Camera]

@@ -16,6 +16,8 @@ from instep.splat.image import to_bytes
 from instep.splat.rendering import save_png
 
 ORANGE = np.array([0.9, 0.4, 0.15])
+SMALL = ("--steps", "0", "--gaussians", "200")
+"""Options of a quick reconstruction."""
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
 
@@ -94,3 +96,15 @@ def composed(bodies: list[tuple[TriangleMesh, np.ndarray]], camera: Camera, over
         nearest = np.minimum(nearest, depth)
     height, width = camera.height, camera.width
     return image.reshape(height, oversample, width, oversample, 3).mean(axis=(1, 3))
+
+
+def surface_distances(mesh: TriangleMesh, other: TriangleMesh, count: int = 20_000) -> tuple[float, float]:
+    """Mean distance from samples of each of two surfaces to twenty times as many samples of the other [m]."""
+    from scipy.spatial import cKDTree
+
+    def away(start: TriangleMesh, end: TriangleMesh, turn: int) -> float:
+        points, _ = start.sampled(count, np.random.default_rng((0, turn)))
+        surface, _ = end.sampled(20 * count, np.random.default_rng((0, 2 + turn)))
+        return float(cKDTree(surface).query(points)[0].mean())
+
+    return away(mesh, other, 1), away(other, mesh, 2)

@@ -222,7 +222,7 @@ def weights(onnxruntime: ModuleType) -> Path:
 
     folder = default_weights_folder()
     if any(file.state(folder) != "whole" for file in FILES):
-        pytest.skip(f"needs weights: SAM 2 is not at {folder}; instep build weights fetches it")
+        pytest.skip(f"needs weights: SAM 2 is not at {folder}; instep reconstruct weights fetches it")
     return folder
 
 

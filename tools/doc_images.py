@@ -34,7 +34,7 @@ from instep.core.errors import BadInput
 from instep.evaluate import run_batch
 from instep.policy import expert_of
 from instep.policy.chunking import Latency
-from instep.reconstruct.capture.posed_views import table_of, views_of
+from instep.reconstruct.capture.posed_views import views_of
 from instep.reconstruct.masks.prompts import default_weights_folder, open_segmenter
 from instep.scene import Tasked, task_of
 from instep.scene.folder import Scene
@@ -425,7 +425,7 @@ def build_prompt(folder: Path) -> Path:
     outline = ["click:234222302164:265,124", "not:234222302164:200,105"]
     file.write_text(json.dumps({"objects": {"tee": tee, "outline": outline}}), encoding="utf-8")
     segmenter = open_segmenter(default_weights_folder())
-    content = PromptContent(views_of(capture), table_of(capture), file, segmenter)
+    content = PromptContent(views_of(capture), file, segmenter)
     for name in ("tee", "outline"):
         content.answer({"masks": name})  # kept, so that the page has them at once
     server = ViewServer(content, script=PROMPTS)

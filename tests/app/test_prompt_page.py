@@ -42,7 +42,7 @@ def middle(camera) -> tuple[float, float]:
 
 
 def test_marks_are_written_and_refused_in_a_sentence(views, tmp_path):
-    content = PromptContent(views, PLANE, tmp_path / "prompts.json")
+    content = PromptContent(views, tmp_path / "prompts.json")
     x, y = middle(CAMERAS[0])
     marks = {"object": "tee", "camera": "v00", "clicks": [[x, y]], "others": [[2.0, 3.0]], "box": None}
     assert len(content.answer({"marks": marks})) == 4
@@ -58,7 +58,7 @@ def test_marks_are_written_and_refused_in_a_sentence(views, tmp_path):
         assert (tmp_path / "prompts.json").read_text() == before
     # A file that is there is continued, with prompts that the page does not show.
     (tmp_path / "more.json").write_text('{"objects": {"cup": ["colour:#ff8000", "box:v01:1,2,30,40"]}}')
-    again = PromptContent(views, PLANE, tmp_path / "more.json")
+    again = PromptContent(views, tmp_path / "more.json")
     again.answer({"marks": {**marks, "object": "cup", "camera": "v01", "box": None, "clicks": [], "others": []}})
     assert json.loads((tmp_path / "more.json").read_text()) == {"objects": {"cup": ["colour:#ff8000"]}}
     again.answer({"remove": "cup"})
@@ -66,9 +66,9 @@ def test_marks_are_written_and_refused_in_a_sentence(views, tmp_path):
 
 
 def test_images_that_are_not_there_and_files_that_cannot_be_written_are_refused(tmp_path, capsys):
-    assert main(["build", "prompt", str(tmp_path), str(tmp_path / "none" / "prompts.json")]) == 2
+    assert main(["reconstruct", "prompt", str(tmp_path), str(tmp_path / "none" / "prompts.json")]) == 2
     assert "name a file in a folder that is there" in " ".join(capsys.readouterr().err.split())
-    assert main(["build", "prompt", str(tmp_path), str(tmp_path / "prompts.json")]) == 2
+    assert main(["reconstruct", "prompt", str(tmp_path), str(tmp_path / "prompts.json")]) == 2
     assert not (tmp_path / "prompts.json").exists()
 
 
@@ -81,7 +81,7 @@ def test_a_click_gives_a_mask_and_is_written(views, tmp_path, network, request):
         request.getfixturevalue("onnxruntime")
         segmenter = open_segmenter(write_segmenter(tmp_path / "weights", [0.004, 0.45, 20.0], [0.95, 0.6, 0.9]))
     file = tmp_path / "prompts.json"
-    server = ViewServer(PromptContent(views, PLANE, file, segmenter), script=PROMPTS)
+    server = ViewServer(PromptContent(views, file, segmenter), script=PROMPTS)
     with browser_page(tmp_path / "profile") as page:
         try:
             page.open(server.start(), width=1000, height=700)

@@ -36,7 +36,7 @@ def refused(images: Path, capsys, *words: str, change: Change | None = None) -> 
         (images / "transforms.json").write_text(json.dumps(table))
     before = sorted(images.parent.iterdir())
     out = images.parent / "out"
-    assert main(["build", str(images), str(out), *(words or ("--prompt", *CLICKS)), "--steps", "0"]) == 2
+    assert main(["reconstruct", str(images), str(out), *(words or ("--prompt", *CLICKS)), "--steps", "0"]) == 2
     assert sorted(images.parent.iterdir()) == before
     return " ".join(capsys.readouterr().err.split())
 

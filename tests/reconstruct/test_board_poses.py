@@ -87,7 +87,7 @@ def test_a_known_lens_gives_poses_to_millimetres(images, kind):
 
 
 def test_the_command_calibrates_the_lens_and_writes_a_capture(images, tmp_path):
-    words = ["build", "pose", str(images / "charuco"), str(tmp_path / "posed"), "--board", "5x4"]
+    words = ["reconstruct", "pose", str(images / "charuco"), str(tmp_path / "posed"), "--board", "5x4"]
     assert main([*words, "--square", "0.04", "--marker", "0.03", "--thickness", "0.003"]) == 0
     capture, true = load_capture(tmp_path / "posed"), cameras(6)
     assert capture.plane is not None and capture.plane.normal.tolist() == [0.0, 0.0, 1.0, 0.003]
@@ -107,7 +107,7 @@ def test_a_board_gives_poses_of_unknown_scale_their_metres_and_its_frame(images,
     points = np.c_[rng.uniform(-0.5, 0.5, (200, 2)), np.zeros(200)]
     posed = PosedImages(unscaled, files, np.full(6, 0.3), (0.0, 0.0, 1.0, 0.0), points, {"metric": False})
     write_posed(tmp_path / "unscaled", posed)
-    words = ["build", "pose", str(tmp_path / "unscaled"), str(tmp_path / "metric"), "--photos", "--board", "5x4"]
+    words = ["reconstruct", "pose", str(tmp_path / "unscaled"), str(tmp_path / "metric"), "--photos", "--board", "5x4"]
     assert main([*words, "--dictionary", "DICT_5X5_50"]) == 2
     assert "photographs that were posed shows a board of 5 x 4" in " ".join(capsys.readouterr().err.split())
     assert main(words) == 0
@@ -127,7 +127,7 @@ def test_a_board_gives_poses_of_unknown_scale_their_metres_and_its_frame(images,
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_nothing_is_written(images, tmp_path, capsys, words, message):
-    assert main(["build", "pose", str(images / "charuco"), str(tmp_path / "posed"), *words]) == 2
+    assert main(["reconstruct", "pose", str(images / "charuco"), str(tmp_path / "posed"), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
 
@@ -136,5 +136,5 @@ def test_too_few_images_calibrate_no_lens(images, tmp_path, capsys):
     (tmp_path / "few").mkdir()
     for name in ("v00.png", "v02.png"):
         (tmp_path / "few" / name).write_bytes((images / "charuco" / name).read_bytes())
-    assert main(["build", "pose", str(tmp_path / "few"), str(tmp_path / "posed"), "--board", "5x4"]) == 2
+    assert main(["reconstruct", "pose", str(tmp_path / "few"), str(tmp_path / "posed"), "--board", "5x4"]) == 2
     assert "give --lens" in " ".join(capsys.readouterr().err.split())

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from build_scenes import box, click_at, rendered, ring, tee, write_capture
+from build_scenes import SMALL, box, click_at, rendered, ring, tee, write_capture
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.data.files import read_npz
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.checks import check_scene, worst_state
 from instep.reconstruct.masks.object_mask import overlap
 from instep.reconstruct.masks.prompts import load_prompts, parse_prompts
 from instep.reconstruct.masks.table_masks import masks_on_table
-from instep.reconstruct.pipeline import BuildOptions, BuiltScene, build_scene
+from instep.reconstruct.pipeline import ReconstructedScene, ReconstructOptions, reconstruct_scene
 from instep.reconstruct.shape.triangle_mesh import joined
 from instep.reconstruct.shape.visual_hull import coverage
+from instep.reconstruct.stages import CapturedViews, read_stage
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
@@ -42,7 +42,7 @@ CLICKS = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     images = write_capture(folder / "images", tee(), CAMERAS)
-    words = ["build", str(images), str(folder / "scene"), "--prompt", *CLICKS, "--steps", "0", "--gaussians", "200"]
+    words = ["reconstruct", str(images), str(folder / "scene"), "--prompt", *CLICKS, *SMALL]
     assert main([*words, "--mass", "tee=0.2"]) == 0
     return folder
 
@@ -65,7 +65,7 @@ def test_a_build_ends_with_a_background_and_a_page(built):
     assert facts["psnr_db"]["value"] > 22  # a table with a pattern, as it starts, without a fit
     camera = scene.cameras["v00"]
     rendered = render(world, camera).images[0] / 255.0
-    image = read_npz(built / "scene" / "stages" / "capture.npz")["image:v00"] / 255.0
+    image = read_stage(built / "scene" / "stages", "capture", CapturedViews).views[0].image
     covered = coverage(tee(), camera) > 0
     assert np.abs(rendered - image)[~covered].mean() < 0.08  # Gaussians that were not fitted leave gaps
     assert rendered[covered][:, 0].mean() < image[covered][:, 0].mean() - 0.1  # the table, not the orange block
@@ -78,13 +78,23 @@ def test_a_built_scene_passes_its_checks_and_gets_a_page(built, monkeypatch):
     findings = check_scene(Scene.load(built / "scene"))
     assert worst_state(findings) in ("green", "amber"), findings
     assert {f.check for f in findings} >= {"watertight", "inertia", "parts", "penetration", "rest in mujoco"}
-    assert main(["build", "check", str(built / "scene"), "--out", "checked"]) == 0
+    assert main(["scene", "check", str(built / "scene"), "--out", "checked"]) == 0
     assert (built / "checked" / "report.html").is_file()
 
 
 def test_one_image_and_a_height_give_an_outline_whose_checks_by_views_are_unknown(tmp_path):
     images = write_capture(tmp_path / "images", tee(), CAMERAS[:1])
-    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", CLICKS[0], "--steps", "0", "--gaussians", "200"]
+    words = [
+        "reconstruct",
+        str(images),
+        str(tmp_path / "scene"),
+        "--prompt",
+        CLICKS[0],
+        "--steps",
+        "0",
+        "--gaussians",
+        "200",
+    ]
     assert main([*words, "--height", "0.04"]) == 0
     found = json.loads((tmp_path / "scene" / "build.json").read_text())["stages"]["shape"]["objects"]["tee"]
     assert found["box_m"] == pytest.approx([0.12, 0.12, 0.04], abs=0.003)
@@ -97,19 +107,19 @@ def test_one_image_and_a_height_give_an_outline_whose_checks_by_views_are_unknow
 def test_where_what_finishes_a_build_fails_nothing_is_written(tmp_path):
     images = write_capture(tmp_path / "images", tee(), CAMERAS[:1])
 
-    def fail(scene: BuiltScene) -> None:
+    def fail(scene: ReconstructedScene) -> None:
         assert (scene.folder / "build.json").is_file()
         raise OSError("no space left")
 
-    options = BuildOptions(height=0.04, steps=0, gaussians=200, background=0, finish=fail)
+    options = ReconstructOptions(height=0.04, steps=0, gaussians=200, background=0, finish=fail)
     with pytest.raises(OSError, match="no space left"):
-        build_scene(load_capture(images), parse_prompts(CLICKS[:1]), tmp_path / "scene", options)
+        reconstruct_scene(load_capture(images), parse_prompts(CLICKS[:1]), tmp_path / "scene", options)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_a_stage_is_redone_alone(built):
     kept = (built / "scene" / "stages" / "shape.npz").read_bytes()
-    words = ["build", str(built / "images"), str(built / "scene"), "--prompt", *CLICKS, "--steps", "0"]
+    words = ["reconstruct", str(built / "images"), str(built / "scene"), "--prompt", *CLICKS, "--steps", "0"]
     assert main([*words, "--gaussians", "200", "--redo", "scene", "--friction", "tee=0.8"]) == 0
     record = json.loads((built / "scene" / "build.json").read_text())
     assert (built / "scene" / "stages" / "shape.npz").read_bytes() == kept
@@ -120,7 +130,7 @@ def test_a_stage_is_redone_alone(built):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Nothing says what to build"),
+        ((), "No prompt was given"),
         (("--prompt", "tee=click:v09:3,3"), "no camera (in a prompt of 'tee') named 'v09'"),
         (("--prompt", "tee=click:v00:900,3"), "outside the image"),
         (("--prompt", "tee=touch:v00:9,3"), "is not understood"),
@@ -130,7 +140,7 @@ def test_a_stage_is_redone_alone(built):
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(built, tmp_path, capsys, words, message):
-    assert main(["build", str(built / "images"), str(tmp_path / "out"), *words]) == 2
+    assert main(["reconstruct", str(built / "images"), str(tmp_path / "out"), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +151,7 @@ def test_mirrored_poses_are_refused(built, tmp_path, capsys):
     for frame in table["frames"]:
         frame["transform_matrix"] = (np.diag([-1.0, 1.0, 1.0, 1.0]) @ np.array(frame["transform_matrix"])).tolist()
     (images / "transforms.json").write_text(json.dumps(table))
-    assert main(["build", str(images), str(tmp_path / "out"), "--prompt", *CLICKS]) == 2
+    assert main(["reconstruct", str(images), str(tmp_path / "out"), "--prompt", *CLICKS]) == 2
     assert "mirrored" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -176,7 +186,7 @@ def test_a_twin_sees_the_convex_parts_of_a_built_object(built):
 def test_what_stands_on_a_table_is_found_without_a_prompt():
     cameras = ring(8, size=(96, 72))
     views = [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
     assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
     with pytest.raises(BadInput, match="at least 6 views"):
         masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))
@@ -198,7 +208,7 @@ def test_a_plain_block_is_found_from_foot_to_top(size, colour):
             place = look_at(camera.body_from_camera[:3, 3], np.array([0, 0, z / 2]))
             cameras.append(replace(camera, name=f"v{len(cameras)}", focal=(170.0, 170.0), body_from_camera=place))
     views = [PosedView(camera, rendered(mesh, camera, np.array(colour)).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
     assert min(overlap(mask.alpha, coverage(mesh, mask.camera)) for mask in masks) > 0.95
 
 
@@ -213,7 +223,7 @@ def test_the_table_beside_an_object_that_most_views_hide_is_not_taken_for_it():
         cameras.append(replace(plain, body="world", body_from_camera=look_at(middle + away, middle)))
     red = np.array([0.75, 0.1, 0.1])
     views = [PosedView(camera, rendered(cart, camera, red).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0])).masks
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
     assert min(overlap(mask.alpha, coverage(cart, mask.camera)) for mask in masks) > 0.97
 
 
@@ -229,7 +239,7 @@ def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):
         '[settings]\n"action.delay" = 0.01\n'
     )
     images, out = built / "images", tmp_path / "cell"
-    words = ["build", str(images), str(out), "--prompt", *CLICKS, "--steps", "0", "--gaussians", "200"]
+    words = ["reconstruct", str(images), str(out), "--prompt", *CLICKS, *SMALL]
     assert main([*words, "--robot", str(lifter)]) == 0
     scene, robot, alone = Scene.load(out), Scene.load(lifter), Scene.load(built / "scene")
     assert scene.robot == robot.robot and scene.objects == (*robot.objects, "tee")
@@ -246,7 +256,7 @@ def test_the_robot_of_another_scene_stands_beside_the_objects(built, tmp_path):
 
 
 def test_a_name_that_the_robot_has_is_refused(built, tmp_path, capsys):
-    words = ["build", str(built / "images"), str(tmp_path / "out"), "--steps", "0", "--robot", "pusht"]
+    words = ["reconstruct", str(built / "images"), str(tmp_path / "out"), "--steps", "0", "--robot", "pusht"]
     assert main([*words, "--prompt", *CLICKS]) == 2
     assert "already; name the object otherwise" in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_scenes import box, click_at, ring, tee, write_capture
+from build_scenes import SMALL, box, click_at, ring, tee, write_capture
 from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
@@ -248,7 +248,7 @@ def test_one_image_and_a_program_build_a_scene_that_rests(command, tmp_path, cap
     true = steps()
     images = write_capture(tmp_path / "images", true, CAMERAS[:1])
     click = click_at(CAMERAS[0], (-0.02, -0.01, 0.09), "cup")
-    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", click, "--steps", "0", "--gaussians", "200"]
+    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", click, *SMALL]
     assert main([*words, "--generator", command("mesh", in_own_frame(true, Y_UP))]) == 0
     assert "took the generated shape" in " ".join(capsys.readouterr().err.split())
     record = json.loads((tmp_path / "scene" / "build.json").read_text())
@@ -264,7 +264,7 @@ def test_one_image_and_a_program_build_a_scene_that_rests(command, tmp_path, cap
 def test_a_build_whose_generator_fails_leaves_nothing(command, tmp_path, capsys):
     images = write_capture(tmp_path / "images", tee(), CAMERAS)
     clicks = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
-    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", *clicks, "--steps", "0"]
+    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", *clicks, "--steps", "0"]
     assert main([*words, "--generator", command("rubbish", tee())]) == 2
     assert "is no mesh" in " ".join(capsys.readouterr().err.split())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("scene")]

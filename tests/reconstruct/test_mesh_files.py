@@ -8,10 +8,10 @@ import struct
 import numpy as np
 import pytest
 
-from build_scenes import box, tee
+from build_scenes import box, surface_distances, tee
 from instep.core.errors import BadInput
 from instep.reconstruct.shape.mesh_files import closed_mesh, mesh_form, read_mesh
-from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.splat.io.gltf import GltfBuffer
 
 BOX = box((-0.1, -0.2, 0.0), (0.3, 0.1, 0.5))

@@ -209,11 +209,11 @@ def _scaled(place: np.ndarray) -> np.ndarray:
 
 def test_poses_of_unknown_scale_are_refused_until_a_length_gives_it(tmp_path, capsys):
     unscaled = written(tmp_path / "unscaled", {"metric": False})
-    assert main(["build", str(unscaled), str(tmp_path / "scene"), "--prompt", "a=table"]) == 2
+    assert main(["reconstruct", str(unscaled), str(tmp_path / "scene"), "--prompt", "a=table"]) == 2
     assert "unknown scale" in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "scene").exists()
     (x0, y0), (x1, y1) = seen(cameras()[0], np.array([[-0.15, 0.1, 0.0], [0.15, 0.1, 0.0]]))
     word = f"0.3=p0:{x0},{y0}/p0:{x1},{y1}"
-    assert main(["build", "pose", str(unscaled), str(tmp_path / "metric"), "--length", word]) == 0
+    assert main(["reconstruct", "pose", str(unscaled), str(tmp_path / "metric"), "--length", word]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "8 of 8 photographs posed" in said and "Scale by 1 length between marked points (-" in said
     apart = [np.linalg.norm(one.camera.body_from_camera[:3, 3]) for one in load_capture(tmp_path / "metric").recordings]
@@ -224,5 +224,5 @@ def test_poses_of_unknown_scale_are_refused_until_a_length_gives_it(tmp_path, ca
 
 def test_poses_of_known_scale_are_not_scaled_again(tmp_path, capsys):
     metric = written(tmp_path / "metric", {"metric": True})
-    assert main(["build", "pose", str(metric), str(tmp_path / "again")]) == 2
+    assert main(["reconstruct", "pose", str(metric), str(tmp_path / "again")]) == 2
     assert "whose scale is known" in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "again").exists()

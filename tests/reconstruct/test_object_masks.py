@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from build_scenes import click_at, rendered, ring, tee
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.object_mask import overlap
-from instep.reconstruct.masks.prompted_masks import cuts_by_marks, hidden_parts, mask_by_prompt
-from instep.reconstruct.masks.prompts import ObjectPrompt
+from instep.reconstruct.masks.prompted_masks import hidden_parts, mask_by_prompt
+from instep.reconstruct.masks.prompts import ObjectPrompt, parse_prompts
+from instep.reconstruct.shape.visual_hull import coverage
 from instep.scene.camera import pinhole
 
 TOP, SIDE, PALE, TABLE = (1.0, 0.62, 0.45), (0.85, 0.28, 0.12), (0.86, 0.72, 0.66), (0.34, 0.30, 0.28)
@@ -31,9 +33,10 @@ def picture(*, arm: bool) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("arm", [False, True])
 def test_a_click_on_either_side_of_an_edge_finds_the_block_and_not_the_pale_arm(click: tuple[float, float], arm: bool):
     image, inside = picture(arm=arm)
-    [found] = cuts_by_marks(PosedView(pinhole("one", (120, 90), 40.0), image), (click,), (), None)
+    found = mask_by_prompt(PosedView(pinhole("one", (120, 90), 40.0), image), ObjectPrompt("b", {"one": (click,)}))
+    assert found is not None
     reached = inside & (np.indices(inside.shape)[1] < 62) if arm else inside
-    assert overlap(found.astype(float), reached.astype(float)) > 0.95
+    assert overlap(found.inside.astype(float), reached.astype(float)) > 0.95
 
 
 def test_parts_behind_an_arm_have_the_colours_of_the_object():
@@ -52,3 +55,19 @@ def test_marks_beside_the_object_and_boxes_bound_a_cut():
     found = mask_by_prompt(PosedView(pinhole("one", (120, 90), 40.0), image), prompt)
     assert found is not None and not found.inside[:, 63:].any()  # soft edges reach 2 pixels
     assert overlap(found.inside[:, :58].astype(float), inside[:, :58].astype(float)) > 0.95
+
+
+def test_parts_behind_an_arm_belong_to_the_object():
+    camera = ring(1, size=(240, 180))[0]
+    rows = np.flatnonzero((coverage(tee(), camera) > 0.5).any(axis=1))
+    away = np.eye(4)
+    away[:3, 3] = [0.2, 0.2, 0.0]
+    image = rendered(tee(), camera).astype(np.float32)
+    frames = np.repeat((255 * image).astype(np.uint8)[None], 8, axis=0)
+    frames[4:] = (255 * rendered(tee().moved(away), camera)).astype(np.uint8)
+    image[int(rows.mean()) - 6 : int(rows.mean()) + 6] = 0.95  # a white arm
+    [prompt] = parse_prompts([click_at(camera, (0.0, 0.015, 0.04))])
+    found = mask_by_prompt(PosedView(camera, image, frames), prompt)
+    shown = (coverage(tee(), camera) > 0.5) & (image.min(axis=-1) < 0.9)
+    assert found is not None and not found.known.all()
+    assert overlap(found.inside, shown) > 0.9

@@ -10,7 +10,7 @@ import pytest
 from build_scenes import box, ring
 from instep.reconstruct.shape.cavities import cavity_volume
 from instep.reconstruct.shape.object_shape import without_slivers
-from instep.reconstruct.shape.stereo import PinholeView, _Planes, brightness_spread
+from instep.reconstruct.shape.stereo import PinholeView, PixelPlanes, brightness_spread
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around
 from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera
@@ -55,11 +55,11 @@ def test_a_surface_without_texture_is_not_carved_and_says_so():
     assert "shows too little" in found.info["carving"]["refused"]
 
 
-def planes_of(mesh: TriangleMesh, camera: Camera) -> _Planes:
+def planes_of(mesh: TriangleMesh, camera: Camera) -> PixelPlanes:
     """The true planes of the pixels of a view."""
     found = depth_image(mesh, camera)
     depth, normal = np.where(found.mask, found.depth, np.nan), np.zeros((*found.mask.shape, 3))
-    return _Planes(camera, depth, normal, np.where(found.mask, 1.0, -1.0), found.mask)
+    return PixelPlanes(camera, depth, normal, np.where(found.mask, 1.0, -1.0), found.mask)
 
 
 def test_brightness_tells_as_much_of_depth_as_it_stays_the_same_between_views():

@@ -106,7 +106,7 @@ def length(metres: float, one: np.ndarray, other: np.ndarray) -> str:
 
 
 def posed(photos: Path, out: Path, *words: str) -> int:
-    return main(["build", "pose", str(photos), str(out), *words])
+    return main(["reconstruct", "pose", str(photos), str(out), *words])
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -176,7 +176,7 @@ def test_photographs_of_different_scenes_are_refused(pycolmap, tmp_path, capsys)
 
 
 def test_an_interrupt_ends_colmap_and_leaves_nothing(pycolmap, photos, tmp_path):
-    command = [sys.executable, "-m", "instep.app.cli", "build", "pose", str(photos), str(tmp_path / "posed")]
+    command = [sys.executable, "-m", "instep.app.cli", "reconstruct", "pose", str(photos), str(tmp_path / "posed")]
     running = {**os.environ, "TMPDIR": str(tmp_path)}
     child = subprocess.Popen(command, env=running, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

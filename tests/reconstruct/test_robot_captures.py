@@ -170,7 +170,7 @@ def test_what_is_missing_of_a_robot_is_one_sentence(robot, tmp_path, capsys):
     shapes, cameras = robot_shapes(Scene.load(robot)), cameras_around(2, (80, 60))
     images = write_robot_capture(tmp_path / "images", shapes, cameras, np.zeros(6))
     assert [len(one.images) for one in load_capture(images).recordings] == [len(STOPS)] * 2
-    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", *boxes(cameras)]
+    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", *boxes(cameras)]
     table = json.loads((images / "transforms.json").read_text())
     del table["frames"][0]["joints"]["pan"]
     (images / "transforms.json").write_text(json.dumps(table))
@@ -202,7 +202,7 @@ def robot_capture(robot, tmp_path_factory):
 def test_a_scene_with_a_robot_is_built_by_the_command(robot, robot_capture, tmp_path):
     images, cameras = robot_capture
     prompts = [f"{name}=masks:{images.parent / name}" for name in BLOCKS]
-    words = ["build", str(images), str(tmp_path / "cell"), "--robot", str(robot), "--prompt", *prompts]
+    words = ["reconstruct", str(images), str(tmp_path / "cell"), "--robot", str(robot), "--prompt", *prompts]
     assert main([*words, "--no-align", "--steps", "0", "--gaussians", "200", "--background", "500"]) == 0
     scene, record = Scene.load(tmp_path / "cell"), json.loads((tmp_path / "cell" / "build.json").read_text())
     assert scene.robot == ("pan", "lift", "bend") and scene.objects == ("left", "right")

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from build_scenes import box, ring, write_capture
+from build_scenes import SMALL, box, ring, write_capture
 from instep.app.cli import main
 from instep.reconstruct.checks import check_scene, worst_state
 from instep.reconstruct.edits import settled_height
@@ -31,7 +31,7 @@ def built(tmp_path_factory):
         for camera in cameras:
             save_png(folder / name / f"{camera.name}.png", to_bytes(np.repeat(coverage(mesh, camera)[..., None], 3, 2)))
     prompts = [f"{name}=masks:{folder / name}" for name in BODIES]
-    words = ["build", str(images), str(folder / "scene"), "--prompt", *prompts, "--steps", "0", "--gaussians", "200"]
+    words = ["reconstruct", str(images), str(folder / "scene"), "--prompt", *prompts, *SMALL]
     assert main([*words, "--mass", "high=0.2"]) == 0
     return folder
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from build_scenes import box, ring, tee
+from build_scenes import box, ring, surface_distances, tee
 from instep.core.errors import BadInput
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.reconstruct.shape.convex_parts import convex_parts, hull_mesh, with_flat_base
@@ -22,7 +22,6 @@ from instep.reconstruct.shape.triangle_mesh import (
     joined,
     separated,
     simplified,
-    surface_distances,
 )
 from instep.reconstruct.shape.visual_hull import coverage, without_ghosts
 from instep.scene.camera import look_at, pinhole

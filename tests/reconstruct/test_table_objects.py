@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from build_scenes import ORANGE, box, composed, ring, tee, write_capture
+from build_scenes import box, ring, tee, write_capture
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.checks import check_scene, worst_state
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.reconstruct.masks.table_masks import split_objects
@@ -21,28 +19,25 @@ from instep.reconstruct.shape.visual_hull import coverage, depth_image
 from instep.scene.folder import Scene
 
 TABLE = np.array([0.0, 0.0, 1.0, 0.0])
-BLUE, RED = np.array([0.2, 0.5, 0.85]), np.array([0.8, 0.15, 0.2])
 LEFT, RIGHT = box((-0.09, -0.02, 0.0), (-0.05, 0.02, 0.05)), box((0.02, -0.03, 0.0), (0.07, 0.01, 0.03))
 BACK = box((-0.02, 0.06, 0.0), (0.03, 0.09, 0.06))
 TALL, NEAR = box((-0.04, -0.02, 0.0), (-0.01, 0.02, 0.09)), box((0.02, -0.015, 0.0), (0.05, 0.015, 0.06))
 
 
 def seen(bodies, count=12):
-    views, masks, whole = list[PosedView](), list[ObjectMask](), joined(bodies)
+    masks, whole = list[ObjectMask](), joined(bodies)
     for camera in ring(count, size=(128, 96)):
-        image = composed(list(zip(bodies, (ORANGE, BLUE, RED), strict=False)), camera)
-        views.append(PosedView(camera, image.astype(np.float32)))
         alpha = coverage(whole, camera).astype(np.float32)
         masks.append(ObjectMask(camera, alpha, np.ones(alpha.shape, bool)))
-    return views, masks
+    return masks
 
 
 @pytest.mark.parametrize("bodies", [[LEFT, RIGHT], [LEFT, RIGHT, BACK], [TALL, NEAR]])
 def test_things_that_stand_apart_are_objects_of_their_own(bodies):
-    views, masks = seen(bodies)
-    found = split_objects("things", views, masks, TABLE)
+    masks = seen(bodies)
+    found = split_objects("things", masks, TABLE)
     assert list(found.masks) == [f"things_{k + 1}" for k in range(len(bodies))]
-    assert found.info["count"] == len(bodies) and found.info["may_touch"] == []
+    assert found.info["count"] == len(bodies)
     nearest: list[int] = []
     for name, own in found.masks.items():
         mesh = object_shape(name, own, TABLE).mesh
@@ -54,61 +49,52 @@ def test_things_that_stand_apart_are_objects_of_their_own(bodies):
 
 
 def test_no_pixel_is_known_to_show_two_objects():
-    views, masks = seen([TALL, NEAR])
+    masks = seen([TALL, NEAR])
     overlapping = 0
     for mask in masks:
         shown = [depth_image(body, mask.camera).mask for body in (TALL, NEAR)]
         overlapping += bool((shown[0] & shown[1]).any())
     assert overlapping >= 4  # the case is one where objects hide each other
-    found = split_objects("things", views, masks, TABLE).masks
+    found = split_objects("things", masks, TABLE).masks
     for first in found["things_1"]:
         for second in (one for one in found["things_2"] if one.camera.name == first.camera.name):
             assert not (first.inside & second.inside).any()
 
 
 def test_one_object_of_several_parts_keeps_its_name_and_its_masks():
-    views, masks = seen([tee()])
-    found = split_objects("things", views, masks, TABLE)
+    masks = seen([tee()])
+    found = split_objects("things", masks, TABLE)
     assert list(found.masks) == ["things"] and found.masks["things"] == tuple(masks)
     arch = joined([
         box((-0.05, -0.02, 0.0), (-0.03, 0.02, 0.06)), box((0.03, -0.02, 0.0), (0.05, 0.02, 0.06)),
         box((-0.05, -0.02, 0.06), (0.05, 0.02, 0.08)),
     ])  # fmt: skip
-    views, masks = seen([arch])
-    assert list(split_objects("arch", views, masks, TABLE).masks) == ["arch"]
+    masks = seen([arch])
+    assert list(split_objects("arch", masks, TABLE).masks) == ["arch"]
 
 
 def test_a_part_above_a_gap_in_the_masks_stays_with_what_is_below_it():
-    views, masks = seen([box((-0.02, -0.02, 0.0), (0.02, 0.02, 0.03)), box((-0.02, -0.02, 0.045), (0.02, 0.02, 0.08))])
-    found = split_objects("bottle", views, masks, TABLE)
+    masks = seen([box((-0.02, -0.02, 0.0), (0.02, 0.02, 0.03)), box((-0.02, -0.02, 0.045), (0.02, 0.02, 0.08))])
+    found = split_objects("bottle", masks, TABLE)
     assert list(found.masks) == ["bottle"]
 
 
-def test_touching_things_are_one_object_and_two_colours_say_so():
-    beside = [box((-0.06, -0.02, 0.0), (0.0, 0.02, 0.05)), box((0.0, -0.02, 0.0), (0.05, 0.02, 0.05))]
-    views, masks = seen(beside)
-    found = split_objects("things", views, masks, TABLE)
-    assert found.info["count"] == 1 and found.info["may_touch"] == ["things"]
-    one = [replace(v, image=composed([(joined(beside), ORANGE)], v.camera).astype(np.float32)) for v in views]
-    assert split_objects("things", one, masks, TABLE).info["may_touch"] == []
-
-
 def test_an_object_of_another_prompt_is_left_out():
-    views, masks = seen([LEFT, RIGHT])
+    masks = seen([LEFT, RIGHT])
     own = [ObjectMask(m.camera, coverage(LEFT, m.camera).astype(np.float32), m.known) for m in masks]
-    found = split_objects("rest", views, masks, TABLE, {"cup": own})
+    found = split_objects("rest", masks, TABLE, {"cup": own})
     assert list(found.masks) == ["rest"] and found.info["of_other_prompts"] == ["cup"]
     mesh = object_shape("rest", found.masks["rest"], TABLE).mesh
     assert np.linalg.norm(mesh.centroid[:2] - RIGHT.centroid[:2]) < 0.002
-    views, masks = seen([LEFT])
+    masks = seen([LEFT])
     own = [ObjectMask(m.camera, coverage(LEFT, m.camera).astype(np.float32), m.known) for m in masks]
     with pytest.raises(BadInput, match="Nothing stands on the table but cup"):
-        split_objects("rest", views, masks, TABLE, {"cup": own})
+        split_objects("rest", masks, TABLE, {"cup": own})
 
 
 def test_the_command_builds_every_object_on_the_table(tmp_path, capsys):
     images = write_capture(tmp_path / "images", joined([LEFT, RIGHT]), ring(8, size=(96, 72)))
-    words = ["build", str(images), str(tmp_path / "scene"), "--prompt", "things=table", "--steps", "0"]
+    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", "things=table", "--steps", "0"]
     assert main([*words, "--gaussians", "200", "--mass", "things_2=0.05"]) == 0
     assert "things_1, things_2" in " ".join(capsys.readouterr().err.split())
     scene = Scene.load(tmp_path / "scene")

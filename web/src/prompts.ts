@@ -25,7 +25,7 @@ export class PromptPage {
 
   constructor(host: HTMLElement) {
     document.head.append(element("style", {}, style));
-    document.title = "instep build prompts";
+    document.title = "instep reconstruct prompts";
     const help = element("p", { class: "help" }, "Click: on the object. Right or Shift click: not on it. Drag: a box around it. Click on a mark: remove it.");
     const words = element("div", { class: "words" }, this.title, this.about);
     host.append(element("header", {}, words, this.list, help, this.status), this.grid);

@@ -74,6 +74,11 @@ VERBS: dict[str, Verb] = {
             "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",
         ),
     ),
+    "scene check": Verb(
+        "scene_edit:check",
+        "check the shapes, inertia, contacts and rest of a scene",
+        ("instep scene check pusht --out checked_pusht",),
+    ),
     "scene edit": Verb(
         "scene_edit:edit",
         "replace, simplify, merge and move objects of a scene",
@@ -107,36 +112,31 @@ VERBS: dict[str, Verb] = {
             "so101_follower",
         ),
     ),
-    "build": Verb(
-        "reconstruct:build",
+    "reconstruct": Verb(
+        "reconstruct:reconstruct",
         "images to a scene",
         (
-            "instep build recordings/pusht built --prompt tee=click:220422302296:230,100 "
+            "instep reconstruct recordings/pusht built --prompt tee=click:220422302296:230,100 "
             "tee=click:234222302164:200,105 tee=click:234222303707:200,75",
         ),
     ),
-    "build pose": Verb(
+    "reconstruct pose": Verb(
         "reconstruct_pose:pose",
-        "pose images by a board, AprilTags, or what they share",
+        "pose images by a board, AprilTags, or shared features",
         (
-            "instep build pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker "
+            "instep reconstruct pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker "
             "0.018256 --dictionary DICT_6X6_250",
         ),
     ),
-    "build prompt": Verb(
+    "reconstruct prompt": Verb(
         "reconstruct:prompt",
         "mark objects in images on a page, and see their masks",
-        ("instep build prompt recordings/pusht prompts.json --no-browser --seconds 2",),
+        ("instep reconstruct prompt recordings/pusht prompts.json --no-browser --seconds 2",),
     ),
-    "build weights": Verb(
+    "reconstruct weights": Verb(
         "reconstruct:weights",
         "fetch and check the weights of SAM 2 for clicks and boxes",
-        ("instep build weights sam2 --check",),
-    ),
-    "build check": Verb(
-        "scene_edit:check",
-        "check a scene before it is simulated in earnest",
-        ("instep build check pusht --out checked_pusht",),
+        ("instep reconstruct weights sam2 --check",),
     ),
     "robot": Verb(
         "robot:robot",

@@ -10,27 +10,27 @@ if TYPE_CHECKING:
     from .checks import Finding, check_scene
     from .masks.object_mask import ObjectMask
     from .masks.prompts import ObjectPrompt, load_prompts, parse_prompts
-    from .pipeline import BuildOptions, BuiltScene, build_scene
+    from .pipeline import ReconstructedScene, ReconstructOptions, reconstruct_scene
     from .shape.convex_parts import ConvexDecomposition, convex_parts
     from .shape.object_shape import ObjectShape, object_shape
     from .shape.triangle_mesh import TriangleMesh
 
 
 __all__ = [
-    "BuildOptions",
-    "BuiltScene",
     "ConvexDecomposition",
     "Finding",
     "ObjectMask",
     "ObjectPrompt",
     "ObjectShape",
+    "ReconstructOptions",
+    "ReconstructedScene",
     "TriangleMesh",
-    "build_scene",
     "check_scene",
     "convex_parts",
     "load_prompts",
     "object_shape",
     "parse_prompts",
+    "reconstruct_scene",
 ]
 
 __getattr__ = lazy_names(
@@ -39,7 +39,7 @@ __getattr__ = lazy_names(
         "checks": "Finding check_scene",
         "masks.object_mask": "ObjectMask",
         "masks.prompts": "ObjectPrompt load_prompts parse_prompts",
-        "pipeline": "BuildOptions BuiltScene build_scene",
+        "pipeline": "ReconstructOptions ReconstructedScene reconstruct_scene",
         "shape.convex_parts": "ConvexDecomposition convex_parts",
         "shape.object_shape": "ObjectShape object_shape",
         "shape.triangle_mesh": "TriangleMesh",

@@ -34,13 +34,13 @@ from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colour
 from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.rendering import orientations
 
-from .appearance.mesh_texture import texture_from_points
+from .appearance.object_appearance import texture_from_points
 from .pipeline import BUILD_FILE
 from .scene_formats import ExportedShape, exported_shapes, mesh_triangles
 from .shape.convex_parts import convex_parts
 from .shape.mesh_files import read_mesh
 from .shape.object_shape import MAX_SIZE_M, MIN_SIZE_M
-from .shape.triangle_mesh import TriangleMesh, simplified, without_unused
+from .shape.triangle_mesh import TriangleMesh, simplified, welded
 from .stages import FOLDER
 
 _BY_VOLUME = "volume times"
@@ -285,7 +285,7 @@ def read_mesh_file(path: Path) -> TriangleMesh:
     """A closed mesh from an OBJ, STL, PLY or GLB file, in metres."""
     if not path.is_file():
         raise BadInput(f"{str(path)!r} is no mesh that is read; an .obj, .stl, .ply or .glb file was expected.")
-    mesh = _welded(read_mesh(read_file(path, _MAX_BYTES), repr(path.name)))
+    mesh = welded(read_mesh(read_file(path, _MAX_BYTES), repr(path.name)))
     if not mesh.watertight:
         raise BadInput(f"The surface in {path.name!r} is not closed, so it has no volume; close it, and save it again.")
     if mesh.volume < 0:
@@ -298,15 +298,7 @@ def read_mesh_file(path: Path) -> TriangleMesh:
 def file_mesh(model: Any, mesh: int) -> TriangleMesh:
     """A mesh of a model in the frame of its file, with equal vertices made one."""
     found = mesh_triangles(model, mesh).moved(placed(model.mesh_pos[mesh], model.mesh_quat[mesh]))
-    return _welded(found)
-
-
-def _welded(mesh: TriangleMesh) -> TriangleMesh:
-    """The mesh with equal vertices made one, without faces that have no area then."""
-    _, index, same = np.unique(np.round(mesh.vertices / _WELD_M), axis=0, return_index=True, return_inverse=True)
-    faces = same.reshape(-1)[mesh.faces]
-    kept = (faces != np.roll(faces, 1, axis=1)).all(axis=1)
-    return without_unused(TriangleMesh(mesh.vertices[index], faces[kept].astype(np.int32)))
+    return welded(found)
 
 
 def replace_shape(files: SceneFiles, name: str, mesh: TriangleMesh, mass: float, seed: int = 0) -> Gaussians | None:

@@ -1,7 +1,6 @@
 """From posed images to a scene that simulates: capture, segment, cameras, shape, parts, appearance, scene.
 
-Each stage keeps its record below `stages/`; `build.json` holds the prompts, the options and the decisions of each
-stage.
+Each stage keeps its record below `stages/`; `build.json` holds prompts, options and the decisions of each stage.
 """
 
 from __future__ import annotations
@@ -31,8 +30,16 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
-from .appearance.gaussian_fits import WORLD, fit_object, fit_world, gaussians_on, median_colour, object_psnr
-from .appearance.mesh_texture import bake_texture
+from .appearance.object_appearance import (
+    WORLD,
+    MeshTexture,
+    bake_texture,
+    fit_object,
+    fit_world,
+    gaussians_on,
+    median_colour,
+    object_psnr,
+)
 from .capture.posed_views import PosedView, check_views, seen_on_table, table_of, views_of
 from .capture.robot_views import has_robot, robot_views, scene_cameras
 from .masks.box_masks import masks_by_boxes, propagated
@@ -46,6 +53,7 @@ from .shape.generated_shape import GeneratedOptions, ShapeGenerator, generated_s
 from .shape.object_shape import ShapeKind, check_single, is_hull, object_shape
 from .shape.outline_fit import Refinement, SeenObject, refine_cameras, seen_object
 from .shape.outlines import coarse_extrusion, outline_of
+from .shape.triangle_mesh import TriangleMesh
 from .stages import (
     FOLDER,
     AlignedCameras,
@@ -68,7 +76,7 @@ _HELD_OUT_EVERY = 6
 
 
 @options_dataclass
-class BuildOptions:
+class ReconstructOptions:
     """Options of a build."""
 
     time: float | None = None
@@ -99,12 +107,12 @@ class BuildOptions:
     """Folder of a segmentation network for clicks and boxes (`instep reconstruct weights`); a graph cut if None."""
     redo: Stage = "capture"
     """First stage to compute; earlier ones are read from the folder."""
-    finish: Callable[[BuiltScene], object] | None = None
+    finish: Callable[[ReconstructedScene], object] | None = None
     """Called with the scene before its folder is moved into place; if it fails, nothing is written."""
 
 
 @array_dataclass
-class BuiltScene:
+class ReconstructedScene:
     """A built scene folder and its record."""
 
     folder: Path
@@ -113,15 +121,15 @@ class BuiltScene:
     """Content of build.json."""
 
 
-def build_scene(
+def reconstruct_scene(
     capture: Capture,
     prompts: Sequence[ObjectPrompt],
     out: Path,
-    options: BuildOptions | None = None,
+    options: ReconstructOptions | None = None,
     report: StageReport | None = None,
-) -> BuiltScene:
+) -> ReconstructedScene:
     """Build a scene folder from posed images; it is written whole or not at all."""
-    options = BuildOptions() if options is None else options
+    options = ReconstructOptions() if options is None else options
     _check(prompts, options)
     check_cameras(prompts, [recording.camera.name for recording in capture.recordings])
     work = out.with_name(out.name + ".part")
@@ -137,15 +145,15 @@ def build_scene(
         record = _record(prompts, options, store, found)
         (work / BUILD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if options.finish is not None:
-            options.finish(BuiltScene(work, found, record))
+            options.finish(ReconstructedScene(work, found, record))
         shutil.rmtree(out, ignore_errors=True)
         work.rename(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return BuiltScene(out, found, record)
+    return ReconstructedScene(out, found, record)
 
 
-def _check(prompts: Sequence[ObjectPrompt], options: BuildOptions) -> None:
+def _check(prompts: Sequence[ObjectPrompt], options: ReconstructOptions) -> None:
     names = [prompt.name for prompt in prompts]
     if not names:
         raise BadInput("No prompt was given; add at least one --prompt, such as tee=click:CAMERA:X,Y.")
@@ -157,13 +165,13 @@ def _check(prompts: Sequence[ObjectPrompt], options: BuildOptions) -> None:
             raise UnknownName("object of the prompts", name, names)
 
 
-def _named(options: BuildOptions) -> list[str]:
+def _named(options: ReconstructOptions) -> list[str]:
     """Objects that masses, materials and friction are given for."""
     return [*options.weighed, *options.materials, *options.friction]
 
 
 def _build(
-    capture: Capture, prompts: Sequence[ObjectPrompt], options: BuildOptions, store: StageStore, work: Path
+    capture: Capture, prompts: Sequence[ObjectPrompt], options: ReconstructOptions, store: StageStore, work: Path
 ) -> tuple[BuiltObject, ...]:
     taken = store.run("capture", CapturedViews, lambda report: _captured(capture, options, report))
     found = store.run(
@@ -175,11 +183,8 @@ def _build(
     seen = {name: _pairs(views, masks) for name, masks in found.masks.items()}
     shapes = store.run("shape", ObjectMeshes, lambda report: _meshes(seen, taken.plane, options, work, report))
     parts = store.run("parts", ObjectParts, lambda report: _parts(shapes, taken.plane, options.seed, report))
-    looks = store.run(
-        "appearance",
-        ObjectLooks,
-        lambda report: _looks(shapes, seen, replace(taken, views=tuple(views)), options, work, report),
-    )
+    placed = replace(taken, views=tuple(views))
+    looks = store.run("appearance", ObjectLooks, lambda report: _looks(shapes, seen, placed, options, work, report))
     objects = [
         BuiltObject(
             name, mesh, parts.parts[name], looks.textures[name], looks.colours[name],
@@ -193,7 +198,7 @@ def _build(
     return tuple(objects)
 
 
-def _check_found(found: SegmentedObjects, taken: CapturedViews, options: BuildOptions) -> None:
+def _check_found(found: SegmentedObjects, taken: CapturedViews, options: ReconstructOptions) -> None:
     """Refuse values of objects that were not found, and objects that too few views show."""
     for name, masks in found.masks.items():
         if len(masks) < 2:
@@ -210,7 +215,7 @@ def _pairs(views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> list[tupl
     return [(by_name[m.camera.name], replace(m, camera=by_name[m.camera.name].camera)) for m in masks]
 
 
-def _captured(capture: Capture, options: BuildOptions, report: Progress) -> CapturedViews:
+def _captured(capture: Capture, options: ReconstructOptions, report: Progress) -> CapturedViews:
     aligned: dict[str, Any] = {}
     if has_robot(capture) and options.robot is not None:
         views, aligned["robot"] = robot_views(capture, options.robot, options.align, report)
@@ -288,7 +293,9 @@ def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[Obj
         save_png(folder / f"{mask.camera.name}.png", to_bytes(image))
 
 
-def _aligned(taken: CapturedViews, found: SegmentedObjects, options: BuildOptions, report: Progress) -> AlignedCameras:
+def _aligned(
+    taken: CapturedViews, found: SegmentedObjects, options: ReconstructOptions, report: Progress
+) -> AlignedCameras:
     """Cameras aligned on the table by the static background, then refined on the silhouettes."""
     given = tuple(view.camera for view in taken.views)
     if not options.align:
@@ -327,7 +334,11 @@ def _table(taken: CapturedViews) -> Plane:
 
 
 def _refined(
-    cameras: Sequence[Camera], taken: CapturedViews, found: SegmentedObjects, options: BuildOptions, report: Progress
+    cameras: Sequence[Camera],
+    taken: CapturedViews,
+    found: SegmentedObjects,
+    options: ReconstructOptions,
+    report: Progress,
 ) -> Refinement:
     """Cameras refined on the silhouettes of all objects, with the correction of each."""
     by_name = {camera.name: i for i, camera in enumerate(cameras)}
@@ -363,8 +374,8 @@ def _unrefined(cameras: Sequence[Camera], because: str) -> Refinement:
     return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
 
 
-def _meshes(seen: Seen, plane: Array, options: BuildOptions, work: Path, report: Progress) -> ObjectMeshes:
-    meshes, info = {}, dict[str, Any]()
+def _meshes(seen: Seen, plane: Array, options: ReconstructOptions, work: Path, report: Progress) -> ObjectMeshes:
+    meshes, info = dict[str, TriangleMesh](), dict[str, Any]()
     for i, (name, pairs) in enumerate(seen.items()):
         report(i / len(seen), name)
         part: Progress = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
@@ -381,7 +392,7 @@ def _meshes(seen: Seen, plane: Array, options: BuildOptions, work: Path, report:
 
 
 def _parts(shapes: ObjectMeshes, plane: Array, seed: int, report: Progress) -> ObjectParts:
-    parts, info = {}, dict[str, Any]()
+    parts, info = dict[str, tuple[TriangleMesh, ...]](), dict[str, Any]()
     for i, (name, mesh) in enumerate(shapes.meshes.items()):
         report(i / len(shapes.meshes), name)
         found = convex_parts(mesh, seed=seed)
@@ -391,12 +402,12 @@ def _parts(shapes: ObjectMeshes, plane: Array, seed: int, report: Progress) -> O
 
 
 def _looks(
-    shapes: ObjectMeshes, seen: Seen, taken: CapturedViews, options: BuildOptions, work: Path, report: Progress
+    shapes: ObjectMeshes, seen: Seen, taken: CapturedViews, options: ReconstructOptions, work: Path, report: Progress
 ) -> ObjectLooks:
     """Textures and Gaussians of the objects, and Gaussians of the background."""
     (work / FOLDER / "splats").mkdir(parents=True, exist_ok=True)
     share = 0.7 if options.background else 1.0
-    textures, colours, info = {}, {}, dict[str, Any]()
+    textures, colours, info = dict[str, MeshTexture](), dict[str, Array](), dict[str, Any]()
     for i, (name, mesh) in enumerate(shapes.meshes.items()):
         part: Progress = lambda s, words, i=i: report(share * (i + s) / len(shapes.meshes), words)  # noqa: E731
         held = _HELD_OUT_EVERY if len(seen[name]) >= 2 * _HELD_OUT_EVERY else len(seen[name]) + 1
@@ -418,14 +429,14 @@ def _looks(
         body_from_world = np.eye(4)
         body_from_world[:3, 3] = -mesh.centroid
         save_gaussians(work / FOLDER / "splats" / f"{name}.ply", gaussians.moved(body_from_world).attached_to(name))
-    behind = {}
+    behind = dict[str, Any]()
     if options.background:
         behind["background"] = _background(seen, taken, options, work, lambda s, words: report(share + 0.3 * s, words))
     return ObjectLooks(textures, colours, {"objects": info, **behind})
 
 
 def _background(
-    seen: Seen, taken: CapturedViews, options: BuildOptions, work: Path, report: Progress
+    seen: Seen, taken: CapturedViews, options: ReconstructOptions, work: Path, report: Progress
 ) -> dict[str, Any]:
     """Fit and write the Gaussians of the static world; their number and PSNR."""
     begin = time.perf_counter()
@@ -453,7 +464,7 @@ def _written(
 
 
 def _record(
-    prompts: Sequence[ObjectPrompt], options: BuildOptions, store: StageStore, objects: Sequence[BuiltObject]
+    prompts: Sequence[ObjectPrompt], options: ReconstructOptions, store: StageStore, objects: Sequence[BuiltObject]
 ) -> dict[str, Any]:
     plain = {
         "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,

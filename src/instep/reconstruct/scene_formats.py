@@ -33,8 +33,7 @@ from instep.splat.io.gltf import NAME, Z_UP_NODE, GltfBuffer, gaussian_primitive
 from instep.splat.io.usd import fill_splat, usd_library
 from instep.splat.rendering import scene_poses
 
-from .shape.convex_parts import hull_mesh
-from .shape.triangle_mesh import TriangleMesh
+from .shape.triangle_mesh import TriangleMesh, hull_mesh
 
 _SIDES = 24
 """Corners of the circles that round shapes are made of."""

@@ -23,7 +23,7 @@ from instep.scene.camera import Camera
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import SCENE_FILE, Scene, read_table
 
-from .appearance.mesh_texture import MeshTexture
+from .appearance.object_appearance import MeshTexture
 from .scene_formats import mjcf_tree
 from .shape.triangle_mesh import TriangleMesh
 

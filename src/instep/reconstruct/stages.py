@@ -19,7 +19,7 @@ from instep.scene.camera import Camera
 from instep.splat.fitting import Progress
 from instep.splat.image import to_bytes
 
-from .appearance.mesh_texture import MeshTexture
+from .appearance.object_appearance import MeshTexture
 from .capture.posed_views import PosedView
 from .masks.object_mask import ObjectMask
 from .shape.triangle_mesh import TriangleMesh

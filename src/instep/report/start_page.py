@@ -19,7 +19,7 @@ from .page import Headline, HtmlReport, Number, ReportImage, Section, Table
 
 if TYPE_CHECKING:
     from instep.app.verbs.start import StartResult
-    from instep.reconstruct.pipeline import BuiltScene
+    from instep.reconstruct.pipeline import ReconstructedScene
     from instep.reconstruct.scene_writing import PhysicalValue
 
 
@@ -137,8 +137,8 @@ _SHAPE = ("object", "shape", "box [mm]", "volume [cm³]", "convex parts", "worst
 _PHYSICS = ("object", "mass [kg]", "mass from", "friction")
 
 
-def build_page(built: BuiltScene, name: str) -> HtmlReport:
-    """The page of a scene that was built, from its folder, which may not be in its place yet, and its record."""
+def reconstruction_page(built: ReconstructedScene, name: str) -> HtmlReport:
+    """The page of a reconstructed scene, from its folder and its record."""
     stages = built.record["stages"]
     seconds = sum(float(stage.get("seconds", 0.0)) for stage in stages.values())
     names = [one.name for one in built.objects]
@@ -151,15 +151,15 @@ def build_page(built: BuiltScene, name: str) -> HtmlReport:
         Number("time", f"{seconds:.0f} s"),
     ]
     if background is not None:
-        held = "views kept back" if background["held_out"] else "the views that it was fitted to"
+        held = "held-out views" if background["held_out"] else "the views of the fit"
         numbers.append(Number("background", f"{background['psnr_db']['value']:.1f} dB", f"PSNR over {held}"))
     return HtmlReport(
-        f"Build of {name}", ", ".join(names),
-        Headline("plain", f"{len(names)} object{'s' * (len(names) != 1)} built", "instep build check judges them"),
+        f"Reconstruction of {name}", ", ".join(names),
+        Headline("plain", f"{len(names)} objects reconstructed", "check them by instep scene check"),
         numbers,
         [
             Section("Objects", blocks=[Table(_SHAPE, _shape_rows(built)), Table(_PHYSICS, _physics_rows(built))]),
-            Section("Masks", "Green is the object; blue is unknown, as something may hide it there.", _masks(built)),
+            Section("Masks", "Green is the object; blue is unknown, since something may occlude it.", _masks(built)),
             Section("Views against renders", "Image, Gaussians, and four times the difference.", _comparison(built)),
             Section("Decisions", blocks=[Table(("stage", "what", "found"), _decisions(stages))], folded=True),
         ],
@@ -167,7 +167,7 @@ def build_page(built: BuiltScene, name: str) -> HtmlReport:
     )  # fmt: skip
 
 
-def _shape_rows(built: BuiltScene) -> list[tuple[str, ...]]:
+def _shape_rows(built: ReconstructedScene) -> list[tuple[str, ...]]:
     shapes, parts = built.record["stages"]["shape"]["objects"], built.record["stages"]["parts"]["objects"]
     rows: list[tuple[str, ...]] = []
     for one in built.objects:
@@ -180,7 +180,7 @@ def _shape_rows(built: BuiltScene) -> list[tuple[str, ...]]:
     return rows
 
 
-def _physics_rows(built: BuiltScene) -> list[tuple[str, ...]]:
+def _physics_rows(built: ReconstructedScene) -> list[tuple[str, ...]]:
     return [(one.name, _interval(one.mass), one.mass.source, _interval(one.friction)) for one in built.objects]
 
 
@@ -188,7 +188,7 @@ def _interval(known: PhysicalValue) -> str:
     return f"{known.value:.3g} [{known.low:.3g}, {known.high:.3g}]"
 
 
-def _masks(built: BuiltScene) -> list[list[ReportImage]]:
+def _masks(built: ReconstructedScene) -> list[list[ReportImage]]:
     from instep.reconstruct.stages import FOLDER
 
     rows: list[list[ReportImage]] = []
@@ -199,24 +199,25 @@ def _masks(built: BuiltScene) -> list[list[ReportImage]]:
     return [row for row in rows if row]
 
 
-def _comparison(built: BuiltScene) -> list[Any]:
-    from instep.data.files import read_npz
+def _comparison(built: ReconstructedScene) -> list[Any]:
     from instep.data.frames import encode_png
-    from instep.reconstruct.stages import FOLDER
+    from instep.reconstruct.stages import FOLDER, CapturedViews, read_stage
     from instep.scene.folder import Scene
+    from instep.splat.image import to_bytes
     from instep.splat.rendering import render, scene_gaussians, scene_poses, side_by_side
 
     scene = Scene.load(built.folder)
-    images = read_npz(built.folder / FOLDER / "capture.npz")
-    shown = [one for one in scene.cameras.values() if one.in_world and f"image:{one.name}" in images]
+    views = read_stage(built.folder / FOLDER, "capture", CapturedViews).views
+    images = {view.name: to_bytes(view.image) for view in views}
+    shown = [one for one in scene.cameras.values() if one.in_world and one.name in images]
     shown = shown[:: max(1, -(-len(shown) // _IMAGES))]
     if not shown:
-        return ["No camera of the build stands fixed in the world."]
+        return ["No camera is fixed in the world."]
     found = scene_gaussians(scene, built.folder / "splats")
     poses = scene_poses(scene, found.names, scene.start(0)[0])
     rendered = render(found, shown, poses=poses).images
     return [
-        ReportImage(encode_png(side_by_side([(images[f"image:{camera.name}"], image)])), camera.name)
+        ReportImage(encode_png(side_by_side([(images[camera.name], image)])), camera.name)
         for camera, image in zip(shown, rendered, strict=True)
     ]
 

@@ -75,7 +75,7 @@ def load_capture(folder: str | Path) -> Capture:
     path = Path(folder) / "transforms.json"
     if present(path) and _object(path).get("metric") is False:
         raise BadInput(
-            f"The poses in {str(folder)!r} have an unknown scale, and metres are needed; instep build pose "
+            f"The poses in {str(folder)!r} have an unknown scale, and metres are needed; instep reconstruct pose "
             f"{str(folder)!r} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y gives it by a known length, --board by a board."
         )
     return unscaled_capture(folder)

@@ -100,8 +100,8 @@ def check_in_world(capture: Capture) -> None:
         if not recording.camera.in_world:
             raise BadInput(
                 f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}, which a robot carries; "
-                "cameras fixed in the world were expected. `instep build IMAGES OUT --robot SCENE` places cameras on a "
-                "robot by its joints and fits Gaussians too."
+                "cameras fixed in the world were expected. `instep reconstruct IMAGES OUT --robot SCENE` places "
+                "cameras on a robot by its joints and fits Gaussians too."
             )
 
 

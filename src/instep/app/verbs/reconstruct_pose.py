@@ -16,12 +16,12 @@ from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
     from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoPoses
-    from instep.reconstruct.stages import PartReport
+    from instep.splat.fitting import Progress
 
 
 @options_dataclass
 class BuildPoseArgs:
-    """Options of `instep build pose`."""
+    """Options of `instep reconstruct pose`."""
 
     board: str | None = None
     """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; without it images are posed by what
@@ -58,11 +58,11 @@ def pose(
     /,
     args: Options[BuildPoseArgs] = BuildPoseArgs(),
 ) -> int:
-    """Pose images by a board on the table, or by what they share, so that `instep build` can read them.
+    """Pose images by a board on the table, or by what they share, so that `instep reconstruct` can read them.
 
     Writes the images with transforms.json (lens and poses) and ground_plane.json. The world's frame lies in the board,
     or on the table that is found. Without a board or a length the scale is unknown: the poses are marked, and refused
-    by `instep build` until this verb is given them as IMAGES with --length or --board.
+    by `instep reconstruct` until this verb is given them as IMAGES with --length or --board.
 
     Args:
         images: folder of images of one camera, a video, or a folder of poses of unknown scale.
@@ -153,8 +153,8 @@ def _show(found: PhotoPoses, out: Path) -> None:
     )
     if found.scale is None:
         say(
-            "The scale is unknown: instep build refuses these poses. Mark a known length on the table, such as the "
-            f"long side of a sheet: instep build pose {out} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y"
+            "The scale is unknown, so instep reconstruct refuses these poses. Mark a known length on the table, such "
+            f"as the long side of a sheet: instep reconstruct pose {out} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y"
         )
     else:
         interval = f" (-{100 * (1 - found.scale.low):.2f} to +{100 * (found.scale.high - 1):.2f} %)"
@@ -164,11 +164,12 @@ def _show(found: PhotoPoses, out: Path) -> None:
 
 
 @contextmanager
-def _progress() -> Generator[PartReport]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress() -> Generator[Progress]:
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
 
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with ProgressBar(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("starting", total=1.0)
 
         def report(share: float, words: str) -> None:

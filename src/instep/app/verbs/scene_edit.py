@@ -229,7 +229,7 @@ _COLOURS = {"green": "green", "amber": "yellow", "red": "red", "unknown": "dim"}
 
 @options_dataclass
 class BuildCheckArgs:
-    """Options of `instep build check`."""
+    """Options of `instep scene check`."""
 
     out: OutFolder = None
 

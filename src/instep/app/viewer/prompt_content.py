@@ -15,16 +15,14 @@ from instep.core.errors import BadInput, InstepError, UnknownName
 from instep.core.reading import is_mapping, is_sequence
 from instep.core.world import Array
 from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.masks.mask_agreement import ViewCandidates, choose_masks
-from instep.reconstruct.masks.prompted_masks import mask_by_prompt, view_candidates
+from instep.reconstruct.masks.prompted_masks import mask_by_prompt
 from instep.reconstruct.masks.prompts import (
     Box,
     ImageMarks,
     ObjectPrompt,
     Point,
-    PromptSegmenter,
+    PromptNetwork,
     load_prompts,
-    marks_in,
     parse_prompts,
     prompt_words,
 )
@@ -37,17 +35,17 @@ MAX_MARKS = 200
 
 
 class PromptContent:
-    """Views in which objects are marked; each change is written to a file, as `instep build --prompts` reads it."""
+    """Views in which objects are marked; each change is written to a file, as `instep reconstruct --prompts` reads
+    it."""
 
     gaussians = False
 
-    def __init__(self, views: Sequence[PosedView], plane: Array, path: Path, segmenter: PromptSegmenter | None = None):
+    def __init__(self, views: Sequence[PosedView], path: Path, segmenter: PromptNetwork | None = None):
         self._views = {view.name: view for view in views}
-        self._plane, self._path, self._segmenter = plane, path, segmenter
+        self._path, self._segmenter = path, segmenter
         found = load_prompts(path) if path.exists() else ()
         self._prompts = {prompt.name: prompt for prompt in found}
-        self._cut_kept: dict[tuple[str, ImageMarks], Array] = {}
-        self._candidates_kept: dict[tuple[str, ImageMarks], ViewCandidates] = {}
+        self._kept: dict[tuple[str, ImageMarks], Array] = {}
         self._lock = threading.Lock()
 
     def opening(self) -> Sequence[bytes]:
@@ -66,7 +64,7 @@ class PromptContent:
         """Encode the images before the first click, where the segmenter does."""
         for view in self._views.values():
             if self._segmenter is not None:
-                self._segmenter.prepare(view.image)
+                self._segmenter.encoding(view.image)
 
     def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
         """New marks of an object in a view, or the end of an object: the file is written, then masks are found."""
@@ -85,7 +83,7 @@ class PromptContent:
             return [*self._masks(name), self._status(name)]
 
     def _status(self, name: str) -> bytes:
-        marked = sum(bool(marks_in(self._prompts[name], camera)) for camera in self._views)
+        marked = sum(bool(self._prompts[name].marks(camera)) for camera in self._views)
         words = f"{name} is marked in {marked} of {len(self._views)} views, in {self._path.name}"
         return encode("status", {"text": words, "level": "info"})
 
@@ -113,15 +111,9 @@ class PromptContent:
     def _masks(self, name: str) -> list[bytes]:
         """The masks of an object in all views, as the build would find them; none where it is not marked."""
         prompt, found = self._prompts[name], dict[str, Array]()
-        marked = {camera: marks for camera in self._views if (marks := marks_in(prompt, camera))}
+        marked = {camera: marks for camera in self._views if (marks := prompt.marks(camera))}
         try:
-            if self._segmenter is None:
-                found = {camera: self._cut(prompt, camera, marks) for camera, marks in marked.items()}
-            elif marked:
-                candidates = [
-                    self._candidates(name, camera, marks, self._segmenter) for camera, marks in marked.items()
-                ]
-                found = dict(zip(marked, choose_masks(candidates, self._plane).masks, strict=True))
+            found = {camera: self._mask(prompt, camera, marks) for camera, marks in marked.items()}
         except InstepError as error:
             return [encode("status", {"text": str(error), "level": "bad"})]
         out: list[bytes] = []
@@ -131,23 +123,17 @@ class PromptContent:
             out.append(encode("mask", header, {"inside": bits}))
         return out
 
-    def _cut(self, prompt: ObjectPrompt, camera: str, marks: ImageMarks) -> Array:
-        view = self._views[camera]
-        if (camera, marks) not in self._cut_kept:
-            mask = mask_by_prompt(view, replace(prompt, colour=None))
-            self._cut_kept[camera, marks] = np.zeros(view.image.shape[:2], bool) if mask is None else mask.alpha > 0.5
-        return self._cut_kept[camera, marks]
-
-    def _candidates(self, name: str, camera: str, marks: ImageMarks, segmenter: PromptSegmenter) -> ViewCandidates:
-        if (camera, marks) not in self._candidates_kept:
-            found = view_candidates(self._views[camera], name, marks, segmenter)
-            self._candidates_kept[camera, marks] = found
-        return self._candidates_kept[camera, marks]
+    def _mask(self, prompt: ObjectPrompt, camera: str, marks: ImageMarks) -> Array:
+        if (camera, marks) not in self._kept:
+            view = self._views[camera]
+            mask = mask_by_prompt(view, replace(prompt, colour=None), self._segmenter)
+            self._kept[camera, marks] = np.zeros(view.image.shape[:2], bool) if mask is None else mask.alpha > 0.5
+        return self._kept[camera, marks]
 
     def _marked(self, prompt: ObjectPrompt) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for camera in self._views:
-            marks = marks_in(prompt, camera)
+            marks = prompt.marks(camera)
             if marks or marks.others:
                 out[camera] = {"clicks": marks.clicks, "others": marks.others, "box": marks.box}
         return out

@@ -1,6 +1,6 @@
-"""The shape of an object: a visual hull, carved by stereo, where views surround it, else an extruded outline.
+"""The shape of an object: a visual hull carved by stereo if views surround it, else an extruded outline.
 
-Carving a visual hull by depth that stereo found: cavities and hollows that no silhouette shows.
+Carving removes points in front of the surface that stereo sees: cavities and hollows that no silhouette shows.
 """
 
 from __future__ import annotations
@@ -13,57 +13,71 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.masks.object_mask import ObjectMask, overlap
-from instep.reconstruct.stages import PartReport
+from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.scene.camera import Camera
-from instep.splat.fitting import pixel_rays
+from instep.splat.fitting import Progress, pixel_rays
 
 from .cavities import cavity_words, complete_cavity
 from .outline_fit import Outline, fit_regular, seen_object
-from .outlines import Extrusion, coarse_extrusion, outline_of
+from .outlines import coarse_extrusion, outline_of
 from .stereo import SurfaceDepth, sampled_at, surface_depths
 from .triangle_mesh import Grid, TriangleMesh, checked_mesh, isosurface, separated, simplified
 from .visual_hull import (
     HULL_PITCH,
-    coverage,
     depth_image,
     height_above,
     hull_field,
     in_camera,
+    pixel_size,
+    silhouette_overlap,
     without_ghosts,
     without_specks,
 )
 
 ShapeKind = Literal["auto", "carved", "hull", "extrusion"]
 MIN_HULL_VIEWS = 8
-"""Fewest views of a visual hull that is taken as the shape."""
+"""Fewest views for a visual hull by default."""
 MIN_HULL_SPAN_DEG = 200.0
-"""Least range of directions around the object that the views of a hull must cover [deg]."""
+"""Least range of directions of the views of a hull by default [deg]."""
 MIN_GIVEN_HULL_VIEWS = 4
-"""Fewest views of a visual hull that was asked for."""
+"""Fewest views for a visual hull on request."""
 MIN_BASELINE_DEG = 10.0
 """Least angle between two views of an object [deg]."""
 MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
-"""Overlap with the masks by which another shape may be worse than the one of silhouettes alone, in the mean and in the
-worst view."""
+"""Largest loss of overlap of a carved or generated shape against that of silhouettes alone, mean and worst view."""
 _TIGHT_SHARE = 0.8
-"""Diagonal of a hull, as a share of that of its grid, below which it is computed again on a finer grid, then on
-one around it alone."""
+"""Diagonal of a hull, as a share of that of its grid, below which a finer or tighter grid is used."""
 _FINEST_SHARE = 1 / 3
-"""Pitch of that finer grid as a share of the usual one, at least."""
+"""Least pitch of the finer grid, as a share of the usual one."""
 MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
-"""Sizes of objects that are built [m]."""
+"""Sizes of objects [m]."""
 MIN_MASK_OVERLAP = 0.4
 """Least overlap of the silhouette of a shape and each of its masks."""
-_FACES = 3000
-"""Faces of the mesh that is kept."""
-_OVERLAP_MARGIN = 0.01
-"""Overlap by which a fitted outline may be worse than the one it began from: fits weigh gross errors down."""
+SHAPE_FACES = 3000
+"""Faces of the final mesh."""
+BAND_SHARE = 0.018
+"""Reach of the evidence of a seen surface, as a share of the diagonal of the grid."""
+MIN_WITNESSES = 2
+"""Fewest views with evidence about a point."""
+MIN_DEPTH_SHARE = 0.1
+"""Least share of the pixels of an object with a depth."""
+AGAIN_SHARE = 0.15
+"""Removed share of the hull above which it is hollow: thin leftovers are removed, and depths are searched again."""
+_SLIVER_SHARE = 0.03
+"""Half the thickness of a thin leftover, as a share of the diagonal of the grid."""
+_CHUNK = 200_000
+"""Points of the grid in one batch."""
+_SMOOTHING = 0.6
+"""Width of the smoothing of carved parts [cells]."""
+_RESTORE_ROUNDS = 3
+"""Rounds of restoring points that silhouettes need."""
+_LOW = 2.0
+"""Height above the table, in bands, below which nothing is restored: masks hold shadows there."""
 
 
 @array_dataclass
 class ObjectShape:
-    """The mesh of an object and how it was found."""
+    """The mesh of an object and its derivation."""
 
     mesh: TriangleMesh
     """In the frame of the world."""
@@ -78,11 +92,11 @@ def object_shape(
     kind: ShapeKind = "auto",
     height: float | None = None,
     views: Sequence[PosedView] = (),
-    report: PartReport | None = None,
+    report: Progress | None = None,
 ) -> ObjectShape:
-    """The shape of an object above a table from its masks in several views, and from the images where they are given.
+    """The shape of an object above a table from its masks in several views.
 
-    A visual hull is carved by the depth that stereo finds in the images, unless `kind` is "hull".
+    A visual hull is carved by stereo if the images are given, unless `kind` is "hull".
     """
     span = viewed_span(masks)
     if len(masks) < 2:
@@ -91,25 +105,19 @@ def object_shape(
         _check_baseline(name, masks)
     if kind in ("hull", "carved") and len(masks) < MIN_GIVEN_HULL_VIEWS:
         raise BadInput(
-            f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
-            f"{MIN_GIVEN_HULL_VIEWS} or more from all around, or use --shape extrusion."
+            f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; use {MIN_GIVEN_HULL_VIEWS} "
+            "views or more from all around, or --shape extrusion."
         )
     info: dict[str, Any] = {"method": "extrusion", "views": len(masks), "span_deg": round(span, 1)}
     if is_hull(masks, kind, height):
         mesh, how = _hull(masks, plane, views if kind != "hull" else (), report)
         info |= how
-        info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
+        half = 0.5 * pixel_size([mask.camera for mask in masks], mesh.centroid)
+        info |= {"uncertainty_m": half, "uncertainty_from": "half a pixel at the object"}
     else:
-        start = coarse_extrusion(masks, plane, height=height)
-        found, compared = _fitted(masks, plane, start, fixed_height=height is not None)
-        mesh = without_specks(found.mesh())
-        size = _pixel_size(mesh, masks) * 0.5
-        info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
-        info |= {"uncertainty_m": max(size, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
-        info |= compared
-        if len(masks) == 1:
-            info |= hidden_by(mesh, masks[0], plane, size)
-    mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
+        mesh, how = _extruded(masks, plane, height)
+        info |= how
+    mesh = checked_mesh(simplified(mesh, SHAPE_FACES), repr(name))
     info |= cavity_words(mesh, plane)
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
@@ -117,29 +125,29 @@ def object_shape(
 
 
 def check_single(what: str, count: int, *, height: float | None, generated: bool) -> None:
-    """Refuse to build from one view alone where neither a height nor a generator says what it does not show."""
+    """Refuse a single view without a height or a generator."""
     if count == 0 or (height is None and not generated):
         seen = "no view" if count == 0 else "one view only"
         raise BadInput(
-            f"There is {seen} of {what}, and one does not say how high or how far away it is; add views from other "
-            "directions, give its height by --height METRES, or a program that generates shapes by --generator."
+            f"There is {seen} of {what}, which does not show its height or distance; add views from other directions, "
+            "give its height by --height METRES, or a program that generates shapes by --generator."
         )
 
 
 def hidden_by(mesh: TriangleMesh, mask: ObjectMask, plane: Array, pixel: float) -> dict[str, Any]:
-    """What the only view of an object does not show: how much of the table is behind it, as its uncertainty [m]."""
+    """Uncertainty of a shape from one view: the length of the table that the object hides [m]."""
     up = plane[:3] / np.linalg.norm(plane[:3]) * np.sign(plane[2])
     towards = mask.camera.body_from_camera[:3, 3] - mesh.centroid
     rise = float(towards @ up) / float(np.linalg.norm(towards))
     hidden = float(np.ptp(mesh.vertices @ up) * np.sqrt(max(1 - rise**2, 0.0)) / max(rise, 0.05))
-    words = "one view: the length of the table that the object hides, where nothing shows how deep it is"
+    words = "one view: the length of the table that the object hides"
     return {"uncertainty_m": max(pixel, hidden), "uncertainty_from": words}
 
 
 def _hull(
-    masks: Sequence[ObjectMask], plane: Array, views: Sequence[PosedView], report: PartReport | None
+    masks: Sequence[ObjectMask], plane: Array, views: Sequence[PosedView], report: Progress | None
 ) -> tuple[TriangleMesh, dict[str, Any]]:
-    """The visual hull of masks, carved where images are given."""
+    """The visual hull of masks, carved if images are given."""
     field, grid, hull = _whole_hull(masks, plane)
     if not views:
         return hull, {"method": "hull"}
@@ -156,8 +164,8 @@ def _hull(
 def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid, TriangleMesh]:
     """The visual hull as a field, its grid and its surface, on a grid as fine as the object needs.
 
-    What floats beside the object widens the grid of a first hull. On one that is too coarse thin parts are lost, and
-    what floats seems to be needed in their place.
+    Loose pieces beside the object widen the grid of a first hull. On a grid that is too coarse thin parts are lost, and
+    loose pieces seem to be needed in their place.
     """
     field, grid = hull_field(masks, plane)
     mesh = without_specks(isosurface(field, grid))
@@ -173,19 +181,14 @@ def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid,
 
 
 def is_hull(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) -> bool:
-    """Whether the shape of an object is a visual hull, not an upright outline."""
+    """Whether the shape of an object is a visual hull; else it is an upright outline."""
     if kind != "auto":
         return kind in ("hull", "carved")
     return len(masks) >= MIN_HULL_VIEWS and viewed_span(masks) >= MIN_HULL_SPAN_DEG and height is None
 
 
-def silhouette_overlap(mesh: TriangleMesh, mask: ObjectMask) -> float:
-    """Intersection over union of the silhouette of a mesh and a mask, over the known pixels."""
-    return overlap(coverage(mesh, mask.camera), mask.alpha, mask.known)
-
-
 def viewed_span(masks: Sequence[ObjectMask]) -> float:
-    """The range of compass directions that views look from [deg]: 360 less the largest gap between two of them."""
+    """The range of compass directions of the views [deg]: 360 less the largest gap between two of them."""
     positions = np.array([mask.camera.body_from_camera[:3, 3] for mask in masks])
     ahead = np.array([mask.camera.body_from_camera[:3, 2] for mask in masks])
     middle = (positions + ahead * np.median(np.linalg.norm(positions - positions.mean(axis=0), axis=1))).mean(axis=0)
@@ -194,26 +197,30 @@ def viewed_span(masks: Sequence[ObjectMask]) -> float:
     return float(360 - gaps.max()) if len(masks) > 1 else 0.0
 
 
-def _fitted(
-    masks: Sequence[ObjectMask], plane: Array, start: Extrusion, *, fixed_height: bool
-) -> tuple[Outline, dict[str, Any]]:
-    """The outline and the height that fit the masks; those of the start where its silhouettes overlap them better by
-    more than rounding."""
-    cameras, first = [mask.camera for mask in masks], outline_of(start)
-    one = seen_object(masks, range(len(masks)), plane, first)
-    fitted, info = fit_regular(one, cameras, fixed_height=fixed_height)
+def _extruded(masks: Sequence[ObjectMask], plane: Array, height: float | None) -> tuple[TriangleMesh, dict[str, Any]]:
+    """The upright outline of masks, fitted; that of the search if its silhouettes overlap the masks better."""
+    start, cameras = coarse_extrusion(masks, plane, height=height), [mask.camera for mask in masks]
+    first = outline_of(start)
+    fitted, info = fit_regular(
+        seen_object(masks, range(len(masks)), plane, first), cameras, fixed_height=height is not None
+    )
 
     def agreement(outline: Outline) -> float:
         mesh = outline.mesh()
         return float(np.mean([silhouette_overlap(mesh, mask) for mask in masks])) if mesh.volume > 0 else 0.0
 
-    if agreement(fitted.outline) >= agreement(first) - _OVERLAP_MARGIN:
-        return fitted.outline, info
-    return first, {"outline": "as searched: its silhouettes overlap the masks better than fitted ones"}
+    found: Outline = fitted.outline
+    if agreement(found) < agreement(first) - 0.01:  # a robust fit may give up a part of the object
+        found, info = first, {"outline": "as searched: its silhouettes overlap the masks better than fitted ones"}
+    mesh = without_specks(found.mesh())
+    half = 0.5 * pixel_size(cameras, mesh.centroid)
+    info |= {"height_m": found.height, "height_sigma_m": start.height_sigma, "height_given": height is not None}
+    info |= {"uncertainty_m": max(half, start.height_sigma), "uncertainty_from": "half a pixel, and the height"}
+    return mesh, info | (hidden_by(mesh, masks[0], plane, half) if len(masks) == 1 else {})
 
 
 def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
-    """Refuse views that all look at an object from about one direction."""
+    """Refuse views of an object from about one direction."""
     rays: list[Array] = []
     for mask in masks:
         left, top, right, bottom = mask.region
@@ -223,13 +230,13 @@ def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
     widest = float(np.degrees(np.arccos(np.clip(directions @ directions.T, -1.0, 1.0)).max()))
     if widest < MIN_BASELINE_DEG:
         raise BadInput(
-            f"All {len(masks)} views of {name!r} look at it from within {widest:.1f} deg, which does not say how far "
-            f"away or how high it is; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart."
+            f"All {len(masks)} views of {name!r} look at it from within {widest:.1f} deg, which does not show its "
+            f"distance or height; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart."
         )
 
 
 def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) -> None:
-    """Refuse a shape that is of no size to handle, or that some masks do not show at all."""
+    """Refuse a shape of unlikely size, or one that some masks do not show."""
     if not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
         raise BadInput(
             f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected, and these may be in "
@@ -238,37 +245,9 @@ def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) 
     apart = [camera for camera, value in overlaps.items() if value < MIN_MASK_OVERLAP]
     if apart:
         raise BadInput(
-            f"The masks of {name!r} do not show one object: what the others agree on overlaps the mask of "
-            f"{apart[0]!r} by {overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
+            f"The masks of {name!r} do not show one object: the shape overlaps the mask of {apart[0]!r} by "
+            f"{overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
         )
-
-
-def _pixel_size(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> float:
-    """The median size of a pixel at the object [m]."""
-    centre = mesh.centroid
-    depths = [np.linalg.norm(mask.camera.body_from_camera[:3, 3] - centre) / mask.camera.focal[0] for mask in masks]
-    return float(np.median(depths))
-
-
-BAND_SHARE = 0.018
-"""Distance from a surface up to which it says where that is, as a share of the diagonal of the grid."""
-MIN_WITNESSES = 2
-"""Views whose depth must say something of a point."""
-MIN_DEPTH_SHARE = 0.1
-"""Share of the pixels of an object whose depth must be found."""
-AGAIN_SHARE = 0.15
-"""Share of the hull that is removed from which on it is taken for hollow: thin parts that are left in it go, and depths
-are searched again inside what is left."""
-_SLIVER_SHARE = 0.03
-"""Half the thickness up to which a part is thin, as a share of the diagonal of the grid."""
-_CHUNK = 200_000
-"""Points of the grid that are looked at together."""
-_SMOOTHING = 0.6
-"""Width of the smoothing of what was carved [cells]."""
-_RESTORE_ROUNDS = 3
-"""How often what silhouettes need is put back."""
-_LOW = 2.0
-"""Height above the table, in bands, below which nothing is put back: shadows are taken for the object there."""
 
 
 @array_dataclass
@@ -276,25 +255,25 @@ class Hull:
     """A visual hull."""
 
     field: Array
-    """How far inside points of the grid are [x, y, z] [m]."""
+    """Distance inside the hull at points of the grid [x, y, z] [m]."""
     grid: Grid
     mesh: TriangleMesh
 
 
 @array_dataclass
 class CarvedHull:
-    """What is left of a hull, and how that was found."""
+    """The rest of a hull."""
 
     mesh: TriangleMesh
     info: Mapping[str, Any]
-    """Share of the object's pixels whose depth was found, and of the hull's volume that was removed; or `refused`."""
+    """Share of the object's pixels with a depth, and removed share of the hull's volume; or `refused`."""
 
 
 def carve_hull(
-    hull: Hull, views: Sequence[PosedView], masks: Sequence[ObjectMask], plane: Array, report: PartReport | None = None
+    hull: Hull, views: Sequence[PosedView], masks: Sequence[ObjectMask], plane: Array, report: Progress | None = None
 ) -> CarvedHull:
-    """Remove what is in front of the surface that stereo finds; the hull itself where it finds too little."""
-    first: PartReport | None = None if report is None else lambda share, words: report(0.5 * share, words)
+    """Remove points in front of the surface that stereo sees; the hull itself if it sees too little."""
+    first: Progress | None = None if report is None else lambda share, words: report(0.5 * share, words)
     depths = surface_depths(views, masks, hull.mesh, first)
     pixels = sum(one.pixels for one in depths)
     share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
@@ -305,7 +284,7 @@ def carve_hull(
     left = carved_field(hull.field, hull.grid, depths, masks, plane)
     mesh = _surface(left, hull.grid, masks)
     if mesh.volume < (1 - AGAIN_SHARE) * hull.mesh.volume:  # what is left bounds the search more tightly
-        second: PartReport | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
+        second: Progress | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
         left = carved_field(hull.field, hull.grid, surface_depths(views, masks, mesh, second), masks, plane)
         mesh = _surface(left, hull.grid, masks)
     cavity = complete_cavity(left, hull.grid, views, masks, plane)
@@ -315,14 +294,10 @@ def carve_hull(
     return CarvedHull(mesh, info | {"carved_share": round(1 - mesh.volume / hull.mesh.volume, 3)})
 
 
-def _surface(left: Array, grid: Grid, masks: Sequence[ObjectMask]) -> TriangleMesh:
-    return without_ghosts(without_specks(isosurface(left, grid)), masks, grid.pitch)
-
-
 def carved_field(
     field: Array, grid: Grid, depths: Sequence[SurfaceDepth], masks: Sequence[ObjectMask], plane: Array
 ) -> Array:
-    """The field of a hull without what is in front of the surface that views see; silhouettes keep their support."""
+    """The field of a hull without points in front of the surface that views see; silhouettes keep their support."""
     from scipy.ndimage import binary_dilation, gaussian_filter
 
     band = BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
@@ -342,7 +317,7 @@ def carved_field(
 
 
 def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
-    """The field without thin parts that carving left between the rays of the views, where none has a surface."""
+    """The field without thin leftovers of carving where no view has a surface."""
     from scipy.ndimage import distance_transform_edt
 
     radius, solid = _SLIVER_SHARE * float(np.linalg.norm(grid.shape)), out > 0
@@ -354,8 +329,8 @@ def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
 
 
 def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tuple[Array, Array]:
-    """How far inside the seen surface points are, by the median of the views that see it at them or behind them [m];
-    and which points some view has a surface at."""
+    """Distance of points inside the seen surface, by the median of the views that see it at or behind them [m]; and
+    points at a surface of some view."""
     inside = np.full((len(depths), len(points)), np.inf, np.float32)
     for k, one in enumerate(depths):
         local = in_camera(one.camera, points)
@@ -379,9 +354,9 @@ def _restored(
     plane: Array,
     band: float,
 ) -> Array:
-    """The field with parts of the hull put back where the object is in a mask and nothing is left that it could show.
+    """The field with parts of the hull restored for pixels of a mask that show nothing of the carved shape.
 
-    Pixels whose depth is that of the table show the table, whatever the mask says.
+    Pixels with the depth of the table show the table, also inside a mask.
     """
     from scipy.ndimage import binary_dilation, binary_erosion
 
@@ -401,7 +376,7 @@ def _restored(
 
 
 def _rays_off_table(camera: Camera, pixels: Array, found: SurfaceDepth | None, plane: Array, band: float) -> Array:
-    """Unit rays of the chosen pixels [n, 3], without those that are known to show the table."""
+    """Unit rays of the chosen pixels [n, 3], without those that show the table."""
     rows, columns = np.nonzero(pixels)
     rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=1)).reshape(-1, 3)
     rays = rays / np.linalg.norm(rays, axis=1, keepdims=True)
@@ -414,7 +389,7 @@ def _rays_off_table(camera: Camera, pixels: Array, found: SurfaceDepth | None, p
 
 
 def _best_cells(origin: Array, rays: Array, out: Array, hull: Array, grid: Grid) -> Array:
-    """On each ray the point of the hull that was removed least surely [n, 3], as indices."""
+    """On each ray the point of the hull that was removed with least evidence [n, 3], as indices."""
     from scipy.ndimage import map_coordinates
 
     middle, reach = grid.origin + grid.pitch * (np.array(grid.shape) - 1) / 2, grid.pitch * np.linalg.norm(grid.shape)
@@ -425,3 +400,7 @@ def _best_cells(origin: Array, rays: Array, out: Array, hull: Array, grid: Grid)
     kept = np.where(could, map_coordinates(out, sides, order=1, cval=-1.0), -np.inf)
     best = cells[np.arange(len(rays)), kept.argmax(axis=1)][could.any(axis=1)]
     return np.clip(np.round(best).astype(int), 0, np.array(grid.shape) - 1)
+
+
+def _surface(left: Array, grid: Grid, masks: Sequence[ObjectMask]) -> TriangleMesh:
+    return without_ghosts(without_specks(isosurface(left, grid)), masks, grid.pitch)
