@@ -47,7 +47,7 @@ from .masks.object_mask import ObjectMask
 from .masks.prompted_masks import background_without, prompted_masks
 from .masks.prompts import ObjectPrompt, check_cameras, open_segmenter, prompt_words
 from .masks.table_masks import split_objects
-from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, physical_words, write_scene
+from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, write_scene
 from .shape.convex_parts import convex_parts, with_flat_base
 from .shape.generated_shape import GeneratedOptions, ShapeGenerator, generated_shape
 from .shape.object_shape import ShapeKind, check_single, is_hull, object_shape
@@ -460,7 +460,7 @@ def _written(
     write_scene(work, objects, BuiltTable(plane, centre, half), cameras, about, robot)
     Calibration({camera.name: camera for camera in cameras}, about="of instep reconstruct").save(work / "cameras.json")
     shutil.copytree(work / FOLDER / "splats", work / "splats")
-    return WrittenScene({"objects": {one.name: physical_words(one) for one in objects}})
+    return WrittenScene({"objects": {one.name: one.physics() for one in objects}})
 
 
 def _record(
@@ -478,5 +478,5 @@ def _record(
         "prompts": prompt_words(prompts),
         "options": plain,
         "stages": store.done,
-        "objects": {one.name: {"volume_m3": one.mesh.volume, **physical_words(one)} for one in objects},
+        "objects": {one.name: {"volume_m3": one.mesh.volume, **one.physics()} for one in objects},
     }

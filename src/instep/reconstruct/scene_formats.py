@@ -1,21 +1,14 @@
-"""The shapes of a scene as triangles on bodies, for files that know no MuJoCo geoms.
+"""Scenes as files of other programs: MJCF with OBJ meshes, URDF, glTF and OpenUSD; and their shapes as triangles.
 
-The model of a scene as one MJCF file whose meshes are OBJ files beside it.
-
-A scene as URDF with OBJ meshes beside it: links, joints, inertia, visual and collision shapes.
-
-A link of a body with a joint has its origin at the joint, as URDF wants it, so shapes and inertia are shifted by it. A
-body with several joints becomes a chain of links of negligible mass, since engines take no moving link without one.
-
-A scene as one binary glTF file: a node per body with its shapes and textures, and its Gaussians.
-
-A scene as an OpenUSD stage: bodies with mass, shapes with collision, and Gaussians; Z up, in metres.
+A URDF link of a body with a joint has its origin at the joint, so shapes and inertia are shifted by it. A body with
+several joints becomes a chain of links of negligible mass, since engines refuse moving links without mass.
 """
 
 from __future__ import annotations
 
 import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,7 +17,7 @@ import numpy as np
 
 from instep import __version__
 from instep.core.errors import BadInput, Unsupported
-from instep.core.poses import matrix_from_quat, normalized
+from instep.core.poses import matrix_from_quat, normalized, transform
 from instep.core.world import Array, array_dataclass
 from instep.data.frames import encode_png
 from instep.scene.folder import Scene
@@ -35,12 +28,14 @@ from instep.splat.rendering import scene_poses
 
 from .shape.triangle_mesh import TriangleMesh, hull_mesh
 
+_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
+_NEAREST, _REPEAT = 9728, 10497
 _SIDES = 24
-"""Corners of the circles that round shapes are made of."""
+"""Corners of the circles of round shapes."""
 _ENDLESS_M = 1.0
-"""Half the side of a plane without an end [m]."""
+"""Half the side of an endless plane [m]."""
 _SLAB_M = 0.01
-"""Thickness of the slab that stands for a plane [m]: engines take no flat meshes."""
+"""Thickness of a plane [m]: engines refuse flat meshes."""
 _HIDDEN_GROUP = 3
 """Geoms of this group and above are not shown, as in MuJoCo's viewer."""
 
@@ -51,7 +46,7 @@ class ExportedShape:
 
     name: str
     body: int
-    """Number of its body in the model."""
+    """Index of its body in the model."""
     mesh: TriangleMesh
     rgba: Array
     """[4], 0 to 1."""
@@ -70,9 +65,7 @@ def exported_shapes(scene: Scene) -> list[ExportedShape]:
         mesh = _local_mesh(model, geom)
         if mesh is None:
             continue
-        place = np.eye(4)
-        place[:3, :3] = matrix_from_quat(np.asarray(model.geom_quat[geom], float))
-        place[:3, 3] = model.geom_pos[geom]
+        place = placed(model.geom_pos[geom], model.geom_quat[geom])
         collides = bool(model.geom_contype[geom] or model.geom_conaffinity[geom])
         shown = int(model.geom_group[geom]) < _HIDDEN_GROUP and model.geom_rgba[geom][3] > 0
         texels, texture = _texture(model, geom)
@@ -94,6 +87,16 @@ def mesh_triangles(model: Any, mesh: int) -> TriangleMesh:
     return TriangleMesh(points, np.array(model.mesh_face[begin : begin + faces], np.int32))
 
 
+def placed(position: Any, quat: Any) -> Array:
+    """A transform (4 x 4) of a position and a quaternion."""
+    return transform(np.concatenate([np.asarray(position, float), np.asarray(quat, float)]))
+
+
+def mjcf_words(numbers: Array | Sequence[float]) -> str:
+    """Numbers as an attribute of XML."""
+    return " ".join(f"{float(x):.9g}" for x in numbers)
+
+
 def mesh_texels(model: Any, mesh: int) -> Array | None:
     """Texture coordinates of every corner of every face of a mesh [faces, 3, 2], from the top left; None without."""
     first = int(model.mesh_texcoordadr[mesh])
@@ -105,7 +108,7 @@ def mesh_texels(model: Any, mesh: int) -> Array | None:
 
 
 def _local_mesh(model: Any, geom: int) -> TriangleMesh | None:
-    """A geom as triangles in its own frame; None of a kind without a surface that could be written."""
+    """A geom as triangles in its own frame; None for a kind without a surface."""
     kind, size = int(model.geom_type[geom]), np.asarray(model.geom_size[geom], float)
     types = mujoco.mjtGeom
     if kind == int(types.mjGEOM_MESH):
@@ -180,9 +183,6 @@ def _pixels(model: Any, geom: int) -> Array | None:
     return np.ascontiguousarray(pixels[..., :3] if channels >= 3 else np.repeat(pixels[..., :1], 3, axis=2))
 
 
-_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
-
-
 def save_scene_mjcf(path: Path, scene: Scene) -> None:
     """Write the model without includes: meshes as meshes/NAME.obj in metres, other files under assets/."""
     tree = mjcf_tree(path.parent, scene)
@@ -217,9 +217,7 @@ def _write_mesh(folder: Path, scene: Scene, element: ET.Element) -> None:
     """Write a mesh in the frame of its file, scaled, and point its element to it."""
     name = element.get("name") or PurePosixPath(element.get("file", "")).stem
     model, mesh = scene.model, int(scene.model.mesh(name).id)
-    file_from_mesh = np.eye(4)
-    file_from_mesh[:3, :3] = matrix_from_quat(np.asarray(model.mesh_quat[mesh], float))
-    file_from_mesh[:3, 3] = model.mesh_pos[mesh]
+    file_from_mesh = placed(model.mesh_pos[mesh], model.mesh_quat[mesh])
     texels = mesh_texels(model, mesh)
     place = folder / "meshes" / f"{PurePosixPath(name).name}.obj"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +233,7 @@ MESHES = "meshes"
 _LINK_KG, _LINK_KGM2 = 1e-6, 1e-9
 """Mass and inertia of the links between two joints of one body."""
 _EFFORT, _VELOCITY = 1e3, 1e2
-"""Limits of joints for which the model states none; URDF demands some."""
+"""Limits of joints without any in the model; URDF demands some."""
 
 
 def save_scene_urdf(path: Path, scene: Scene) -> None:
@@ -258,7 +256,7 @@ def save_scene_urdf(path: Path, scene: Scene) -> None:
 
 
 def _add_joints(root: ET.Element, model: Any, body: int, origins: list[Array]) -> Array:
-    """Add what joins a body to its parent; where the origin of its link is in the body's frame [3]."""
+    """Add the joints of a body to its parent; the origin of its link in the body's frame [3]."""
     if body == 0:
         return np.zeros(3)
     name, parent = model.body(body).name, int(model.body_parentid[body])
@@ -295,7 +293,7 @@ def _joint(root: ET.Element, model: Any, joint: int, above: str, below: str) -> 
     word = "prismatic" if not hinge else "revolute" if limited else "continuous"
     element = ET.SubElement(root, "joint", {"name": name, "type": word})
     _set_ends(element, above, below)
-    ET.SubElement(element, "axis", {"xyz": _words(model.jnt_axis[joint])})
+    ET.SubElement(element, "axis", {"xyz": mjcf_words(model.jnt_axis[joint])})
     low, high = (float(x) for x in model.jnt_range[joint]) if limited else (-1e3, 1e3)
     bounds = {} if word == "continuous" else {"lower": f"{low:.9g}", "upper": f"{high:.9g}"}
     ET.SubElement(element, "limit", {**bounds, "effort": f"{_effort(model, joint):.9g}", "velocity": f"{_VELOCITY:g}"})
@@ -341,7 +339,7 @@ def _add_shape(link: ET.Element, folder: Path, shape: ExportedShape, origin: Arr
         ET.SubElement(ET.SubElement(element, "geometry"), "mesh", {"filename": file})
         if kind == "visual":
             material = ET.SubElement(element, "material", {"name": f"{shape.name}_material"})
-            ET.SubElement(material, "color", {"rgba": _words(np.clip(shape.rgba, 0, 1))})
+            ET.SubElement(material, "color", {"rgba": mjcf_words(np.clip(shape.rgba, 0, 1))})
 
 
 def _set_ends(element: ET.Element, above: str, below: str) -> None:
@@ -354,20 +352,13 @@ def _set_origin(element: ET.Element, place: Array, turn: Array) -> None:
     pitch = float(np.arctan2(-turn[2, 0], np.hypot(turn[0, 0], turn[1, 0])))
     if np.hypot(turn[0, 0], turn[1, 0]) > 1e-9:
         roll, yaw = np.arctan2(turn[2, 1], turn[2, 2]), np.arctan2(turn[1, 0], turn[0, 0])
-    else:  # straight up or down: roll and yaw are about one axis, and roll takes all of it
+    else:  # straight up or down: roll and yaw are about one axis
         roll, yaw = np.arctan2(-turn[1, 2], turn[1, 1]), 0.0
-    ET.SubElement(element, "origin", {"xyz": _words(place), "rpy": _words(np.array([roll, pitch, yaw], float))})
-
-
-def _words(numbers: Array) -> str:
-    return " ".join(f"{float(x):.9g}" for x in numbers)
-
-
-_NEAREST, _REPEAT = 9728, 10497
+    ET.SubElement(element, "origin", {"xyz": mjcf_words(place), "rpy": mjcf_words(np.array([roll, pitch, yaw], float))})
 
 
 def save_scene_gltf(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
-    """Write the shapes of a scene that are shown, where it starts, and Gaussians by KHR_gaussian_splatting."""
+    """Write the visible shapes of a scene at its start as binary glTF, and Gaussians by KHR_gaussian_splatting."""
     writer = _Writer()
     names = [scene.model.body(b).name for b in range(scene.model.nbody)]
     poses = scene_poses(scene, names, scene.start(0)[0])
@@ -394,7 +385,7 @@ class _Writer:
         self._splats = False
 
     def add_body(self, name: str, pose: Array, shapes: list[ExportedShape], splats: Gaussians | None) -> None:
-        """Add a node for a body at a pose (xyz, wxyz); nothing where it shows nothing."""
+        """Add a node for a body at a pose (xyz, wxyz), unless it is invisible."""
         if not shapes and splats is None:
             return
         w, x, y, z = (float(q) for q in pose[3:])
@@ -405,7 +396,7 @@ class _Writer:
         self._nodes[0]["children"].append(len(self._nodes))
         self._nodes.append(node)
         if splats is not None:
-            # A node of its own, so that its name is that of the body where Gaussians alone are read.
+            # A node of its own, named after the body, for readers of Gaussians alone.
             self._splats = True
             self._meshes.append({"name": name, "primitives": [gaussian_primitive(splats, self._buffer)]})
             node["children"] = [len(self._nodes)]
@@ -428,7 +419,7 @@ class _Writer:
         self._buffer.write(path, document)
 
     def _triangles(self, shape: ExportedShape) -> dict[str, Any]:
-        # Every corner has a vertex of its own: normals and textures change from face to face.
+        # Every corner has its own vertex: normals and textures change from face to face.
         corners = np.asarray(shape.mesh.corners.reshape(-1, 3), np.float32)
         normals = shape.mesh.normals
         normals = np.where(np.linalg.norm(normals, axis=1, keepdims=True) > 0, normals, [0.0, 0.0, 1.0])
@@ -456,7 +447,7 @@ class _Writer:
 
 
 def save_scene_usd(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
-    """Write a scene where it starts as .usda, .usdc or .usdz; joints of a robot are not written."""
+    """Write a scene at its start as .usda, .usdc or .usdz, without joints; Z up, in metres."""
     pxr = usd_library()
     if path.suffix == ".usdz":
         with tempfile.TemporaryDirectory() as folder:
@@ -496,7 +487,7 @@ def _write(pxr: Any, path: Path, scene: Scene, gaussians: Gaussians | None) -> N
         if name in scene.objects:
             _add_mass(pxr, prim.GetPrim(), scene.model, body)
         for shape in (shape for shape in shapes if shape.body == body):
-            _add_shape_2(pxr, stage, f"{place}/{pxr.Tf.MakeValidIdentifier(shape.name)}", shape)
+            _add_usd_shape(pxr, stage, f"{place}/{pxr.Tf.MakeValidIdentifier(shape.name)}", shape)
         if gaussians is not None and name in gaussians.names and len(part := gaussians.on(name)):
             fill_splat(pxr, pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"{place}/gaussians"), part)
             stage.GetPrimAtPath(f"{place}/gaussians").SetDisplayName(name)
@@ -513,7 +504,7 @@ def _add_mass(pxr: Any, prim: Any, model: Any, body: int) -> None:
     mass.CreatePrincipalAxesAttr(pxr.Gf.Quatf(*model.body_iquat[body].tolist()))
 
 
-def _add_shape_2(pxr: Any, stage: Any, place: str, shape: ExportedShape) -> None:
+def _add_usd_shape(pxr: Any, stage: Any, place: str, shape: ExportedShape) -> None:
     mesh, triangles = pxr.UsdGeom.Mesh.Define(stage, place), shape.mesh
     mesh.CreatePointsAttr(pxr.Vt.Vec3fArray.FromNumpy(np.ascontiguousarray(triangles.vertices, np.float32)))
     mesh.CreateFaceVertexCountsAttr(pxr.Vt.IntArray([3] * len(triangles.faces)))
