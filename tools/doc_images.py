@@ -3,7 +3,7 @@
     python tools/doc_images.py [NAME...]       # into docs/images; all of them where none is named
 
 Reports and terminal output are rendered by Chromium without a window. `gap_report` needs the recordings of the rotary
-pendulum, `train` needs torch, `build_prompt` the recording of PushT and the weights of SAM 2.
+pendulum, `train` needs torch, `reconstruct_prompt` the recording of PushT and the weights of SAM 2.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def view_teleop(folder: Path) -> Path:
     return path
 
 
-def build_prompt(folder: Path) -> Path:
+def reconstruct_prompt(folder: Path) -> Path:
     """The page on which objects are marked, with masks by SAM 2."""
     capture, file = load_capture(RECORDINGS / "pusht"), folder / "prompts.json"
     tee = ["click:220422302296:230,100", "click:234222302164:200,105", "click:234222303707:200,75"]
@@ -458,7 +458,7 @@ MAKERS: dict[str, Make] = {
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
     "reidentify_report": reidentify_report, "experiment_legs": experiment_legs,
     "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
-    "build_prompt": build_prompt,
+    "reconstruct_prompt": reconstruct_prompt,
 }  # fmt: skip
 
 

@@ -196,12 +196,7 @@ def test_a_program_that_fails_is_one_sentence(command, tmp_path, kind, message):
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [
-        ("/hang", "no mesh within 1 s"),
-        ("/busy", "status 503"),
-        ("/json", "is no mesh"),
-        ("/large", "more than 1 MiB"),
-    ],
+    [("/hang", "no mesh within 1 s"), ("/busy", "status 503"), ("/json", "is no mesh"), ("/large", "more than 1 MiB")],
 )
 def test_a_server_that_fails_is_one_sentence(server, tmp_path, monkeypatch, path, message):
     monkeypatch.setattr(shape_generator, "MAX_ANSWER", 1 << 20)

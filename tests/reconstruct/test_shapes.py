@@ -15,14 +15,7 @@ from instep.reconstruct.shape.convex_parts import convex_parts, hull_mesh, with_
 from instep.reconstruct.shape.object_shape import object_shape, silhouette_overlap
 from instep.reconstruct.shape.outline_fit import right_angled
 from instep.reconstruct.shape.outlines import PrismOutline, outline_rings, raised
-from instep.reconstruct.shape.triangle_mesh import (
-    TriangleMesh,
-    grid_around,
-    isosurface,
-    joined,
-    separated,
-    simplified,
-)
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface, joined, separated, simplified
 from instep.reconstruct.shape.visual_hull import coverage, without_ghosts
 from instep.scene.camera import look_at, pinhole
 

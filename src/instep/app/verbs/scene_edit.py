@@ -136,11 +136,7 @@ _GAUSSIANS = (".ply", ".spz", ".splat")
 ENDINGS = ("a folder (MJCF and OBJ)", ".urdf", ".glb", *_USD, *_GAUSSIANS)
 
 
-def export(
-    scene: SceneArg,
-    out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
-    /,
-) -> int:
+def export(scene: SceneArg, out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]], /) -> int:
     """Write a scene for other programs, by the ending of OUT.
 
     A folder gets MJCF with OBJ meshes (and opens as a scene); .urdf has its meshes in meshes/ beside it; .glb holds

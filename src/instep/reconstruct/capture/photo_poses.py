@@ -26,15 +26,7 @@ from instep.splat.capture import unscaled_capture
 from instep.splat.fitting import Progress
 from instep.splat.rendering import save_png
 
-from .metric_frame import (
-    FrameChange,
-    KnownLength,
-    frame_by_board,
-    frame_on,
-    middle_of,
-    scale_by_lengths,
-    table_plane,
-)
+from .metric_frame import FrameChange, KnownLength, frame_by_board, frame_on, middle_of, scale_by_lengths, table_plane
 from .posed_views import MAX_EDGE_PX, edge_width
 from .structure_from_motion import (
     MIN_PHOTOS,

@@ -307,9 +307,7 @@ ENCODER = WeightFile(
     "54e9ee80bd43e36da6c7cd33031a525bb1d70577eadb31190a28999250b13dfe",
 )
 DECODER = WeightFile(
-    "sam2_hiera_tiny_decoder_pr1.onnx",
-    16531241,
-    "4a4c8a8a53d9722834b66d8ced88770e2cc783e367965ba62a13be3ab5f1ba89",
+    "sam2_hiera_tiny_decoder_pr1.onnx", 16531241, "4a4c8a8a53d9722834b66d8ced88770e2cc783e367965ba62a13be3ab5f1ba89"
 )
 FILES = (ENCODER, DECODER)
 

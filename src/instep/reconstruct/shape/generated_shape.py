@@ -107,11 +107,7 @@ class GeneratedOptions:
 
 
 def generated_shape(
-    name: str,
-    pairs: Sequence[tuple[PosedView, ObjectMask]],
-    plane: Array,
-    options: GeneratedOptions,
-    report: Progress,
+    name: str, pairs: Sequence[tuple[PosedView, ObjectMask]], plane: Array, options: GeneratedOptions, report: Progress
 ) -> ObjectShape:
     """The shape of a generator if it fits the masks about as well as the one from silhouettes, else that one.
 

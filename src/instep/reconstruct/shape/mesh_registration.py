@@ -21,15 +21,7 @@ from instep.splat.fitting import Progress, pixel_rays
 from instep.splat.plane_alignment import pixel_jacobian
 
 from .triangle_mesh import TriangleMesh, simplified
-from .visual_hull import (
-    MaskField,
-    contour_points,
-    depth_image,
-    mask_field,
-    residuals,
-    silhouette_overlap,
-    table_frame,
-)
+from .visual_hull import MaskField, contour_points, depth_image, mask_field, residuals, silhouette_overlap, table_frame
 
 _HEADINGS = 24
 """Headings of the search, all around."""

@@ -354,7 +354,7 @@ def _is_ear(points: Array, order: list[int], k: int) -> bool:
 def _bridged(points: Array, order: list[int], hole: list[int]) -> list[int]:
     """An outer ring joined to a hole by the shortest bridge that crosses no edge."""
     pairs = sorted(
-        ((float(np.linalg.norm(points[a] - points[b])), i, j) for i, a in enumerate(order) for j, b in enumerate(hole)),
+        ((float(np.linalg.norm(points[a] - points[b])), i, j) for i, a in enumerate(order) for j, b in enumerate(hole))
     )
     edges = [(ring[k - 1], ring[k]) for ring in (order, hole) for k in range(len(ring))]
     free = (p for p in pairs if not any(_crosses(points, (order[p[1]], hole[p[2]]), edge) for edge in edges))

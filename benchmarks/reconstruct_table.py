@@ -15,7 +15,6 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from build_scans import scan_mesh, table_top
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.rollout import rest_action
 from instep.core.world import Array, array_dataclass
@@ -29,6 +28,7 @@ from instep.scene.camera_files import camera_element
 from instep.scene.folder import LIBRARY, Scene
 from instep.splat.plane_alignment import relative_pose
 from instep.splat.rendering import save_png
+from reconstruct_scans import scan_mesh, table_top
 
 STOPS = 14
 """Poses of the robot at which images are taken."""

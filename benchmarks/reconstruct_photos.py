@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from build_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh
-from build_table import pose_offset
 from harness import Row, row
 from instep.core.errors import UnknownName
 from instep.core.poses import angle_between, quat_from_matrix
@@ -23,10 +21,13 @@ from instep.reconstruct.capture.metric_frame import KnownLength, similarity
 from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoOptions, PhotoPoses, pose_photos
 from instep.reconstruct.masks.prompts import parse_prompts
 from instep.reconstruct.pipeline import ReconstructOptions, reconstruct_scene
-from instep.reconstruct.shape.triangle_mesh import TriangleMesh, surface_distances
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh
+from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
 from instep.splat.capture import load_capture
 from instep.splat.rendering import save_png
+from reconstruct_scans import TABLE_DIAGONALS, cameras_around, render_scan, scan_mesh, surface_distances
+from reconstruct_table import pose_offset
 
 SIZE = (640, 480)
 SETS = (("FIRE_TRUCK", 24, 1000), ("Crayola_Crayons_Washable_24_crayons", 24, 1001), ("Dino_4", 8, 1002))
@@ -100,7 +101,7 @@ def _built_rows(name: str, photographs: Photographs, found: PhotoPoses, out: Pat
     options = ReconstructOptions(steps=0, background=0)
     built = reconstruct_scene(load_capture(out / "board"), parse_prompts(boxes(photographs)), out / "scene", options)
     seconds = time.perf_counter() - begin
-    truth = moved_to(photographs.truth, np.linalg.inv(rigid_to_truth(found, photographs)))
+    truth = photographs.truth.moved(np.linalg.inv(rigid_to_truth(found, photographs)))
     mesh = max((one.mesh for one in built.objects), key=lambda mesh: mesh.volume)
     away = 100 * float(np.mean(surface_distances(mesh, truth))) / truth.diagonal
     shift, turn = pose_offset(mesh, truth)
@@ -119,7 +120,7 @@ def boxes(photographs: Photographs) -> list[str]:
     """Prompts: a box in every fourth photograph, as a person draws it."""
     rng, found = np.random.default_rng(len(photographs.cameras)), list[str]()
     for camera in photographs.cameras[::4]:
-        pixels = np.array([_pixel(camera, point) for point in photographs.truth.vertices])
+        pixels = np.array([projected(camera, point)[0] for point in photographs.truth.vertices])
         (left, top), (right, bottom) = (
             pixels.min(axis=0) - rng.uniform(2, 8, 2),
             pixels.max(axis=0) + rng.uniform(2, 8, 2),
@@ -128,16 +129,13 @@ def boxes(photographs: Photographs) -> list[str]:
     return found
 
 
-def moved_to(mesh: TriangleMesh, motion: Array) -> TriangleMesh:
-    """A mesh after a rigid motion [4, 4]."""
-    return TriangleMesh(mesh.vertices @ motion[:3, :3].T + motion[:3, 3], mesh.faces)
-
-
 def photograph(scan: Path, count: int, out: Path, seed: int, size: tuple[int, int] = SIZE) -> Photographs:
     """Photographs of a scan from all around, on a table with a pattern that depends on the seed."""
     mesh, rng = scan_mesh(scan), np.random.default_rng((seed, 0x9407))
     texel = TABLE_DIAGONALS * mesh.diagonal / _TEXELS
-    cameras = _named(cameras_around(mesh, count, size), rng)
+    around = cameras_around(mesh, count, size)
+    # In an order without meaning, as photographs of several walks are named.
+    cameras = [replace(around[int(k)], name=f"IMG_{n:02d}") for n, k in enumerate(rng.permutation(count))]
     images = render_scan(scan, cameras, out / "model", seed, printed_table(rng))
     (out / "photos").mkdir(parents=True, exist_ok=True)
     for camera, image in zip(cameras, images, strict=True):
@@ -184,9 +182,7 @@ def pose_errors(found: PhotoPoses, truth: Photographs) -> dict[str, float]:
         "position": float(aligned.max()) / distance,
         "angle_deg": float(np.degrees(np.max(angles))),
         "metric": float(metric.max()) / distance,
-        "scale": abs(1 / change.scale - 1),
         "tilt_deg": float(np.degrees(np.arccos(np.clip(change.turn[2, 2], -1, 1)))),
-        "focal": abs(found.cameras[0].focal[0] / truth.cameras[0].focal[0] - 1),
     }
 
 
@@ -211,12 +207,6 @@ def posed(photographs: Photographs, out: Path, by: str, seed: int = 0) -> PhotoP
     return pose_photos(photographs.folder, out, options, lambda share, words: None)
 
 
-def _named(cameras: list[Camera], rng: np.random.Generator) -> list[Camera]:
-    """The cameras in an order that says nothing, as photographs of several walks around are named."""
-    order = rng.permutation(len(cameras))
-    return [replace(cameras[int(k)], name=f"IMG_{n:02d}") for n, k in enumerate(order)]
-
-
 def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) -> tuple[KnownLength, ...]:
     """The sides of a sheet beside the scan, each marked in the image that shows it best."""
     (_, front, _), (right, back, _) = mesh.bounds
@@ -229,7 +219,7 @@ def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) 
     ]
     found: list[KnownLength] = []
     for first, second in ((corners[0], corners[1]), (corners[0], corners[2])):
-        pixels = {camera.name: [_pixel(camera, point) for point in (first, second)] for camera in cameras}
+        pixels = {camera.name: [projected(camera, point)[0] for point in (first, second)] for camera in cameras}
         inside = {
             name: float(np.linalg.norm(a - b)) for name, (a, b) in pixels.items()
             if all((p > 8).all() and (p < np.array([cameras[0].width, cameras[0].height]) - 8).all() for p in (a, b))
@@ -238,8 +228,3 @@ def _sheet(cameras: list[Camera], mesh: TriangleMesh, rng: np.random.Generator) 
         a, b = (tuple(map(float, p + rng.normal(0.0, CLICK_PX, 2))) for p in pixels[best])
         found.append(KnownLength(float(np.linalg.norm(first - second)), ((best, a),), ((best, b),)))
     return tuple(found)
-
-
-def _pixel(camera: Camera, point: Array) -> Array:
-    local = (point - camera.body_from_camera[:3, 3]) @ camera.body_from_camera[:3, :3]
-    return camera.project(local) if local[2] > 0 else np.full(2, -1.0)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
+from scipy.ndimage import gaussian_filter
+from scipy.spatial import cKDTree
 
 from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.reconstruct.shape.triangle_mesh import TriangleMesh, without_unused
+from instep.reconstruct.shape.mesh_files import read_mesh
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, welded
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
@@ -20,7 +22,7 @@ from instep.splat.rendering import save_png
 
 SIZE = (480, 360)
 TABLE_DIAGONALS = 12.0
-"""Width of a table top that is given, in diagonals of the scan: wider than what cameras around it see."""
+"""Width of a given table top, in diagonals of the scan."""
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 _XML = """
 <mujoco>
@@ -45,15 +47,18 @@ _XML = """
 
 def scan_mesh(folder: Path) -> TriangleMesh:
     """The mesh of a scan, with equal vertices made one."""
-    vertices, faces = list[list[float]](), list[list[int]]()
-    for line in (folder / "model.obj").read_text().splitlines():
-        if line.startswith("v "):
-            vertices.append([float(x) for x in line.split()[1:4]])
-        elif line.startswith("f "):
-            faces.append([int(re.split("/", word)[0]) - 1 for word in line.split()[1:4]])
-    points = np.array(vertices)
-    _, index, same = np.unique(np.round(points, 7), axis=0, return_index=True, return_inverse=True)
-    return without_unused(TriangleMesh(points[index], same.reshape(-1)[np.array(faces)].astype(np.int32)))
+    return welded(read_mesh((folder / "model.obj").read_bytes(), folder.name))
+
+
+def surface_distances(mesh: TriangleMesh, other: TriangleMesh, count: int = 20_000) -> tuple[float, float]:
+    """Mean distance from samples of each of two surfaces to twenty times as many samples of the other [m]."""
+
+    def away(start: TriangleMesh, end: TriangleMesh, turn: int) -> float:
+        points, _ = start.sampled(count, np.random.default_rng((0, turn)))
+        surface, _ = end.sampled(20 * count, np.random.default_rng((0, 2 + turn)))
+        return float(cKDTree(surface).query(points)[0].mean())
+
+    return away(mesh, other, 1), away(other, mesh, 2)
 
 
 def cameras_around(mesh: TriangleMesh, count: int, size: tuple[int, int] = SIZE) -> list[Camera]:
@@ -79,8 +84,7 @@ def render_scan(
 ) -> list[Array]:
     """The image of each camera [height, width, 3] uint8, by MuJoCo's renderer and with noise.
 
-    The model that is rendered is left in `folder`. A table top that is given is `TABLE_DIAGONALS` of the
-    scan wide.
+    The rendered model stays in `folder`. A given table top is `TABLE_DIAGONALS` of the scan wide.
     """
     rng = np.random.default_rng((seed, 0x5CA))
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +122,6 @@ def write_views(folder: Path, cameras: list[Camera], images: list[Array]) -> Pat
 
 def table_top(rng: np.random.Generator, size: int = 512) -> Array:
     """A table top: smooth streaks of bluish grey, seamless at its borders."""
-    from scipy.ndimage import gaussian_filter
-
     coarse = gaussian_filter(rng.normal(size=(size, size)), (30, 4), mode="wrap")
     fine = gaussian_filter(rng.normal(size=(size, size)), 2.0, mode="wrap")
     level = 0.6 + 0.06 * coarse / coarse.std() + 0.03 * fine / fine.std()
