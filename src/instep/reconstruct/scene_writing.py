@@ -147,6 +147,8 @@ def write_scene(
     robot: Scene | None = None,
 ) -> None:
     """Write scene.xml, scene.toml and the meshes of some objects into a folder, with the robot of another scene."""
+    import tomlkit
+
     fixed = [camera for camera in cameras if camera.in_world]
     root, facts = _tree(folder, objects, table, fixed), _facts(objects, cameras, about)
     if robot is not None:
@@ -158,7 +160,9 @@ def write_scene(
                     shutil.copyfile(path, folder / path.name)
     ET.indent(root)
     (folder / "scene.xml").write_text(ET.tostring(root, encoding="unicode") + "\n", encoding="utf-8")
-    (folder / SCENE_FILE).write_text(_toml(facts), encoding="utf-8")
+    plain = {key: value for key, value in facts.items() if not isinstance(value, dict)}
+    text = tomlkit.dumps({**plain, **facts})  # TOML has values before tables
+    (folder / SCENE_FILE).write_text(text, encoding="utf-8")
 
 
 def add_surface(tree: ET.Element, folder: Path, name: str, mesh: TriangleMesh, texture: MeshTexture) -> None:
@@ -315,10 +319,3 @@ def _facts_with_robot(built: Mapping[str, Any], robot: Scene) -> dict[str, Any]:
         **table, "about": about, "model": "scene.xml", "objects": {**table.get("objects", {}), "bodies": objects},
         "params": {**table.get("params", {}), **built["params"]}, "cameras": cameras,
     }  # fmt: skip
-
-
-def _toml(table: Mapping[str, Any]) -> str:
-    import tomlkit
-
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    return tomlkit.dumps({**plain, **{key: value for key, value in table.items() if isinstance(value, dict)}})

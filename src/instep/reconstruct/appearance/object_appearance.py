@@ -101,16 +101,11 @@ def texture_from_points(mesh: TriangleMesh, points: Array, colours: Array) -> Me
 class _Layout:
     """A texture of square cells with two triangles each."""
 
-    size: int
-    """Side of the image [texels]."""
-    points: Array
-    """The point on the surface of each texel [size * size, 3]."""
-    face: Array
-    """Its face [size * size]."""
-    used: Array
-    """Texels of cells with triangles [size * size]."""
-    texels: Array
-    """Texture coordinates of every corner of every face [faces, 3, 2]."""
+    size: int  # Side of the image [texels]
+    points: Array  # The point on the surface of each texel [size * size, 3]
+    face: Array  # Its face [size * size]
+    used: Array  # Texels of cells with triangles [size * size]
+    texels: Array  # Texture coordinates of every corner of every face [faces, 3, 2]
 
 
 def _layout(mesh: TriangleMesh) -> _Layout:

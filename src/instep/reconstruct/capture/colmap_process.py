@@ -59,8 +59,7 @@ def find_poses(folder: Path) -> None:
 class _Found:
     """The result of one attempt."""
 
-    names: Mapping[int, str]
-    """Files by the numbers of images."""
+    names: Mapping[int, str]  # Files by the numbers of images
     models: Sequence[Any]
     pairs: Mapping[str, Array]
 

@@ -31,7 +31,6 @@ from .posed_views import MAX_EDGE_PX, edge_width
 from .structure_from_motion import (
     MIN_PHOTOS,
     MotionOptions,
-    Photo,
     check_library,
     check_still,
     checked,
@@ -109,10 +108,8 @@ class BoardPoses:
 class _Sight:
     name: str
     image: Array
-    points: Array
-    """Corners on the board [n, 3] [m]."""
-    pixels: Array
-    """[n, 2], with OpenCV's convention that the centre of the top left pixel is (0, 0)."""
+    points: Array  # Corners on the board [n, 3] [m]
+    pixels: Array  # [n, 2], with OpenCV's convention that the centre of the top left pixel is (0, 0)
 
 
 def board_poses(source: Path, options: BoardOptions) -> BoardPoses:
@@ -285,10 +282,7 @@ class _Model:
     files: tuple[Path, ...]
     errors: Array
     points: Array
-    plane: Array | None
-    """The table, if one was found."""
-    no_plane: str = ""
-    """Why there is none."""
+    plane: Array | None  # The table, if one was found
     left_out: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -305,9 +299,10 @@ def pose_photos(source: Path, out: Path, options: PhotoOptions, report: Progress
         report(_POSING, "table and scale")
         found = _in_world(model, options)
         poses = found.poses
+        error = bootstrap(poses.errors, lambda draws: np.median(draws, axis=-1), unit="px")
         words = {
             **model.facts, "scale": None if poses.scale is None else poses.scale.as_dict(),
-            "scale_from": poses.scale_from, "error_px": _median(poses.errors).as_dict(), "coverage": poses.coverage,
+            "scale_from": poses.scale_from, "error_px": error.as_dict(), "coverage": poses.coverage,
             "left_out": list(poses.left_out), "notes": list(poses.notes),
         }  # fmt: skip
         facts = {METRIC: poses.scale is not None, "poses": words}
@@ -319,12 +314,7 @@ def pose_photos(source: Path, out: Path, options: PhotoOptions, report: Progress
 class _InWorld:
     poses: PhotoPoses
     plane: tuple[float, float, float, float]
-    points: Array
-    """Points around the objects."""
-
-
-def _median(errors: Array) -> Estimate:
-    return bootstrap(errors, lambda draws: np.median(draws, axis=-1), unit="px")
+    points: Array  # Points around the objects
 
 
 def _by_motion(source: Path, work: Path, options: PhotoOptions, report: Progress) -> _Model:
@@ -349,29 +339,19 @@ def _by_motion(source: Path, work: Path, options: PhotoOptions, report: Progress
     good = checked(found)
     kept = good.found
     paths = {photo.name: photo.path for photo in photos}
-    plane, because = _plane(kept.cameras, kept.points, options)
-    return _Model(
-        kept.cameras, tuple(paths[camera.name] for camera in kept.cameras), good.errors, kept.points, plane, because,
-        (*blurred, *good.left_out), _facts(photos, kept.version, good.agreement, options),
-    )  # fmt: skip
-
-
-def _facts(photos: Sequence[Photo], version: str, agreement: Array, options: PhotoOptions) -> dict[str, Any]:
-    focal = "given" if options.lens else "EXIF, refined" if any(photo.focal for photo in photos) else "refined"
-    return {
-        "by": f"structure from motion (pycolmap {version})", "photographs": len(photos), "focal_from": focal,
-        "agreement": float(agreement.min()), "seed": options.seed, "turntable": options.turned,
-    }  # fmt: skip
-
-
-def _plane(cameras: Sequence[Camera], points: Array, options: PhotoOptions) -> tuple[Array | None, str]:
-    """The table, or why there is none; a board can replace it."""
     try:
-        return table_plane(cameras, points, options.seed), ""
-    except BadInput as error:
-        if options.board is None:
+        plane = table_plane(kept.cameras, kept.points, options.seed)
+    except BadInput:
+        if options.board is None:  # a board can replace the table
             raise
-        return None, str(error)
+        plane = None
+    focal = "given" if options.lens else "EXIF, refined" if any(photo.focal for photo in photos) else "refined"
+    facts = {
+        "by": f"structure from motion (pycolmap {kept.version})", "photographs": len(photos), "focal_from": focal,
+        "agreement": float(good.agreement.min()), "seed": options.seed, "turntable": options.turned,
+    }  # fmt: skip
+    files, left_out = tuple(paths[camera.name] for camera in kept.cameras), (*blurred, *good.left_out)
+    return _Model(kept.cameras, files, good.errors, kept.points, plane, left_out, facts)
 
 
 def _read_unscaled(folder: Path) -> _Model:
@@ -388,7 +368,7 @@ def _read_unscaled(folder: Path) -> _Model:
     errors = np.array([float(frame.get("error_px", np.nan)) for frame in table["frames"]])
     facts = dict(table.get("poses", {}))
     left_out = tuple(str(words) for words in facts.get("left_out", ()))
-    return _Model(cameras, files, errors, capture.points, np.array([0.0, 0.0, 1.0, 0.0]), "", left_out, facts)
+    return _Model(cameras, files, errors, capture.points, np.array([0.0, 0.0, 1.0, 0.0]), left_out, facts)
 
 
 def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
@@ -413,19 +393,16 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
         apart = [np.linalg.norm(camera.body_from_camera[:3, 3] - middle) for camera in model.cameras]
         change = frame_on(plane, model.cameras[0].body_from_camera[:3, 0], middle, 1 / float(np.median(apart)))
     cameras, points = tuple(change.camera(camera) for camera in model.cameras), change.points(model.points)
-    relative = None if scale is None else _relative(scale)
+    relative = None if scale is None else Estimate(1.0, scale.low / scale.value, scale.high / scale.value, scale.n, "")
     if relative is not None and not relative.high - relative.low < 2 * MAX_SCALE_ERROR:
         notes.append(_WIDE_SCALE)
     coverage, centre = _coverage(cameras, change.points(middle)), change.points(middle)
     if coverage["azimuth_gap_deg"] > _WIDE_GAP_DEG:
         notes.append(f"No photograph shows the objects from {coverage['azimuth_gap_deg']:.0f} of 360 degrees.")
     found = PhotoPoses(cameras, model.errors, model.left_out, relative, words, coverage, tuple(notes))
-    return _InWorld(found, (0.0, 0.0, 1.0, depth), _near(cameras, points, centre))
-
-
-def _relative(scale: Estimate) -> Estimate:
-    """The scale with its value as the unit."""
-    return Estimate(1.0, scale.low / scale.value, scale.high / scale.value, scale.n, "")
+    apart = np.median([np.linalg.norm(camera.body_from_camera[:3, 3] - centre) for camera in cameras])
+    near = points[np.linalg.norm(points - centre, axis=1) < _POINT_REACH * apart]
+    return _InWorld(found, (0.0, 0.0, 1.0, depth), near)
 
 
 def _on_table(change: FrameChange, plane: Array, middle: Array, notes: list[str]) -> FrameChange:
@@ -462,12 +439,6 @@ def _coverage(cameras: Sequence[Camera], middle: Array) -> dict[str, float]:
     gap = float(np.max(np.diff(np.append(around, around[0] + 360))))
     steep = np.degrees(np.arcsin(away[:, 2] / np.linalg.norm(away, axis=1)))
     return {"azimuth_gap_deg": gap, "low_deg": float(steep.min()), "high_deg": float(steep.max())}
-
-
-def _near(cameras: Sequence[Camera], points: Array, middle: Array) -> Array:
-    """The points that are not far behind the middle."""
-    apart = np.median([np.linalg.norm(camera.body_from_camera[:3, 3] - middle) for camera in cameras])
-    return points[np.linalg.norm(points - middle, axis=1) < _POINT_REACH * apart]
 
 
 @array_dataclass

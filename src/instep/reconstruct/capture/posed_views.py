@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
-from instep.reconstruct.shape.visual_hull import height_above, in_camera
+from instep.reconstruct.shape.visual_hull import height_above, projected
 from instep.scene.camera import Camera
 from instep.scene.camera_files import is_transform
 from instep.splat.capture import CameraRecording, Capture
@@ -104,7 +104,12 @@ def check_views(views: Sequence[PosedView], plane: Array) -> None:
     """Refuse unusable views with one sentence about the first problem; a single view passes."""
     cameras = [view.camera for view in views]
     for camera in cameras:
-        _check_lens(camera)
+        half = [side / 2 / focal for side, focal in zip((camera.width, camera.height), camera.focal, strict=True)]
+        if not all(_HALF_ANGLES[0] < one < _HALF_ANGLES[1] for one in half):
+            raise BadInput(
+                f"Camera {camera.name!r} has a focal length of {camera.focal[0]:.4g} for {camera.width} pixels of "
+                "width; a focal length in pixels was expected, not in millimetres."
+            )
         _check_place(camera, plane)
     for camera in cameras if len(cameras) > 1 else ():
         points = _table_points(camera, plane)
@@ -174,15 +179,6 @@ def _check(recording: CameraRecording) -> None:
         )
 
 
-def _check_lens(camera: Camera) -> None:
-    half = [side / 2 / focal for side, focal in zip((camera.width, camera.height), camera.focal, strict=True)]
-    if not all(_HALF_ANGLES[0] < one < _HALF_ANGLES[1] for one in half):
-        raise BadInput(
-            f"Camera {camera.name!r} has a focal length of {camera.focal[0]:.4g} for {camera.width} pixels of width; "
-            "a focal length in pixels was expected, not in millimetres."
-        )
-
-
 def _check_place(camera: Camera, plane: Array) -> None:
     height = float(height_above(camera.body_from_camera[:3, 3], plane))
     if abs(height) > MAX_DISTANCE_M:
@@ -212,10 +208,9 @@ def _table_points(camera: Camera, plane: Array) -> Array:
 
 def _shown(camera: Camera, points: Array) -> int:
     """The number of points that a camera shows."""
-    local = in_camera(camera, points)
-    ahead = local[:, 2] > 1e-3
-    pixels = camera.project(np.where(ahead[:, None], local, [0.0, 0.0, 1.0]))
-    return int((ahead & (pixels > 0).all(axis=1) & (pixels < [camera.width, camera.height]).all(axis=1)).sum())
+    pixels, depth = projected(camera, points)
+    inside = (pixels > 0).all(axis=1) & (pixels < [camera.width, camera.height]).all(axis=1)
+    return int(((depth > 1e-3) & inside).sum())
 
 
 def _check_sharpness(views: Sequence[PosedView]) -> None:

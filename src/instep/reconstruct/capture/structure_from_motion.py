@@ -153,7 +153,11 @@ def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, rep
     by_name = {photo.name: k for k, photo in enumerate(photos)}
     order = {int(n): by_name[Path(name).stem] for n, name in zip(arrays["ids"], facts["names"], strict=True)}
     factors = np.array([photo.factor for photo in photos], float)
-    pairs = _photo_pairs(arrays, order, factors)
+    rows = arrays["pairs"]
+    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
+    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
+    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
+    pairs = PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
     models = [tuple(Path(name).stem for name in model) for model in facts["models"]]
     used = [photos[order[int(n)]] for n in arrays["registered"]]
     cameras = tuple(_camera(photo, arrays["poses"][k], arrays["lenses"][k]) for k, photo in enumerate(used))
@@ -246,14 +250,6 @@ def _progress(work: Path, count: int) -> tuple[float, str]:
         return _FEATURE_SHARE * features / count, f"finding features: {features} of {count} photographs"
     share = _FEATURE_SHARE + (_MATCH_SHARE - _FEATURE_SHARE) * min(matched / max(pairs, 1), 1.0)
     return share, f"matching: {matched} of {pairs} pairs"
-
-
-def _photo_pairs(arrays: dict[str, Array], order: dict[int, int], factors: Array) -> PhotoPairs:
-    rows = arrays["pairs"]
-    images = np.array([[order[int(a)], order[int(b)]] for a, b in rows[:, :2]], int).reshape(-1, 2)
-    scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
-    pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
-    return PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
 
 
 def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:
@@ -402,7 +398,12 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
     """The reconstruction without photographs of doubtful pose; BadInput if too few are left."""
     if len(found.cameras) < MIN_PHOTOS:
         raise BadInput(_unregistered(found))
-    _check_focal(found.cameras)
+    for camera in found.cameras:
+        if not _FOCAL_RANGE[0] < camera.focal[0] / max(camera.width, camera.height) < _FOCAL_RANGE[1]:
+            raise BadInput(
+                f"The lens came out with a focal length of {camera.focal[0]:.0f} pixels for {camera.width} pixels of "
+                "width, so the photographs do not overlap enough; add some in between, or give the lens (--lens)."
+            )
     errors, agreement = reprojection_errors(found), _agreement(found)
     seen = np.bincount(found.sightings[:, 0].astype(int), minlength=len(found.cameras))
     keep, left_out = list[int](), list[str]()
@@ -422,7 +423,12 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
             "...), so none are written. Take more photographs, 10 to 20 degrees apart, sharp, of "
             "things with texture that lie still: put a newspaper or a patterned cloth below the objects."
         )
-    left_out += _not_registered(found)
+    apart = {name for model in found.others for name in model}
+    for name in found.names:
+        if name in apart:
+            left_out.append(f"{name}: it matches no posed photograph, only others; views are missing in between.")
+        elif all(camera.name != name for camera in found.cameras):
+            left_out.append(f"{name}: it matches too little of the other photographs.")
     # Kept cameras, and the points that at least two of them see.
     new = np.full(len(found.cameras), -1)
     new[keep] = np.arange(len(keep))
@@ -471,16 +477,6 @@ def _epipolar_distance(one: Camera, two: Camera, matches: Array) -> Array:
     return algebraic / np.maximum(norm, 1e-12) * one.focal[0] / pixel_scale(one)
 
 
-def _check_focal(cameras: Sequence[Camera]) -> None:
-    for camera in cameras:
-        share = camera.focal[0] / max(camera.width, camera.height)
-        if not _FOCAL_RANGE[0] < share < _FOCAL_RANGE[1]:
-            raise BadInput(
-                f"The lens came out with a focal length of {camera.focal[0]:.0f} pixels for {camera.width} pixels of "
-                "width, so the photographs do not overlap enough; add some in between, or give the lens (--lens)."
-            )
-
-
 def _unregistered(found: Reconstruction) -> str:
     """Why photographs made no reconstruction."""
     good = found.pairs.fitting >= _MIN_MATCHES
@@ -500,16 +496,3 @@ def _unregistered(found: Reconstruction) -> str:
     return (
         f"Of {len(found.names)} photographs, {int(good.sum())} pairs match{names}, too few to pose {MIN_PHOTOS}. {more}"
     )
-
-
-def _not_registered(found: Reconstruction) -> list[str]:
-    placed = {camera.name for camera in found.cameras}
-    apart = {name for model in found.others for name in model}
-    return [
-        f"{name}: it matches other photographs, but none of those that were posed: another place, or views are missing "
-        "in between."
-        if name in apart
-        else f"{name}: it matches too little of the other photographs."
-        for name in found.names
-        if name not in placed
-    ]

@@ -89,22 +89,17 @@ def masks_by_boxes(
 class _Regions:
     """Pixels of one view by object [height, width]."""
 
-    inside: Mapping[str, Array]
-    """Pixels that may show it."""
-    agreed: Mapping[str, Array]
-    """Pixels that its hull shows."""
-    shared: Mapping[str, Array]
-    """Pixels that another object may show too."""
+    inside: Mapping[str, Array]  # Pixels that may show it
+    agreed: Mapping[str, Array]  # Pixels that its hull shows
+    shared: Mapping[str, Array]  # Pixels that another object may show too
 
 
 @array_dataclass
 class _Behind:
     """What one view would show without the objects."""
 
-    density: Array
-    """Log density of the colour of each pixel [height, width]."""
-    plain: Array
-    """Pixels that look like the table behind them in the same light [height, width]."""
+    density: Array  # Log density of the colour of each pixel [height, width]
+    plain: Array  # Pixels that look like the table behind them in the same light [height, width]
 
 
 def _boxed(views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array) -> TriangleMesh:

@@ -22,7 +22,7 @@ from instep.splat.fitting import Progress
 from instep.splat.video_background import static_background
 
 from .object_mask import ObjectMask, colour_mixture, inside_box, min_cut, soften
-from .prompts import Box, ImageMarks, ObjectPrompt, Point, PromptNetwork
+from .prompts import ImageMarks, ObjectPrompt, Point, PromptNetwork
 from .table_masks import masks_on_table
 
 MIN_PIXELS = 30
@@ -270,7 +270,9 @@ def _start(image: Array, marks: ImageMarks, colour: tuple[float, float, float] |
 
     shape = image.shape[:2]
     if not marks.clicks and colour is None and marks.box is not None:
-        return inside_box(shape, _shrunk_box(marks.box, 0.2))
+        left, top, right, bottom = marks.box
+        x, y = 0.2 * (right - left), 0.2 * (bottom - top)
+        return inside_box(shape, (left + x, top + y, right - x, bottom - y))
     like = np.zeros(shape, bool)
     if colour is not None:
         like |= _alike(image, np.array(colour), 0.15)
@@ -279,12 +281,6 @@ def _start(image: Array, marks: ImageMarks, colour: tuple[float, float, float] |
         labelled: Any = label(_alike(image, seed, _SEED_COLOUR))
         like |= np.isin(labelled[0], _labels(labelled[0], _disc(shape, point)))
     return like if marks.box is None else like & inside_box(shape, marks.box)
-
-
-def _shrunk_box(box: Box, share: float) -> Box:
-    left, top, right, bottom = box
-    x, y = share * (right - left), share * (bottom - top)
-    return left + x, top + y, right - x, bottom - y
 
 
 def _alike(image: Array, colour: Array, tolerance: float) -> Array:

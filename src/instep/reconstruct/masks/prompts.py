@@ -242,7 +242,14 @@ def open_segmenter(folder: Path) -> PromptNetwork:
                 f"{name} in {str(folder)!r} is not the published file: its SHA-256 differs; fetch it again with "
                 "`instep reconstruct weights`."
             )
-    encoder, decoder = (_session(onnxruntime, path) for path in paths)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = usable_cores()
+    sessions: list[Any] = []
+    for path in paths:
+        with parsing(path, "a network that onnxruntime can run"):
+            sessions.append(onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]))
+    encoder, decoder = sessions
     _check_names(paths[0], encoder, ("image",), _FEATURES)
     _check_names(paths[1], decoder, _DECODER_INPUTS, _DECODER_OUTPUTS)
     what = "SAM 2 Hiera-tiny" if all(name in published for name in hashes) else "a network with the inputs of SAM 2"
@@ -263,14 +270,6 @@ def _network_file(folder: Path, part: str) -> Path:
             "one was expected; get the weights of SAM 2 by `instep reconstruct weights`."
         )
     return found[0]
-
-
-def _session(onnxruntime: Any, path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = usable_cores()
-    with parsing(path, "a network that onnxruntime can run"):
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _check_names(path: Path, session: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:

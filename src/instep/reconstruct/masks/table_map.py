@@ -15,7 +15,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.shape.visual_hull import in_camera
+from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
 from instep.splat.fitting import focus_point, pixel_rays
 
@@ -188,9 +188,9 @@ def _map_with(
     points = np.stack([X, Y, -(plane[3] + plane[0] * X + plane[1] * Y) / plane[2]], axis=-1)
     samples = np.full((len(views), count, count, 3), np.nan, np.float32)
     for k, (view, own) in enumerate(zip(views, objects, strict=True)):
-        local = in_camera(view.camera, points)
-        pixels = view.camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0])) - 0.5
-        inside = (local[..., 2] > 1e-3) & (pixels > 0).all(axis=-1)
+        pixels, depth = projected(view.camera, points)
+        pixels = pixels - 0.5
+        inside = (depth > 1e-3) & (pixels > 0).all(axis=-1)
         inside &= (pixels < [view.camera.width - 1, view.camera.height - 1]).all(axis=-1)
         at = [pixels[..., 1][inside], pixels[..., 0][inside]]
         if own.any():

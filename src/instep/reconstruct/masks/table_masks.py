@@ -258,8 +258,7 @@ class _Piece:
     """A connected piece of the hull."""
 
     mesh: TriangleMesh
-    shown: Sequence[Array]
-    """Where each view shows it [height, width]."""
+    shown: Sequence[Array]  # Where each view shows it [height, width]
 
 
 def _connected(field: Array) -> list[Array]:

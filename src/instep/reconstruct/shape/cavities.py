@@ -250,20 +250,13 @@ class _MouthRays:
     """The rays of one view that enter a cavity through its mouth."""
 
     view: PinholeView
-    pixels: Array
-    """Row and column of each ray [rays, 2]."""
-    rays: Array
-    """Directions in the frame of the world [rays, 3], 1 deep."""
-    depths: Array
-    """Depths of the samples of every ray [samples] [m]."""
-    field: Array
-    """Distance of samples inside the carved shape [rays, samples] [m]."""
-    filled: Array
-    """The same of the shape filled with water, in halves of a cell."""
-    inside: Array
-    """Distance of samples below the outer surface [rays, samples] [m]."""
-    heights: Array
-    """Heights of samples above the table [rays, samples] [m]."""
+    pixels: Array  # Row and column of each ray [rays, 2]
+    rays: Array  # Directions in the frame of the world [rays, 3], 1 deep
+    depths: Array  # Depths of the samples of every ray [samples] [m]
+    field: Array  # Distance of samples inside the carved shape [rays, samples] [m]
+    filled: Array  # The same of the shape filled with water, in halves of a cell
+    inside: Array  # Distance of samples below the outer surface [rays, samples] [m]
+    heights: Array  # Heights of samples above the table [rays, samples] [m]
 
 
 _Surface = Callable[[_MouthRays], Array]
@@ -295,8 +288,7 @@ def _mouth_rays(cavity: Cavity, view: PinholeView) -> _MouthRays:
 class _SeenSurface:
     """A surface in a cavity as one view sees it."""
 
-    depth: Array
-    """Depth at which each ray meets it [rays] [m]; NaN if it does not."""
+    depth: Array  # Depth at which each ray meets it [rays] [m]; NaN if it does not
     apart: Array
     """Mean difference of brightness [0 to 1] from other views of the same point [rays]; NaN if no other sees it."""
 

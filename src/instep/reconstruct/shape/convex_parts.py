@@ -84,30 +84,23 @@ class _Part:
     """A piece and the excess of its hull."""
 
     piece: Piece
-    excess: float
-    """Volume of the hull outside the solid [m^3]."""
-    concavity: float
-    """Distance of the hull from the solid, about [m]."""
+    excess: float  # Volume of the hull outside the solid [m^3]
+    concavity: float  # Distance of the hull from the solid, about [m]
 
 
 @array_dataclass
 class _Solid:
     """The solid that pieces are compared with."""
 
-    pitch: float
-    """Distance of the points of the inside [m]."""
-    tree: Any
-    """A k-d tree of all points of the inside and of the surface."""
+    pitch: float  # Distance of the points of the inside [m]
+    tree: Any  # A k-d tree of all points of the inside and of the surface
 
     def part(self, piece: Piece) -> _Part:
-        excess = piece.hull - len(piece.inside) * self.pitch**3
-        return _Part(piece, excess, self._concavity(piece.points()))
-
-    def _concavity(self, points: Array) -> float:
-        if hull_volume(points) <= 0:
-            return 0.0
-        some, _ = hull_mesh(points).sampled(_HULL_SAMPLES, np.random.default_rng((0, 0xC0C)))
-        return max(float(np.max(self.tree.query(some)[0])) - self.pitch, 0.0)
+        excess, concavity = piece.hull - len(piece.inside) * self.pitch**3, 0.0
+        if piece.hull > 0:
+            some, _ = hull_mesh(piece.points()).sampled(_HULL_SAMPLES, np.random.default_rng((0, 0xC0C)))
+            concavity = max(float(np.max(self.tree.query(some)[0])) - self.pitch, 0.0)
+        return _Part(piece, excess, concavity)
 
 
 def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
@@ -182,20 +175,16 @@ def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
             if best is None or cost < best[0]:
                 best = (cost, normal, float(place), float(level))
 
-    for normal in _directions(points):
+    # Main axes of the piece, those between them, and the axes of the world.
+    apart = points - points.mean(axis=0)
+    axes = np.linalg.svd(apart.T @ apart)[0].T
+    between = [(axes[i] + sign * axes[j]) / np.sqrt(2) for i, j in ((0, 1), (0, 2), (1, 2)) for sign in (1, -1)]
+    for normal in (*axes, *between, *np.eye(3)):
         tried(normal, _PLACES)
     if best is None:
         return None
     tried(best[1], np.clip(best[2] + np.array(_FINER), 0.05, 0.95))
     return cut(piece, best[1], best[3], pitch)
-
-
-def _directions(points: Array) -> list[Array]:
-    """Normals of planes: the main axes of a piece, those between them, and the axes of the world."""
-    apart = points - points.mean(axis=0)
-    own = np.linalg.svd(apart.T @ apart)[0].T
-    between = [(own[i] + sign * own[j]) / np.sqrt(2) for i, j in ((0, 1), (0, 2), (1, 2)) for sign in (1, -1)]
-    return [*own, *between, *np.eye(3)]
 
 
 def _joined(parts: Sequence[_Part], solid: _Solid, mesh: TriangleMesh) -> list[_Part]:

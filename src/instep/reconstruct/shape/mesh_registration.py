@@ -102,10 +102,8 @@ def register_mesh(mesh: TriangleMesh, masks: Sequence[ObjectMask], plane: Array,
 
 @array_dataclass
 class _Hull:
-    vertices: Array
-    """Indices of the corners of the mesh that are on it."""
-    normals: Array
-    """Outward normals of the resting faces, the largest first [faces, 3]."""
+    vertices: Array  # Indices of the corners of the mesh that are on it
+    normals: Array  # Outward normals of the resting faces, the largest first [faces, 3]
 
 
 def _hull(mesh: TriangleMesh) -> _Hull:

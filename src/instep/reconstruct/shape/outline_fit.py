@@ -184,7 +184,11 @@ def refine_cameras(
         tell(0.1 + 0.6 * fold / _FOLDS, f"cameras without part {fold + 1} of {_FOLDS} of the outlines")
         fitted = [_sectors(one, fold, held_out=False) for one in given]
         tried = _corrected(cameras, _fit(cameras, fitted, still, free_cameras=True, fixed_height=False)[0])
-        rivals = ((cameras, given), (tried, [_refitted(one, tried) for one in given]))
+        refitted: list[SeenObject] = []
+        for one in given:  # the old outline, or one from a new search: corners may be missing in the old one
+            starts = [fit_shape(start, tried) for start in (one, _restarted(one, tried))]
+            refitted.append(min(starts, key=lambda start: disagreement(tried, [start])))
+        rivals = ((cameras, given), (tried, refitted))
         scores = [disagreement(c, [_sectors(one, fold, held_out=True) for one in some]) for c, some in rivals]
         squares.append([score**2 for score in scores])
     back = np.sqrt(np.mean(squares, axis=0)).tolist()
@@ -328,13 +332,6 @@ def _best_fit(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> tuple
     restarted = [_restarted(one, _corrected(cameras, first[0])) for one in objects]
     second = _fit(cameras, restarted, first[0], free_cameras=True, fixed_height=False)
     return min((first, second), key=lambda fit: disagreement(_corrected(cameras, fit[0]), fit[1]))
-
-
-def _refitted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:
-    """The object with its outline fitted to other cameras: the old one, or one from a new search if it agrees
-    better."""
-    rivals = [fit_shape(start, cameras) for start in (one, _restarted(one, cameras))]
-    return min(rivals, key=lambda rival: disagreement(cameras, [rival]))
 
 
 def _restarted(one: SeenObject, cameras: Sequence[Camera]) -> SeenObject:

@@ -250,11 +250,9 @@ class _Search:
     """Options of a search of planes."""
 
     seed: tuple[int, int]
-    contrast: float
-    """Least contrast of a patch; smaller images have less noise."""
+    contrast: float  # Least contrast of a patch; smaller images have less noise
     rounds: int
-    unsteady: float
-    """Correlation that a squared difference of brightness costs."""
+    unsteady: float  # Correlation that a squared difference of brightness costs
 
 
 def _searched(
