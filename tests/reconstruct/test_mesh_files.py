@@ -27,18 +27,6 @@ def as_stl(mesh: TriangleMesh) -> bytes:
     return b"\0" * 80 + struct.pack("<I", len(mesh.faces)) + rows
 
 
-def as_ply(mesh: TriangleMesh, order: str) -> bytes:
-    form = {"<": "binary_little_endian", ">": "binary_big_endian", "": "ascii"}[order]
-    head = f"ply\nformat {form} 1.0\nelement vertex {len(mesh.vertices)}\n"
-    head += "".join(f"property float {axis}\n" for axis in "xyz") + "property uchar red\n"
-    head += f"element face {len(mesh.faces)}\nproperty list uchar int vertex_indices\nend_header\n"
-    if not order:
-        rows = [f"{x:.9g} {y:.9g} {z:.9g} 7" for x, y, z in mesh.vertices]
-        return (head + "\n".join([*rows, *(f"3 {a} {b} {c}" for a, b, c in mesh.faces)])).encode()
-    rows = b"".join(struct.pack(f"{order}3fB", *point, 7) for point in mesh.vertices)
-    return head.encode() + rows + b"".join(struct.pack(f"{order}B3i", 3, *map(int, face)) for face in mesh.faces)
-
-
 def as_glb(mesh: TriangleMesh, folder, **node: object) -> bytes:
     buffer = GltfBuffer()
     points, order = buffer.accessor(mesh.vertices), buffer.accessor(mesh.faces.ravel())
@@ -50,17 +38,9 @@ def as_glb(mesh: TriangleMesh, folder, **node: object) -> bytes:
 
 
 def test_every_format_gives_the_same_triangles(tmp_path):
-    written = {
-        "obj": [as_obj(BOX)],
-        "stl": [as_stl(BOX)],
-        "ply": [as_ply(BOX, "<"), as_ply(BOX, ">"), as_ply(BOX, "")],
-        "glb": [as_glb(BOX, tmp_path)],
-    }
-    for form, several in written.items():
-        for data in several:
-            found = read_mesh(data, "a box")
-            assert mesh_form(data) == form
-            np.testing.assert_allclose(found.corners, BOX.corners, atol=1e-6)
+    for form, data in {"obj": as_obj(BOX), "stl": as_stl(BOX), "glb": as_glb(BOX, tmp_path)}.items():
+        assert mesh_form(data) == form
+        np.testing.assert_allclose(read_mesh(data, "a box").corners, BOX.corners, atol=1e-6)
 
 
 def test_nodes_of_glb_are_applied(tmp_path):
@@ -73,10 +53,6 @@ def test_nodes_of_glb_are_applied(tmp_path):
 def test_polygons_become_fans():
     square = b"v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf -4 -3 -2 -1\n"
     assert read_mesh(square, "a square").faces.tolist() == [[0, 1, 2], [0, 2, 3]]
-    quads = as_ply(BOX, "<").replace(f"element face {len(BOX.faces)}".encode(), b"element face 1")
-    start = quads.index(b"end_header\n") + 11 + 13 * len(BOX.vertices)
-    found = read_mesh(quads[:start] + struct.pack("<B4i", 4, 0, 1, 2, 3), "a square")
-    assert found.faces.tolist() == [[0, 1, 2], [0, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -86,13 +62,9 @@ def test_polygons_become_fans():
         (b"", "is no mesh"),
         (b"v 0 0 0\nv 1 0 0\nv 0 1 0\n", "holds no triangles"),
         (b"v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 9\n", "names corner 8"),
-        (b"v 0 0 0\nv 1 0 0\nv 0 nan 0\nf 1 2 3\n", "no finite numbers"),
+        (b"v 0 0 0\nv 1 0 0\nv 0 nan 0\nf 1 2 3\n", "not finite numbers"),
         (b"v 0 0 0\nf 1 two 3\n", "cannot be read as"),
-        (as_ply(BOX, "<")[:-5], "cut off"),
-        (as_ply(BOX, "")[:-8], "fewer lines follow"),
-        (as_ply(BOX, "")[:-3], "within a face"),
         (b"glTF" + struct.pack("<II", 2, 20) + struct.pack("<II", 0, 0x4E4F534A), "not valid JSON"),
-        (b"ply\nformat ascii 1.0\n", "without the end of its header"),
     ],
 )
 def test_damage_is_one_sentence(data, message):

@@ -231,9 +231,9 @@ def test_what_no_poses_follow_from_is_one_sentence_and_nothing_is_written(pycolm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--board", "5x4", "--turntable"), "are for images that are posed by what they share (--photos)"),
+        (("--board", "5x4", "--turntable"), "are for structure from motion (--photos)"),
         (("--board", "5x4", "--photos", "--length", "0.2=a:1,2/b:3,4"), "give --board or --length, not both"),
-        (("--square", "0.03"), "--square is of a board, and none is given"),
+        (("--square", "0.03"), "--square needs a board"),
         (("--length", "0.2=a:1,2"), "--length takes METRES=IMAGE:X,Y/IMAGE:X,Y"),
         (("--masks", "nowhere"), "holds no other.png; one for each photograph was expected"),
     ],

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.reading import is_list, is_table, parsing, read_json_table
+from instep.core.reading import (
+    is_array,
+    is_list,
+    is_mapping,
+    is_scalar,
+    is_sequence,
+    is_table,
+    parsing,
+    read_json_table,
+)
 from instep.core.world import Array, array_dataclass
 from instep.data.files import read_npz
 from instep.scene.camera import Camera
@@ -152,32 +161,34 @@ def read_stage(folder: Path, stage: Stage, kind: type[Record]) -> Record:
     return found
 
 
-def _packed(value: Any, arrays: dict[str, Array]) -> Any:
+def _packed(value: object, arrays: dict[str, Array]) -> Any:
     """A value as JSON whose arrays are named; images of whole levels (k / 255) are stored as bytes."""
-    if isinstance(value, np.ndarray):
-        name, stored = str(len(arrays)), value
-        if value.dtype == np.float32 and np.array_equal(to_bytes(value).astype(np.float32) / 255, value):
-            stored = to_bytes(value)
-        arrays[name] = stored
-        return {"$array": name, "dtype": value.dtype.str}
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_array(value):
+        levels = to_bytes(value) if value.dtype == np.float32 else value
+        whole = value.dtype == np.float32 and np.array_equal(levels.astype(np.float32) / 255, value)
+        name = str(len(arrays))
+        arrays[name] = levels if whole else value
+        return {"$array": name, "dtype": str(value.dtype)}
+    if isinstance(value, _KINDS):
         own = {one.name: _packed(getattr(value, one.name), arrays) for one in fields(value)}
         return {"$kind": type(value).__name__, **own}
-    if isinstance(value, Mapping):
-        return {str(key): _packed(part, arrays) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, tuple | list):
-        return [_packed(part, arrays) for part in value]  # pyright: ignore[reportUnknownVariableType]
-    return value.item() if isinstance(value, np.generic) else value
+    if is_mapping(value):
+        return {str(key): _packed(part, arrays) for key, part in value.items()}
+    if is_sequence(value):
+        return [_packed(part, arrays) for part in value]
+    return value.item() if is_scalar(value) else value
 
 
-def _unpacked(value: Any, arrays: Mapping[str, Array]) -> Any:
+def _unpacked(value: object, arrays: Mapping[str, Array]) -> Any:
     if is_list(value):
         return tuple(_unpacked(part, arrays) for part in value)
     if not is_table(value):
         return value
     if "$array" in value:
-        stored, dtype = arrays[str(value["$array"])], np.dtype(str(value["dtype"]))
-        return stored.astype(np.float32) / 255 if stored.dtype != dtype else stored
+        stored = arrays[str(value["$array"])]
+        return stored if str(stored.dtype) == value["dtype"] else stored.astype(np.float32) / 255
     found = {key: _unpacked(part, arrays) for key, part in value.items() if key != "$kind"}
-    kinds = [kind for kind in _KINDS if kind.__name__ == value.get("$kind")]
-    return kinds[0](**found) if kinds else found
+    for kind in _KINDS:
+        if kind.__name__ == value.get("$kind"):
+            return kind(**found)
+    return found

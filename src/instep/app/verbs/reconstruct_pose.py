@@ -1,4 +1,4 @@
-"""The verb build pose: pose images by a board that they show, or by what they share (structure from motion)."""
+"""The verb reconstruct pose: pose images by a board, or by structure from motion."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 
 @options_dataclass
-class BuildPoseArgs:
+class PoseArgs:
     """Options of `instep reconstruct pose`."""
 
     board: str | None = None
-    """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; without it images are posed by what
-    they share."""
+    """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; structure from motion if not given."""
     photos: bool = False
-    """pose images by what they share also where a board is given: it fixes scale and table, and some images show it."""
+    """structure from motion with a board in some images, which gives scale and table."""
     length: tuple[str, ...] = ()
     """known lengths, METRES=IMAGE:X,Y/IMAGE:X,Y, between points on the table; IMAGE:X,Y+IMAGE:X,Y for one off it."""
     masks: Path | None = None
-    """folder with NAME.png of each photograph, white where features may be."""
+    """folder with NAME.png of each photograph, white where features are allowed."""
     turntable: bool = False
-    """the camera stood still and the object was turned: what stands still is left out."""
+    """the camera stood still before a turntable: features that stand still are left out."""
     kind: Literal["charuco", "tags"] = "charuco"
     """a ChArUco board, or a grid of tags (1x1 for a single one)."""
     square: float = 0.04
@@ -43,11 +42,11 @@ class BuildPoseArgs:
     dictionary: str = "DICT_4X4_50"
     """OpenCV's name of the markers, such as DICT_6X6_250 or DICT_APRILTAG_36h11."""
     lens: tuple[float, ...] = ()
-    """FX FY CX CY [pixels] and, where known, K1 K2 P1 P2 K3; found from the images where not given."""
+    """FX FY CX CY [pixels] and, if known, K1 K2 P1 P2 K3; from the images if not given."""
     thickness: float = 0.0
     """thickness of the board, which lies on the table [m]."""
     frames: int = 40
-    """most frames of a video that are taken."""
+    """most frames of a video."""
     seed: int = 0
     """seed of everything random."""
 
@@ -56,13 +55,13 @@ def pose(
     images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
     out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
     /,
-    args: Options[BuildPoseArgs] = BuildPoseArgs(),
+    args: Options[PoseArgs] = PoseArgs(),
 ) -> int:
-    """Pose images by a board on the table, or by what they share, so that `instep reconstruct` can read them.
+    """Pose images by a board on the table, or by structure from motion, for `instep reconstruct`.
 
     Writes the images with transforms.json (lens and poses) and ground_plane.json. The world's frame lies in the board,
-    or on the table that is found. Without a board or a length the scale is unknown: the poses are marked, and refused
-    by `instep reconstruct` until this verb is given them as IMAGES with --length or --board.
+    or on the table. Without a board or a length the scale is unknown, and `instep reconstruct` refuses the poses: pose
+    the folder again with --length or --board.
 
     Args:
         images: folder of images of one camera, a video, or a folder of poses of unknown scale.
@@ -73,21 +72,21 @@ def pose(
     if board is None or args.photos:
         return _by_photos(images, out, args, board)
     if args.length or args.masks is not None or args.turntable:
-        raise BadInput("--length, --masks and --turntable are for images that are posed by what they share (--photos).")
+        raise BadInput("--length, --masks and --turntable are for structure from motion (--photos).")
     return _by_board(images, out, args, board)
 
 
-def _board(args: BuildPoseArgs) -> BoardOptions | None:
+def _board(args: PoseArgs) -> BoardOptions | None:
     from instep.reconstruct.capture.photo_poses import BoardOptions
 
     if args.board is None:
-        usual = BuildPoseArgs()
+        usual = PoseArgs()
         given = [
             name for name in ("kind", "square", "marker", "dictionary", "thickness")
             if getattr(args, name) != getattr(usual, name)
         ]  # fmt: skip
         if given:
-            raise BadInput(f"--{given[0]} is of a board, and none is given; add --board COLUMNSxROWS, such as 5x7.")
+            raise BadInput(f"--{given[0]} needs a board; add --board COLUMNSxROWS, such as 5x7.")
         return None
     columns, _, rows = args.board.partition("x")
     if not (columns.isdecimal() and rows.isdecimal()):
@@ -98,7 +97,7 @@ def _board(args: BuildPoseArgs) -> BoardOptions | None:
     )  # fmt: skip
 
 
-def _by_board(images: Path, out: Path, args: BuildPoseArgs, board: BoardOptions) -> int:
+def _by_board(images: Path, out: Path, args: PoseArgs, board: BoardOptions) -> int:
     from instep.reconstruct.capture.photo_poses import PosedImages, board_poses, check_new, write_posed
 
     check_new(out)
@@ -114,12 +113,12 @@ def _by_board(images: Path, out: Path, args: BuildPoseArgs, board: BoardOptions)
         f"(worst); focal length {first.focal[0]:.1f} x {first.focal[1]:.1f} pixels ({lens})."
     )
     if len(found.left_out) > len(found.cameras):
-        console.print("Most images do not show the board; --photos poses them too, by what they share.")
+        console.print("Most images do not show the board; --photos poses them too.")
     print(out)
     return 0
 
 
-def _by_photos(images: Path, out: Path, args: BuildPoseArgs, board: BoardOptions | None) -> int:
+def _by_photos(images: Path, out: Path, args: PoseArgs, board: BoardOptions | None) -> int:
     from instep.reconstruct.capture.metric_frame import parse_lengths
     from instep.reconstruct.capture.photo_poses import PhotoOptions, pose_photos
 

@@ -1,9 +1,4 @@
-"""The verb scene edit: another mesh for an object, fewer faces, two objects as one, another place.
-
-The verb scene export: a scene as MJCF with OBJ meshes, URDF, glTF, USD, or its Gaussians alone.
-
-The verb build check: shapes, inertia, contacts and rest of a scene, with a page.
-"""
+"""The verbs scene edit, scene export and scene check."""
 
 from __future__ import annotations
 
@@ -36,12 +31,11 @@ class SceneEditArgs:
     """Options of `instep scene edit`."""
 
     replace: tuple[str, ...] = ()
-    """other meshes, NAME=FILE: a closed .obj, .stl, .ply or .glb in metres, in the frame of the body as
-    meshes/NAME.obj is."""
+    """other meshes, NAME=FILE: a closed .obj, .stl or .glb in metres, in the frame of the body like meshes/NAME.obj."""
     simplify: tuple[str, ...] = ()
     """fewer faces, NAME=FACES; convex parts, mass and inertia stay."""
     merge: tuple[str, ...] = ()
-    """two objects as one that keeps the first name, FIRST+SECOND."""
+    """two objects as one with the first name, FIRST+SECOND."""
     move: tuple[str, ...] = ()
     """other places, NAME=DX,DY,DZ or NAME=DX,DY,DZ,YAW: metres along the world's axes and degrees anticlockwise; the
     object then rests on what is below it."""
@@ -53,14 +47,14 @@ def edit(
     /,
     args: Options[SceneEditArgs] = SceneEditArgs(),
 ) -> int:
-    """Edit the objects of a scene and write it as a new folder; the old one stays as it is.
+    """Edit the objects of a scene and write it as a new folder.
 
     Edits are made in the order replace, simplify, merge, move. Gaussians follow their object; a replaced mesh gets new
-    ones in the colours of the former surface. build.json says what was edited.
+    ones in the colours of the former surface. build.json lists the edits.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        out: folder to write; it must not be there. It is written whole or not at all.
+        out: new folder; it is written whole or not at all.
 
     """
     from instep.reconstruct.edits import edit_scene
@@ -68,16 +62,16 @@ def edit(
 
     edits = _edits(args)
     if not edits:
-        raise BadInput("Nothing to edit was named; say --replace, --simplify, --merge or --move.")
+        raise BadInput("There is nothing to edit; give --replace, --simplify, --merge or --move.")
     if out.exists():
-        raise BadInput(f"{str(out)!r} is there already; give a new folder.")
+        raise BadInput(f"{str(out)!r} exists; give a new folder.")
     loaded = Scene.load(scene)
     work = out.with_name(out.name + ".part")
     shutil.rmtree(work, ignore_errors=True)
     try:
         work.parent.mkdir(parents=True, exist_ok=True)
         write_folder(loaded, work)
-        shutil.rmtree(work / "stages", ignore_errors=True)  # what a build could go on from is of the scene before
+        shutil.rmtree(work / "stages", ignore_errors=True)  # records of the scene before
         done = edit_scene(work, edits)
         work.rename(out)
     finally:
@@ -224,20 +218,19 @@ _COLOURS = {"green": "green", "amber": "yellow", "red": "red", "unknown": "dim"}
 
 
 @options_dataclass
-class BuildCheckArgs:
+class CheckArgs:
     """Options of `instep scene check`."""
 
     out: OutFolder = None
 
 
-def check(scene: SceneArg, /, args: Options[BuildCheckArgs] = BuildCheckArgs()) -> int:
-    """Check a scene before it is simulated in earnest; exit 1 where something is red.
+def check(scene: SceneArg, /, args: Options[CheckArgs] = CheckArgs()) -> int:
+    """Check the shapes, inertia, contacts and rest of a scene; exit 1 if something is red.
 
-    Closed meshes, possible inertia, parts against meshes, penetration, whether objects rest in two engines, scale; and
-    of a scene that was built from images its silhouettes, views and held-out images.
+    Of a reconstructed scene also silhouettes, views and held-out images.
 
     Args:
-        scene: a scene that was built, or any other: a shipped name, a folder, an MJCF or URDF file.
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
 
     """
     from instep.app.output import new_output
@@ -246,7 +239,7 @@ def check(scene: SceneArg, /, args: Options[BuildCheckArgs] = BuildCheckArgs()) 
 
     loaded = Scene.load(scene)
     findings = check_scene(loaded)
-    output = new_output("build-check", args.out)
+    output = new_output("scene-check", args.out)
     output.read_scene(loaded)
     worst = worst_state(findings)
     output.write({}, state=worst, findings=[_plain(finding) for finding in findings])

@@ -172,7 +172,7 @@ def refine_cameras(
 ) -> Refinement:
     """Correct cameras so that the silhouettes of objects agree; as given if they agree or if it does not help."""
     still = np.zeros((len(cameras), 7))
-    tell = report or (lambda share, words: None)
+    tell: Progress = report or (lambda share, words: None)
     tell(0.0, "disagreement of silhouettes")
     given = [fit_regular(one, cameras)[0] for one in objects]
     before = disagreement(cameras, given)

@@ -275,8 +275,8 @@ def _searched(
     lenses = np.array([[*one.focal, *one.centre, one.width, one.height] for one in cameras])
     sizes = np.max([one.image.shape for one in used[1:]], axis=0)
     images = np.zeros((len(used) - 1, *sizes), np.float32)  # padded to the largest
-    for target, one in zip(images, used[1:], strict=True):
-        target[: one.image.shape[0], : one.image.shape[1]] = one.image
+    for k, one in enumerate(used[1:]):
+        images[k, : one.image.shape[0], : one.image.shape[1]] = one.image
     search_planes(
         image, inside, near, far, guess, lenses[0], images, poses, lenses[1:], search.contrast, search.unsteady,
         search.rounds, np.random.default_rng(search.seed), depth, normal, score, textured,

@@ -245,7 +245,7 @@ def test_one_image_and_a_program_build_a_scene_that_rests(command, tmp_path, cap
     click = click_at(CAMERAS[0], (-0.02, -0.01, 0.09), "cup")
     words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", click, *SMALL]
     assert main([*words, "--generator", command("mesh", in_own_frame(true, Y_UP))]) == 0
-    assert "took the generated shape" in " ".join(capsys.readouterr().err.split())
+    assert "used the generated shape" in " ".join(capsys.readouterr().err.split())
     record = json.loads((tmp_path / "scene" / "build.json").read_text())
     found = record["stages"]["shape"]["objects"]["cup"]
     assert found["method"] == "generated" and "one view" in found["uncertainty_from"]

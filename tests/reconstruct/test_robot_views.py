@@ -180,7 +180,7 @@ def test_what_is_missing_of_a_robot_is_one_sentence(robot, tmp_path, capsys):
     (images / "transforms.json").write_text(json.dumps(table))
     words[4:] = ["left=box:c0_0:10,10,20,20"]
     assert main(words) == 2
-    assert "which the robot carries" in capsys.readouterr().err.replace("\n", " ")
+    assert "on the robot's body" in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "scene").exists()
 
 

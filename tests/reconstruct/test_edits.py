@@ -172,13 +172,13 @@ def test_a_shape_of_another_scene_is_replaced_and_moved(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Nothing to edit was named"),
+        ((), "There is nothing to edit"),
         (("--move", "cup=0,0,0"), "no object of the scene named 'cup'"),
         (("--move", "high=0,0"), "NAME=DX,DY,DZ"),
         (("--merge", "high"), "--merge is given as cup+lid"),
         (("--merge", "high+high"), "cannot be merged with itself"),
         (("--simplify", "high=100000"), "faces; 4 up to fewer"),
-        (("--replace", "high=nothing.obj"), "is no mesh that is read"),
+        (("--replace", "high=nothing.obj"), "There is no mesh"),
         (("--replace", "high={open}"), "is not closed"),
         (("--replace", "high={large}"), "in metres?"),
     ],
