@@ -109,7 +109,7 @@ def test_a_board_gives_poses_of_unknown_scale_their_metres_and_its_frame(images,
     write_posed(tmp_path / "unscaled", posed)
     words = ["reconstruct", "pose", str(tmp_path / "unscaled"), str(tmp_path / "metric"), "--photos", "--board", "5x4"]
     assert main([*words, "--dictionary", "DICT_5X5_50"]) == 2
-    assert "photographs that were posed shows a board of 5 x 4" in " ".join(capsys.readouterr().err.split())
+    assert "posed photographs shows a board of 5 x 4" in " ".join(capsys.readouterr().err.split())
     assert main(words) == 0
     assert "Scale by a board in 6 photographs (-" in " ".join(capsys.readouterr().err.split())
     for recording, expected in zip(load_capture(tmp_path / "metric").recordings, cameras(6), strict=True):

@@ -47,7 +47,7 @@ def test_planted_errors_of_three_cameras_are_found_and_the_shape_gains():
     assert done.info["refined"], done.info
     first, last = done.info["disagreement_px"]
     assert last < 0.5 * first
-    assert done.info["kept_back_px"][1] < 0.95 * done.info["kept_back_px"][0]
+    assert done.info["held_out_px"][1] < 0.95 * done.info["held_out_px"][0]
     moved = [replace(mask, camera=camera) for mask, camera in zip(masks, done.cameras, strict=True)]
     after = object_shape("tee", moved, PLANE, "extrusion")
     assert min(after.info["overlap"].values()) > min(before.info["overlap"].values())
