@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from instep.core.param import Param
-from instep.core.world import Array, Observation, Settings, Spec, State
+from instep.core.world import Array, Settings, State
 from instep.scene import address
 from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 
@@ -61,27 +61,6 @@ class FactorWorld(AroundSimulator[SceneSimulator]):
 
     def __init__(self, world: SceneSimulator):
         self.world = world
-
-    @property
-    def spec(self) -> Spec:
-        """Description of the numbers."""
-        return self.world.spec
-
-    def reset(self, seed: int = 0) -> State:
-        """The initial state of the scene with this seed."""
-        return self.world.reset(seed)
-
-    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities."""
-        return self.world.place(q, v, t, past)
-
-    def observe(self, state: State) -> Observation:
-        """The sensor readings."""
-        return self.world.observe(state)
-
-    def nudge(self, state: State, wrench: Array) -> State:
-        """The state with a wrench on each body, felt for one step."""
-        return self.world.nudge(state, wrench)
 
     def step(self, state: State, action: Array) -> State:
         """One control period later."""

@@ -31,7 +31,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.imports import extension
 from instep.core.param import Address, Param
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
+from instep.core.world import Array, Channel, Settings, Spec, State, vector
 from instep.scene.folder import AroundSimulator, Scene, write_settings
 from instep.scene.robot_structure import with_actuator_labels
 
@@ -106,17 +106,14 @@ def with_inputs(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
     They are read from each recording's column of inputs where it has them, else from its metadata. Actions that are
     labelled by the joint that an actuator drives get the actuator's name.
     """
-    return [_with_inputs(episode, scene.inputs) for episode in with_actuator_labels(scene.model, episodes)]
-
-
-def _with_inputs(episode: Episode, inputs: Mapping[str, str]) -> Episode:
-    missing = [name for name in inputs if name not in episode.spec.action.labels]
-    if not missing:
-        return episode
-    values = [_input_rows(episode, name, inputs[name]) for name in missing]
-    actions = np.concatenate([episode.action, np.stack(values, axis=1)], axis=1)
-    spec = replace(episode.spec, action=_extended(episode.spec.action, missing))
-    return Episode(spec, {**episode.columns, "action": actions}, episode.meta)
+    out: list[Episode] = []
+    for episode in with_actuator_labels(scene.model, episodes):
+        missing = [name for name in scene.inputs if name not in episode.spec.action.labels]
+        values = [_input_rows(episode, name, scene.inputs[name]) for name in missing]
+        actions = np.column_stack([episode.action, *values])
+        spec = replace(episode.spec, action=_extended(episode.spec.action, missing))
+        out.append(Episode(spec, {**episode.columns, "action": actions}, episode.meta) if missing else episode)
+    return out
 
 
 def _input_rows(episode: Episode, name: str, field: str) -> Array:
@@ -177,14 +174,6 @@ class ActuatedWorld(AroundSimulator[MujocoWorld]):
         """The state with these positions and velocities."""
         commands = None if past is None else np.asarray(past, float)[..., : self.model.nu]
         return self._with_loads(self.world.place(q, v, t, commands), past)
-
-    def observe(self, state: State) -> Observation:
-        """The observation of the MuJoCo world."""
-        return self.world.observe(state)
-
-    def nudge(self, state: State, wrench: Array) -> State:
-        """The state with a wrench on each body, felt for one step."""
-        return self.world.nudge(state, wrench)
 
     def switch(self, state: State, inputs: Array) -> State:
         """The state whose next step takes these inputs of the actuators [..., inputs]."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import UnknownName, Unsupported
+from instep.core.reading import first_line
 from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper, array_dataclass, frozen_dataclass
 from instep.data.video import VideoOptions, VideoWriter, encoder
 from instep.scene.camera import Camera, distort
@@ -89,28 +90,22 @@ class MujocoRenderer:
             last = self._last.get(camera.name)
             if last is None or not np.array_equal(last[0], q):
                 frame = self._render(q, (camera.height, camera.width), camera.name)
-                last = (q.copy(), self._through_lens(frame, camera))
+                if any(camera.distortion):
+                    if camera.name not in self._maps:
+                        self._maps[camera.name] = _undistorted_pixels(camera)
+                    frame = _sample(frame, self._maps[camera.name])
+                last = (q.copy(), frame)
                 self._last[camera.name] = last
         return last[1].copy()
 
     def _render(self, q: Array, size: tuple[int, int], camera: Any) -> Array:
         self._data.qpos[:] = q
         mujoco.mj_forward(self.scene.model, self._data)
-        renderer = self._renderer(*size)
+        if size not in self._renderers:
+            self._renderers[size] = _new_renderer(self.scene.model, *size)
+        renderer = self._renderers[size]
         renderer.update_scene(self._data, camera, self._option)
         return renderer.render().copy()
-
-    def _renderer(self, height: int, width: int) -> Any:
-        if (height, width) not in self._renderers:
-            self._renderers[height, width] = _new_renderer(self.scene.model, height, width)
-        return self._renderers[height, width]
-
-    def _through_lens(self, frame: Array, camera: Camera) -> Array:
-        if not any(camera.distortion):
-            return frame
-        if camera.name not in self._maps:
-            self._maps[camera.name] = _undistorted_pixels(camera)
-        return _sample(frame, self._maps[camera.name])
 
 
 @array_dataclass
@@ -218,21 +213,15 @@ def _shown_groups(model: mujoco.MjModel) -> Any:
 
 def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:
     _choose_library()
+    screen = model.vis.global_
+    screen.offwidth, screen.offheight = max(width, screen.offwidth), max(height, screen.offheight)
     try:
-        return mujoco.Renderer(_fitting(model, height, width), height, width)
+        return mujoco.Renderer(model, height, width)
     except Exception as error:  # noqa: BLE001 - each graphics library fails in its own way
         raise Unsupported(
-            f"Rendering needs a working OpenGL library ({type(error).__name__}: {_line(error)}). "
+            f"Rendering needs a working OpenGL library ({type(error).__name__}: {first_line(error)}). "
             f"Install one with: {INSTALL}"
         ) from None
-
-
-def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
-    """The model with an off-screen buffer of at least this size."""
-    if model.vis.global_.offwidth < width or model.vis.global_.offheight < height:
-        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
-        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
-    return model
 
 
 def _choose_library() -> None:
@@ -244,10 +233,6 @@ def _choose_library() -> None:
             os.environ["MUJOCO_GL"] = name
             importlib.reload(mujoco.rendering.classic.gl_context)
             return
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
 
 
 def _undistorted_pixels(camera: Camera) -> Array:

@@ -114,23 +114,20 @@ def colliders(model: mujoco.MjModel, tree: LinkTree) -> Colliders:
             hooked = hooked | rapier.ActiveHooks.MODIFY_SOLVER_CONTACTS
         if bits is None:
             hooked = hooked | rapier.ActiveHooks.FILTER_CONTACT_PAIRS
-        collider = _collider(model, tree, g).friction(float(friction.own[g])).active_hooks(hooked)
+        pose = tree.link_from_body[int(model.geom_bodyid[g])] @ Pose(
+            model.geom_pos[g].copy(), model.geom_quat[g].copy()
+        )
+        shape, turn = _shape(model, g)
+        collider = cast(Any, rapier.Collider.new(shape)).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
+        # In both engines contact begins at the margin of a geom.
+        collider = collider.contact_skin(float(model.geom_margin[g])).friction(float(friction.own[g]))
+        collider = collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX).active_hooks(hooked)
         if bits is not None:
             sides = rapier.Group(int(bits.member[g])), rapier.Group(int(bits.partner[g]))
             collider = collider.collision_groups(rapier.InteractionGroups(*sides))
         made.append((int(tree.link_of[model.geom_bodyid[g]]), collider))
     hooks = ContactHooks(geoms, touch, friction) if special or bits is None else None
     return Colliders(geoms, tuple(made), hooks)
-
-
-def _collider(model: mujoco.MjModel, tree: LinkTree, geom: int) -> rapier.ColliderBuilder:
-    body_from_geom = Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
-    pose = tree.link_from_body[int(model.geom_bodyid[geom])] @ body_from_geom
-    shape, turn = _shape(model, geom)
-    collider = cast(Any, rapier.Collider.new(shape)).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
-    # In both engines contact begins at the margin of a geom.
-    collider = collider.contact_skin(float(model.geom_margin[geom]))
-    return collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX)
 
 
 def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:

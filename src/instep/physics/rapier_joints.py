@@ -174,17 +174,14 @@ def add_joint_friction(
             multibody.set_link_motor_model(at.link, axis, rapier.MotorModel.FORCE_BASED)
             multibody.set_link_motor_max_force(at.link, axis, limit)
             continue
-        inner, outer = joint_frames(model, at.joint, _inner_from_outer(model, built, at.joint))
+        link = built.tree.links[built.tree.link_of[model.jnt_bodyid[at.joint]]]
+        # Only the first joint of a link is away from its parent.
+        rest = link.parent_from_link if at.joint == link.joints[0] else Pose.identity()
+        inner, outer = joint_frames(model, at.joint, rest)
         joint = rapier.GenericJoint.builder(rapier.JointAxesMask.empty())
         joint = joint.local_frame1(isometry(inner)).local_frame2(isometry(outer)).motor_velocity(axis, 0.0, damping)
         joint = joint.motor_model(axis, rapier.MotorModel.FORCE_BASED).motor_max_force(axis, limit)
         built.world.impulse_joints.insert(built.inner_body[at.joint], at.body, joint.build())
-
-
-def _inner_from_outer(model: mujoco.MjModel, built: RapierModel, joint: int) -> Pose:
-    """Frame of the outer body in the inner one's, at reference; only the first joint of a link is away from it."""
-    link = built.tree.links[built.tree.link_of[model.jnt_bodyid[joint]]]
-    return link.parent_from_link if joint == link.joints[0] else Pose.identity()
 
 
 def _end(model: mujoco.MjModel, built: RapierModel, equality: int, side: int, kind: int) -> tuple[int, Pose]:
@@ -332,9 +329,13 @@ def joint_actuation(model: mujoco.MjModel) -> JointActuation:
     constant = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
     bias = np.where(fixed[:, None], 0.0, model.actuator_biasprm[:, :3])
     gain = np.where(constant[:, None] & (np.arange(3) > 0), 0.0, model.actuator_gainprm[:, :3])
-    idle = np.array([_switched_off(model, a) for a in range(model.nu)], bool)
+    group = model.actuator_group
+    idle = (group >= 0) & (group <= 30) & ((int(model.opt.disableactuator) >> np.clip(group, 0, 30)) & 1 > 0)
+    idle |= disabled(model, "ACTUATION")
     joint_force = _range(model.jnt_actfrclimited, model.jnt_actfrcrange)
     damping = model.dof_damping + scale @ model.actuator_damping
+    spring, dofs = np.zeros(model.nv), _scalar_dofs(model)
+    spring[dofs] = model.qpos_spring[model.jnt_qposadr[model.dof_jntid[dofs]]]
     return JointActuation(
         moment=gear,
         gain=np.where(idle[:, None], 0.0, gain),
@@ -343,23 +344,11 @@ def joint_actuation(model: mujoco.MjModel) -> JointActuation:
         force=_range(model.actuator_forcelimited, model.actuator_forcerange),
         joint_force=_per_dof(model, joint_force, np.array([-np.inf, np.inf])),
         stiffness=_per_dof(model, model.jnt_stiffness * (not no_spring), np.zeros(())),
-        spring=_springs(model),
+        spring=spring,
         damping=damping * (not no_damper),
         armature=model.dof_armature + scale @ model.actuator_armature,
         frictionloss=model.dof_frictionloss * (not disabled(model, "FRICTIONLOSS")),
     )
-
-
-def scalar_dofs(model: mujoco.MjModel) -> Array:
-    """Degrees of freedom that belong to hinges and slides."""
-    kinds = model.jnt_type[model.dof_jntid]
-    return np.flatnonzero((kinds == HINGE) | (kinds == SLIDE))
-
-
-def scalar_positions(model: mujoco.MjModel) -> tuple[Array, Array]:
-    """Indices of hinges and slides in q and in v."""
-    dofs = scalar_dofs(model)
-    return model.jnt_qposadr[model.dof_jntid[dofs]].astype(int), dofs
 
 
 def friction_damping(model: mujoco.MjModel, dof: int) -> float:
@@ -393,11 +382,6 @@ def tendon_joints(model: mujoco.MjModel, tendon: int) -> list[tuple[int, float]]
     return [(int(model.wrap_objid[w]), float(model.wrap_prm[w])) for w in rows]
 
 
-def _switched_off(model: mujoco.MjModel, actuator: int) -> bool:
-    group = int(model.actuator_group[actuator])
-    return disabled(model, "ACTUATION") or (0 <= group <= 30 and bool(int(model.opt.disableactuator) & (1 << group)))
-
-
 def _range(limited: Array, given: Array) -> Array:
     return np.where(np.asarray(limited, bool)[:, None], given, np.array([-np.inf, np.inf]))
 
@@ -405,16 +389,14 @@ def _range(limited: Array, given: Array) -> Array:
 def _per_dof(model: mujoco.MjModel, values: Array, otherwise: Array) -> Array:
     """A value per joint as one per degree of freedom, for hinges and slides."""
     out = np.broadcast_to(otherwise, (model.nv, *np.shape(values)[1:])).astype(float)
-    dofs = scalar_dofs(model)
+    dofs = _scalar_dofs(model)
     out[dofs] = values[model.dof_jntid[dofs]]
     return out
 
 
-def _springs(model: mujoco.MjModel) -> Array:
-    out = np.zeros(model.nv)
-    places, dofs = scalar_positions(model)
-    out[dofs] = model.qpos_spring[places]
-    return out
+def _scalar_dofs(model: mujoco.MjModel) -> Array:
+    """Degrees of freedom of hinges and slides."""
+    return np.flatnonzero(np.isin(model.jnt_type[model.dof_jntid], (HINGE, SLIDE)))
 
 
 @array_dataclass

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -78,7 +79,7 @@ class RapierWorld:
         self._live: dict[int, tuple[Snapshot, RapierEngine]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.scene, self.threads, self.settings)
+        return partial(RapierWorld, threads=self.threads, settings=self.settings), (self.scene,)
 
     @property
     def spec(self) -> Spec:
@@ -211,10 +212,6 @@ def _stacked(snapshots: Sequence[Snapshot], batch: tuple[int, ...]) -> Array:
     out = np.empty(len(snapshots), object)
     out[:] = snapshots
     return out.reshape(batch)
-
-
-def _rebuilt(scene: Scene, threads: int, settings: Settings) -> RapierWorld:
-    return RapierWorld(scene, threads=threads, settings=settings)
 
 
 @array_dataclass

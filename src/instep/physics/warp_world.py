@@ -26,9 +26,9 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.imports import optional_library
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Settings, Spec, State, Trajectory, array_dataclass
+from instep.core.world import Array, Settings, Spec, State, Trajectory, array_dataclass
 from instep.scene import address
-from instep.scene.folder import Scene
+from instep.scene.folder import AroundSimulator, Scene
 
 from .mujoco_world import KEY, SENSORS, MujocoWorld
 from .world_batches import INPUTS, check_batch_size, check_finite, finite_worlds
@@ -44,14 +44,14 @@ OPTION = "opt."
 """Prefix of fields that are options of the model."""
 
 
-class WarpWorld:
+class WarpWorld(AroundSimulator[MujocoWorld]):
     """A scene in MuJoCo Warp. `step` depends on nothing but its arguments and, on a GPU, on the order of sums."""
 
     def __init__(self, scene: Scene | str | Path, *, deterministic: bool = False, inner: MujocoWorld | None = None):
-        self._inner = inner or MujocoWorld(scene)
+        self.world = inner or MujocoWorld(scene)
         self._deterministic = deterministic
-        self._spec = replace(self._inner.spec, inputs=self.scene.spec.inputs)
-        self._nsim = max((len(values) for values in self._inner.per_world.values()), default=0)
+        self._spec = replace(self.world.spec, inputs=self.scene.spec.inputs)
+        self._nsim = max((len(values) for values in self.world.per_world.values()), default=0)
         self._room = 1
         self._batches: dict[int, _DeviceBatch] = {}
         self._lock = threading.Lock()
@@ -60,49 +60,18 @@ class WarpWorld:
         self._batch(self._nsim or 1)  # raises here if the engine lacks a feature
 
     @property
-    def scene(self) -> Scene:
-        """The scene that is simulated."""
-        return self._inner.scene
-
-    @property
     def spec(self) -> Spec:
         """Description of the numbers; motors cannot be switched while they run."""
         return self._spec
 
     @property
-    def model(self) -> mujoco.MjModel:
-        """The compiled model with single-valued settings written into it; read it, do not change it."""
-        return self._inner.model
-
-    @property
     def settings(self) -> Settings:
         """The parameters that were set."""
-        return self._inner.settings
-
-    @property
-    def substeps(self) -> int:
-        """Physics steps per control step."""
-        return self._inner.substeps
-
-    def reset(self, seed: int = 0) -> State:
-        """The initial state of the scene with this seed."""
-        return self._inner.reset(seed)
-
-    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities; after the first step they are rounded to single precision."""
-        return self._inner.place(q, v, t, past)
-
-    def observe(self, state: State) -> Observation:
-        """The robot's joints, the objects' poses, and the model's own sensors where it has any."""
-        return self._inner.observe(state)
-
-    def nudge(self, state: State, wrench: Array) -> State:
-        """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
-        return self._inner.nudge(state, wrench)
+        return self.world.settings
 
     def tuned(self, settings: Settings) -> WarpWorld:
         """The same world with some parameters set; arrays hold one value per world of a batch."""
-        return WarpWorld(self.scene, deterministic=self._deterministic, inner=self._inner.tuned(settings))
+        return WarpWorld(self.scene, deterministic=self._deterministic, inner=self.world.tuned(settings))
 
     def step(self, state: State, action: Array) -> State:
         """One control period later. Raises `Diverged` where the result is not finite."""
@@ -112,7 +81,7 @@ class WarpWorld:
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
         """A batch after each action [steps, worlds, nu], without leaving the device; None with a pending nudge."""
-        if len(state.batch) != 1 or np.asarray(state.hidden[KEY])[:, self._inner.layout.xfrc].any():
+        if len(state.batch) != 1 or np.asarray(state.hidden[KEY])[:, self.world.layout.xfrc].any():
             return None
         actions = checked_action(actions, self._spec, (len(actions), len(state.q)))
         found = self._advanced(state, actions)
@@ -143,11 +112,11 @@ class WarpWorld:
                     )
                 self._room *= 2
                 self._batches.clear()
-        found.rows[:, self._inner.layout.xfrc] = 0.0  # a nudge is felt for one step
+        found.rows[:, self.world.layout.xfrc] = 0.0  # a nudge is felt for one step
         return found
 
     def _state(self, before: State, found: _Advanced, steps: int) -> State:
-        rows, layout = found.rows.reshape(*before.batch, -1), self._inner.layout
+        rows, layout = found.rows.reshape(*before.batch, -1), self.world.layout
         hidden = (
             {KEY: rows} if found.sensors is None else {KEY: rows, SENSORS: found.sensors.reshape(*before.batch, -1)}
         )
@@ -158,7 +127,7 @@ class WarpWorld:
         if n not in self._batches:
             if len(self._batches) >= MAX_SIZES:
                 del self._batches[next(iter(self._batches))]
-            self._batches[n] = _DeviceBatch(self._inner, n, self._room, self._deterministic)
+            self._batches[n] = _DeviceBatch(self.world, n, self._room, self._deterministic)
         return self._batches[n]
 
 
@@ -183,12 +152,15 @@ class _DeviceBatch:
 
     def __init__(self, world: MujocoWorld, n: int, room: int, deterministic: bool):
         self._warp, self._mjw = _libraries()
-        model, mjw = _without_autoreset(world.model), self._mjw
+        model, mjw = copy.copy(world.model), self._mjw
+        # Warp has no automatic reset, and does not know the flag against it.
+        model.opt.disableflags &= ~int(getattr(mujoco.mjtDisableBit, "mjDSBL_AUTORESET"))  # noqa: B009 - not in the stubs
         self._n, self._substeps, self._sensors = n, world.substeps, bool(model.nsensor)
         fields = {target.field for name in world.per_world for target in address.targets(model, name)}
         try:
             self._model = mjw.put_model(model, {name: n for name in fields if not name.startswith(OPTION)})
-            contacts, rows = (room * count for count in _estimated_room(mjw, model))
+            one = mjw.make_data(model, 1)  # with Warp's own estimate of contacts and constraint rows
+            contacts, rows = (room * max(int(count), 1) for count in (one.naconmax, one.njmax))
             self._data = mjw.make_data(model, n, nconmax=contacts, njmax=rows)
         except (NotImplementedError, ValueError) as error:
             raise Unsupported(f"The engine 'warp' cannot run this scene ({error}); run it in MuJoCo.") from None
@@ -260,18 +232,3 @@ def _libraries() -> tuple[Any, Any]:
     warp = optional_library("warp", "warp", "mujoco-warp")
     warp.config.log_level = warp.LOG_ERROR  # else it logs every kernel that it compiles
     return warp, optional_library("mujoco_warp", "warp", "mujoco-warp")
-
-
-def _without_autoreset(model: mujoco.MjModel) -> mujoco.MjModel:
-    """The model without the flag against automatic reset, which Warp does not have."""
-    flag = int(getattr(mujoco.mjtDisableBit, "mjDSBL_AUTORESET"))  # noqa: B009 - the type stubs lack it
-    if model.opt.disableflags & flag:
-        model = copy.copy(model)
-        model.opt.disableflags &= ~flag
-    return model
-
-
-def _estimated_room(mjw: Any, model: mujoco.MjModel) -> tuple[int, int]:
-    """Warp's own estimate of contacts and constraint rows per world."""
-    data = mjw.make_data(model, 1)
-    return max(int(data.naconmax), 1), max(int(data.njmax), 1)

@@ -43,7 +43,7 @@ from instep.core.reading import (
     table_of,
     whole_from,
 )
-from instep.core.world import Array, Settings, Simulator, Spec, State, array_dataclass
+from instep.core.world import Array, Observation, Settings, Simulator, Spec, State, array_dataclass
 from instep.scene import address
 
 from .camera import Camera, camera_names, camera_of
@@ -262,7 +262,7 @@ Sim = TypeVar("Sim", bound=SceneSimulator)
 
 
 class AroundSimulator(Generic[Sim]):
-    """The part of a simulator around another one that is passed through: the scene, the model, the physics steps."""
+    """The part of a simulator around another one that passes everything but `step` and `tuned` through."""
 
     world: Sim
 
@@ -270,6 +270,11 @@ class AroundSimulator(Generic[Sim]):
     def scene(self) -> Scene:
         """The scene that is simulated."""
         return self.world.scene
+
+    @property
+    def spec(self) -> Spec:
+        """Description of the numbers."""
+        return self.world.spec
 
     @property
     def model(self) -> mujoco.MjModel:
@@ -280,6 +285,22 @@ class AroundSimulator(Generic[Sim]):
     def substeps(self) -> int:
         """Physics steps per control step."""
         return self.world.substeps
+
+    def reset(self, seed: int = 0) -> State:
+        """The initial state of the scene with this seed."""
+        return self.world.reset(seed)
+
+    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+        """The state with these positions and velocities."""
+        return self.world.place(q, v, t, past)
+
+    def observe(self, state: State) -> Observation:
+        """The sensor readings."""
+        return self.world.observe(state)
+
+    def nudge(self, state: State, wrench: Array) -> State:
+        """The state with a wrench on each body, felt for one step."""
+        return self.world.nudge(state, wrench)
 
 
 def shipped() -> list[str]:
