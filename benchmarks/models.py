@@ -1,11 +1,8 @@
-"""Robot files and shipped scenes in both engines: each loads, holds its pose and tracks a sine, or is refused.
+"""Robot files and shipped scenes in both engines: each loads and holds its pose, or is refused.
 
-Each file runs in a process of its own, so that a crash or a panic of an engine is counted, not fatal. Servos hold what
-they are commanded, sag included, and track with the change of the static load along the sine compensated: a hobby servo
-that lifts a mass settles at a third of its command. Joints with motors get the torques of a controller. Both are
-computed from MuJoCo's model of the scene, for both engines. Robots whose base is free, which would need a controller of
-balance, hold and track with their base fixed, and fall with it free. Joints without a drive, and drives that take
-neither positions nor torques, only have to stay finite.
+Each file runs in a process of its own, so that a crash of an engine is counted. Servos hold their commands, with the
+sag under load; joints with motors get the torques of a controller, computed from MuJoCo's model for both engines.
+Robots with a free base hold with their base fixed, and fall with it free. Other joints only have to stay finite.
 `OUT/cases.json` holds every file and engine; single ones: `python -m benchmarks.models ur5e "so101 (shipped)"`.
 """
 
@@ -38,14 +35,10 @@ from tuning.planted_arms import MODELS
 
 ENGINES: tuple[Engine, ...] = ("mujoco", "rapier")
 QUICK = ("gen3", "ur5e", "panda", "go2", "so101 (shipped)", "pusht (shipped)", "cartpole (shipped)")
-HOLD_S, SINE_S, FREQUENCY = 5.0, 5.0, 0.2
-"""Time for which the pose is held [s], and for which a sine of this frequency [Hz] is tracked."""
-AMPLITUDE = {"rad": 0.1, "m": 0.005}
-"""Amplitude of the sine by the unit of the joint."""
+HOLD_S = 5.0
+"""Time for which the pose is held [s]."""
 MAX_OFFSET, MAX_SPEED = {"rad": 0.15, "m": 0.01}, {"rad": 0.5, "m": 0.05}
 """Furthest from its command, and fastest, that a held joint may be at the end: servos sag, but do not chatter."""
-MAX_TRACKING = 0.5
-"""Largest root mean square error of a tracked sine [share of its root mean square]."""
 BANDWIDTH = 10.0
 """Natural frequency of the controller of joints with motors [rad/s]."""
 STICKING = 0.02
@@ -100,14 +93,12 @@ def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
         run_here = [case for case in cases if "refused" not in case]
         refused = len(cases) - len(run_here)
         rows.append(row(f"refused in one sentence, {engine}", refused, at_most=0 if engine == "mujoco" else None))
-        for what in ("finite", "holds", "tracks"):
+        for what in ("finite", "holds"):
             judged = [bool(case[what]) for case in run_here if case.get(what) is not None]
             judged += [False for case in run_here if "crash" in case]
             rows.append(row(f"{what}, {engine}", percent(wilson(sum(judged), len(judged))), at_least=100.0))
-        errors = [case["error"] for case in run_here if case.get("error") is not None]
-        rows.append(row(f"error of a tracked sine, {engine}", median(errors), "share"))
         seconds = [case["seconds"] for case in run_here if "seconds" in case]
-        rows.append(row(f"processor time to load, hold and track, {engine}", median(seconds, "s")))
+        rows.append(row(f"processor time to load and hold, {engine}", median(seconds, "s")))
     crashes = sum("crash" in case or "panics" in case for case in found)
     return [*rows, row("crashes, tracebacks and panics", crashes, at_most=0)]
 
@@ -130,7 +121,7 @@ class Drives:
         """The servos of a scene; its motors where it has none and they drive every joint that is not free."""
         model, units = scene.model, scene.spec.action.units
         on_joint = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
-        servos = [a for a in range(model.nu) if on_joint[a] and units[a] in AMPLITUDE]
+        servos = [a for a in range(model.nu) if on_joint[a] and units[a] in MAX_OFFSET]
         motors = [a for a in range(model.nu) if on_joint[a] and units[a] in ("Nm", "N")]
         passive = (model.jnt_type >= int(mujoco.mjtJoint.mjJNT_SLIDE)).sum() - len(motors)
         chosen = servos or (motors if not passive else [])
@@ -154,22 +145,6 @@ class Commands:
         self._rest = np.array(rest_action(sim), float)
         self._mass = np.empty((scene.model.nv, scene.model.nv))
 
-    def static_load(self, q: Array) -> Array:
-        """The torque that keeps each driven joint at rest at q, against gravity and springs."""
-        data = self._data
-        data.qpos[:], data.qvel[:] = q, 0.0
-        mujoco.mj_forward(self.scene.model, data)
-        return (data.qfrc_bias - data.qfrc_passive)[self.drives.dofs]
-
-    def compensated(self, held: Array, offset: Array) -> Array:
-        """What servos are commanded on top of an offset from a held pose, so that they do not sag more than there."""
-        drives, model, moved = self.drives, self.scene.model, held.copy()
-        if drives.motors:
-            return np.zeros(len(drives.joints))
-        moved[drives.joints] += offset
-        stiffness = model.actuator_gainprm[drives.actuators, 0] * model.actuator_gear[drives.actuators, 0]
-        return (self.static_load(moved) - self.static_load(held)) / stiffness
-
     def action(self, q: Array, v: Array, goal: Array) -> Array:
         """The commands of servos, or the torques with which motors approach the goal, by inverse dynamics."""
         drives, model, data = self.drives, self.scene.model, self._data
@@ -190,7 +165,7 @@ class Commands:
 
 
 def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
-    """Load, hold and track; what is refused or diverges is said."""
+    """Load and hold; a refusal or a divergence is recorded with its sentence."""
     facts: dict[str, Any] = {"name": name, "engine": engine}
     began = time.process_time()
     try:
@@ -247,25 +222,12 @@ def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
     for _ in range(round(HOLD_S / sim.spec.dt)):
         state = sim.step(state, commands.action(state.q, state.v, rest))
     if not len(drives.joints):
-        return {"finite": True, "holds": None, "tracks": None}
+        return {"finite": True, "holds": None}
     offset, speed = np.abs(state.q[drives.joints] - rest), np.abs(state.v[drives.dofs])
     holds = (offset <= drives.per_joint(MAX_OFFSET)) & (speed <= drives.per_joint(MAX_SPEED))
-    held, amplitude = state.q.copy(), _clear_amplitude(scene, drives, state.q)
-    errors: list[Array] = []
-    steps = round(SINE_S / sim.spec.dt)
-    for k in range(steps):
-        sine = amplitude * (1 - np.cos(2 * np.pi * FREQUENCY * k * sim.spec.dt))
-        if k >= steps // 2:
-            errors.append(((state.q - held)[drives.joints] - sine) / np.abs(amplitude))
-        goal = rest + sine + commands.compensated(held, sine)
-        state = sim.step(state, commands.action(state.q, state.v, goal))
-    error = np.sqrt(np.mean(np.square(errors), axis=0) * 2)
-    labels = np.array(scene.spec.q.labels)[drives.joints]
-    bad = [str(label) for label in labels[~holds | (error > MAX_TRACKING)]]
-    return {
-        "finite": True, "holds": bool(holds.all()), "tracks": bool((error <= MAX_TRACKING).all()), "bad": bad,
-        "offset": float(offset.max()), "speed": float(speed.max()), "error": float(error.max()),
-    }  # fmt: skip
+    bad = [str(label) for label in np.array(scene.spec.q.labels)[drives.joints][~holds]]
+    found = {"offset": float(offset.max()), "speed": float(speed.max()), "bad": bad}
+    return {"finite": True, "holds": bool(holds.all()), **found}
 
 
 def _inside(scene: Scene, drives: Drives, q: Array) -> Array:
@@ -279,45 +241,13 @@ def _inside(scene: Scene, drives: Drives, q: Array) -> Array:
     return out
 
 
-def _clear_amplitude(scene: Scene, drives: Drives, q: Array) -> Array:
-    """The largest amplitude of the sine at which nothing touches that does not touch in the pose that is held."""
-    wide = _amplitude(scene, drives, q[drives.joints])
-    for share in (1.0, -1.0, 0.3, -0.3, 0.1, -0.1):
-        touching = [_touching(scene, drives, q, part * share * wide) for part in (0.0, 0.5, 1.0, 1.5, 2.0)]
-        if set().union(*touching) <= touching[0]:
-            return share * wide
-    return 0.1 * wide
-
-
-def _touching(scene: Scene, drives: Drives, q: Array, offset: Array) -> set[tuple[int, int]]:
-    data = mujoco.MjData(scene.model)
-    data.qpos[:] = q
-    data.qpos[drives.joints] += offset
-    mujoco.mj_forward(scene.model, data)
-    return {(int(contact.geom[0]), int(contact.geom[1])) for contact in data.contact}
-
-
-def _amplitude(scene: Scene, drives: Drives, rest: Array) -> Array:
-    """Amplitude of the sine of each joint, towards the wider side of its range and of the range of its command."""
-    model, out = scene.model, drives.per_joint(AMPLITUDE)
-    for k, (a, at) in enumerate(zip(drives.actuators, drives.joints, strict=True)):
-        joint, low, high = int(np.flatnonzero(model.jnt_qposadr == at)[0]), -np.inf, np.inf
-        if model.jnt_limited[joint]:
-            low, high = model.jnt_range[joint]
-        if model.actuator_ctrllimited[a] and not drives.motors:
-            low, high = max(low, model.actuator_ctrlrange[a, 0]), min(high, model.actuator_ctrlrange[a, 1])
-        above, below = high - rest[k], rest[k] - low
-        out[k] = min(out[k], 0.4 * max(above, below)) * (1.0 if above >= below else -1.0)
-    return out
-
-
 def _line(case: dict[str, Any]) -> str:
     if said := case.get("crash") or case.get("refused") or case.get("message"):
         kind = "crash" if "crash" in case else "refused" if "refused" in case else "diverged"
         return f"{case['name']}, {case['engine']}: {kind}: {said}"
     if case["holds"] is None:
         return f"{case['name']}, {case['engine']}: finite"
-    words = f"offset {case['offset']:.3g}, speed {case['speed']:.3g}, error {case['error']:.2f}"
+    words = f"offset {case['offset']:.3g}, speed {case['speed']:.3g}"
     return f"{case['name']}, {case['engine']}: {words}" + (f", not: {', '.join(case['bad'])}" if case["bad"] else "")
 
 

@@ -6,12 +6,10 @@ choose their threads themselves; MuJoCo's own batches use two.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,11 +42,6 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 1.0 if quick else 2.0, repeats, (5.0, 10.0))
     seconds = 0.5 if quick else 1.0
     rows += against_gymnasium("pusht", {}, seconds, repeats, (1.2, 1.9))
-    for beside, where in ((two_busy_processes, "two busy processes beside"), (one_core, "one core")):
-        with beside():
-            rows += against_synchronous("pusht", where, seconds, repeats)
-            rows += against_synchronous("arm7", where, seconds, repeats)
-    rows += cost_of_state(repeats)
     rows += scaling(out, 0.1 if quick else 0.5)
     return rows
 
@@ -108,84 +101,6 @@ def against_gymnasium(
         row(f"{scene}: instep / AsyncVectorEnv", median(ours / speed[best], "x"), at_least=goals[0]),
         row(f"{scene}: instep / SyncVectorEnv", median(ours / speed["SyncVectorEnv of 8"], "x"), at_least=goals[1]),
     ]
-
-
-def against_synchronous(scene: str, where: str, seconds: float, repeats: int) -> list[dict[str, Any]]:
-    """Our batched rollouts over MuJoCo's own and over a plain loop of environments, where cores are scarce."""
-    from gymnasium.vector import SyncVectorEnv
-
-    world = MujocoWorld(scene)
-    case = Case(world, max(8, round(seconds / world.spec.dt)))
-    net, recorded = Mlp(case), Recorded(case.controls)
-    env, steps = SyncVectorEnv([lambda: make_env(scene, {})] * 8), max(4, case.steps // 4)
-    timed = {
-        "raw": case.raw_rollout(),
-        "recorded": lambda: rollouts(world, recorded, seeds=case.seeds, steps=case.steps),
-        "mlp": lambda: rollouts(world, net, seeds=case.seeds, steps=case.steps),
-        "loop": lambda: play(env, net, steps),
-    }
-    took = interleaved(timed, repeats)
-    env.close()
-    loop = took["loop"] * case.steps * WORLDS / (steps * 8)
-    return [
-        row(f"{scene}, {where}: instep / SyncVectorEnv", median(loop / took["mlp"], "x"), at_least=1.0),
-        row(f"{scene}, {where}: instep / raw, recorded controls", median(took["raw"] / took["recorded"], "x")),
-        row(f"{scene}, {where}: instep / raw, mlp controls", median(took["raw"] / took["mlp"], "x")),
-    ]
-
-
-@contextmanager
-def two_busy_processes() -> Generator[None]:
-    """Two other processes that compute all the time."""
-    context = multiprocessing.get_context("fork")
-    busy = [context.Process(target=_count, daemon=True) for _ in range(2)]
-    for process in busy:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.terminate()
-            process.join()
-
-
-@contextmanager
-def one_core() -> Generator[None]:
-    """Only the first of the cores this process may use."""
-    usual = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(usual)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)
-
-
-def _count() -> None:
-    n = 0
-    while True:
-        n += 1
-
-
-def cost_of_state(repeats: int) -> list[dict[str, Any]]:
-    """What taking a State in and giving one out costs per control step, over MuJoCo's batch stepped in place."""
-    world = MujocoWorld("pusht", threads=THREADS)
-    state = stack([world.reset(s) for s in range(WORLDS)])
-    action = np.broadcast_to(world.scene.rest_action(), (WORLDS, world.model.nu)).copy()
-    raw = mjbatch.Batch(world.model, WORLDS, THREADS)
-    raw.state[:] = state.hidden["mujoco"]
-
-    def ours() -> None:
-        current = state
-        for _ in range(50):
-            current = world.step(current, action)
-
-    def bare() -> None:
-        for _ in range(50):
-            raw.step(nstep=world.substeps)
-
-    took = interleaved({"ours": ours, "bare": bare}, max(5, repeats))
-    cost = (took["ours"] - took["bare"]) / 50 * 1e6
-    return [row(f"pusht: cost of State in and out, per control step of {WORLDS} worlds", median(cost, "us"))]
 
 
 def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
