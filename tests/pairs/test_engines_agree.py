@@ -272,29 +272,6 @@ def test_a_nudge_moves_bodies_alike():
     assert after[1][[2, 3, 7]] == pytest.approx(after[0][[2, 3, 7]], rel=0.25, abs=0.02)
 
 
-def test_a_delay_shifts_both_engines_alike():
-    ways = []
-    for kind in ENGINES.values():
-        sim = kind("pusht").tuned({"action.delay": 0.05})
-        q, _ = run(sim, sim.reset(0), 0.5, sim.scene.rest_action() + np.array([0.05, 0.0]))
-        ways.append(q[:, 0])
-    # Half a physics step of rounding, at the speed of the stick.
-    assert abs(ways[0] - ways[1]).max() < 2e-3
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_scene_runs_in_rapier(name):
-    sim, rng = RapierWorld(name), np.random.default_rng(0)
-    model, state = sim.model, sim.reset(0)
-    low, high = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-1.0, 1.0]).T
-    rest = sim.scene.rest_action()
-    for step in range(round(1.0 / sim.spec.dt)):
-        if step % 10 == 0:
-            action = np.clip(rest + 0.2 * (high - low) * (rng.random(model.nu) - 0.5), low, high)
-        state = sim.step(state, action)
-    assert np.isfinite(state.q).all() and np.isfinite(state.v).all()
-
-
 @pytest.mark.parametrize("name", shipped())
 def test_rapier_reads_back_what_was_placed(name):
     sim = RapierWorld(name)

@@ -12,7 +12,6 @@ from instep.core.world import stack, take
 from instep.physics.rapier_build import bent_faces, refusing
 from instep.physics.rapier_world import KEY, RapierWorld
 from instep.scene.folder import Scene
-from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 
 OPTION = '<option timestep="0.002" integrator="implicitfast"/>'
 CART = """<body name="cart"><joint name="cart" type="slide" axis="1 0 0" {joint}/>
@@ -104,11 +103,6 @@ def test_a_batch_that_diverges_keeps_its_sound_worlds():
     after = caught.value.state
     assert np.isnan(after.q[1]).all() and np.isfinite(after.q[0]).all()
     assert np.array_equal(after.q[0], sim.step(sim.reset(0), sim.scene.rest_action()).q)
-
-
-@pytest.mark.parametrize("law", WORLD_LAWS + SIMULATOR_LAWS, ids=lambda law: law.__name__)
-def test_laws(law):
-    law(RapierWorld("pusht"))
 
 
 def test_a_kept_engine_and_a_restored_one_agree_bit_for_bit():
