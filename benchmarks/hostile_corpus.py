@@ -68,7 +68,7 @@ LINES = (
 )  # fmt: skip
 """Formats of lines, of which the first ones are often a sound file."""
 NAMED = (
-    "MJCF", "URDF", "PLY", "SPLAT", "GLB", "glTF", "USDA", "USDC", "USDZ", "Embodied Gaussians JSON", "video", "image",
+    "MJCF", "URDF", "PLY", "SPLAT", "GLB", "glTF", "USDA", "USDC", "USDZ", "video", "image",
     "calibration", "virtual cameras", "HDF5", "MCAP", "foreign MCAP", "mapping", "unknown log", "policy map",
     "policy folder", "LeRobot checkpoint", "gate rules", "event rules", "success rates",
     "message of a policy server", "message of a robot",

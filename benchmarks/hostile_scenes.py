@@ -235,14 +235,11 @@ def write_gltf(folder: Path) -> None:
 
 
 def gaussian_targets() -> list[Target]:
-    plain = {"PLY": "world.ply", "SPLAT": "world.splat", "GLB": "world.glb", "Embodied Gaussians JSON": "world.json"}
+    plain = {"PLY": "world.ply", "SPLAT": "world.splat", "GLB": "world.glb"}
     usd = {"USDA": "world.usda", "USDC": "world.usdc", "USDZ": "world.usdz"}
-    packed = {"SPZ": "world.spz", "compressed PLY": "world.compressed.ply"}
     made = [Target(n, gaussian_sample(file), read_gaussians(file), (file,)) for n, file in plain.items()]
     made += [Target(n, gaussian_sample(file), read_gaussians(file), (file,), needs="pxr") for n, file in usd.items()]
-    made += [
-        Target(n, gaussian_sample(file), read_gaussians(file), (file,), needs="gsply") for n, file in packed.items()
-    ]
+    made.append(Target("SPZ", gaussian_sample("world.spz"), read_gaussians("world.spz"), ("world.spz",), needs="gsply"))
     return [*made, Target("glTF", write_gltf, read_gaussians("body.gltf"), ("body.gltf", "body.bin"))]
 
 
