@@ -26,7 +26,7 @@ from instep.core.statistics import wilson
 from mutations import VARIABLE, mutations
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ("limits", "jerk_kernels", "sensor_checks", "control_loop", "follower")
+CORE = ("limits", "jerk_kernels", "signal_checks", "control_loop", "follower")
 TESTS = ("limits", "sensor_checks", "follower", "control_loop", "loop_requests", "loop_pacing", "response_checks",
          "obstacles")  # fmt: skip
 """Names of the test modules of the core."""
@@ -82,7 +82,16 @@ def _noticed(name: str, number: int) -> bool:
     """Whether a test fails, hangs or does not start with one mutation."""
     with tempfile.TemporaryDirectory() as folder:
         # Those that are likely to notice come first: a fault that was noticed needs no further test.
-        tests = _files(sorted(TESTS, key=lambda test: (test != name, name == "control_loop" and "loop" not in test)))
+        tests = _files(
+            sorted(
+                TESTS,
+                key=lambda test: (
+                    test != name,
+                    "loop" in name and "loop" not in test,
+                    "checks" in name and "checks" not in test,
+                ),
+            )
+        )
         words = ["-x", "-q", "-p", "mutations", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
         given = {**_environment(), VARIABLE: f"instep.robot.{name}:{number}", "TMPDIR": folder}
         if name == KERNELS:
