@@ -17,6 +17,8 @@ from instep.data import write_dataset
 from instep.gap.measure import measure_gap
 from instep.gap.preparation import recorded_at_rate
 from instep.physics.engines import open_world
+from instep.report.page import render
+from instep.report.tune_pages import identification_page
 from instep.scene.folder import scene_for, scene_of_file
 from instep.tune import IdentifyOptions, identify
 from small_models import servo_model
@@ -122,7 +124,7 @@ def test_identification_takes_runs_at_other_rates(robot):
     found = identify(scene_of_file(robot, 100.0), runs, ("actuator.shoulder.kp",), options)
     assert found.values["actuator.shoulder.kp"] == pytest.approx(25.0, rel=0.05)
     assert "1 recording at 250 Hz was resampled to 100 Hz." in found.as_dict()["notes"]
-    assert "resampled to 100 Hz" in found.to_html()
+    assert "resampled to 100 Hz" in render(identification_page(found))
 
 
 def test_the_verbs_say_what_was_resampled(robot, tmp_path, capsys):

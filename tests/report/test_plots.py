@@ -1,8 +1,8 @@
 import numpy as np
+from instep.report.plots import matplotlib_figure
 
 from instep.core.statistics import Estimate
 from instep.report.figures import bars_figure, histogram_figure, lines_figure
-from instep.report.plots import matplotlib_figure
 
 
 def test_lines_become_lines_with_their_titles_and_marks():

@@ -9,6 +9,8 @@ from instep import MujocoWorld, identify
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.core.rollout import Script, aligned, replay_all, rollout
+from instep.report.page import render
+from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.arm.arm_model import arm_model
@@ -152,7 +154,7 @@ def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search(arm, r
 def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
     found = identify(beside, runs, options=IdentifyOptions(draws=2))
     assert found.passed, [gate.message for gate in found.gates]
-    assert "Held-out recordings" in found.to_html()
+    assert "Held-out recordings" in render(identification_page(found))
 
 
 def test_some_windows_of_an_arm_are_those_of_its_joints(arm, runs):

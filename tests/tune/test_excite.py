@@ -94,7 +94,7 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
     code = main([*words, "--generations", "2", "--speed", "5", "--acceleration", "80", "--out", str(tmp_path / "out")])
     assert code == 0
     assert capsys.readouterr().out.strip().endswith("out")
-    for name in ("actions.csv", "motion.png", "result.json"):
+    for name in ("actions.csv", "report.html", "result.json"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     episode = load_episodes(tmp_path / "out" / "data")[0]
     played = ["run", f"replay:{tmp_path / 'out' / 'data'}", f"sim:{folder}", "--steps", str(len(episode))]

@@ -13,6 +13,8 @@ from instep.core.errors import BadInput
 from instep.core.rollout import Script, replay, rollout
 from instep.core.world import advance
 from instep.data import write_dataset
+from instep.report.page import render
+from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
@@ -108,7 +110,7 @@ def test_shared_and_own_parameters_are_identified_and_saved(scene, runs, tmp_pat
     middle = address.read(Scene.load(folder).model, [KP, DAMPING])
     assert middle == pytest.approx({KP: 26.0, DAMPING: 0.7}, rel=0.05)
     found.export(tmp_path / "export")
-    assert f"{DAMPING}@a" in found.to_html()
+    assert f"{DAMPING}@a" in render(identification_page(found))
 
 
 def test_own_parameters_need_groups(scene, runs):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,50 +28,9 @@ from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 
-from .demo_twin import TwinRun, png, section
+from .demo_twin import TwinRun, section
 from .demo_twin import scores as twin_scores
 from .viewer.report_view import report_viewer
-
-
-def demo_figure(path: Path, curves: Mapping[str, Curve], image: Array | None) -> Path:
-    """Draw curves over the horizon with their intervals, and beside them an image where there is one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    widths = [1.0, 0.62] if image is not None else [1.0]
-    figure, axes = pyplot.subplots(
-        1, len(widths), figsize=(5.2 * sum(widths), 3.5), width_ratios=widths, constrained_layout=True, squeeze=False
-    )
-    _curves(axes[0, 0], curves)
-    if image is not None:
-        axes[0, 1].imshow(image)
-        axes[0, 1].set_axis_off()
-        axes[0, 1].set_title("robot above, simulator below", fontsize=10, loc="left")
-    stream = io.BytesIO()
-    figure.savefig(stream, dpi=130, format="png")
-    pyplot.close(figure)
-    path.write_bytes(stream.getvalue())
-    return path
-
-
-def _curves(axes: Any, curves: Mapping[str, Curve]) -> None:
-    for (name, curve), colour in zip(curves.items(), ("#c0392b", "#1f6f8b"), strict=False):
-        x = np.arange(len(curve.estimates))
-        value, low, high = (
-            1e3 * np.array([getattr(e, part) for e in curve.estimates]) for part in ("value", "low", "high")
-        )
-        axes.plot(x, value, marker="o", color=colour, label=name)
-        axes.fill_between(x, np.where(np.isfinite(low), low, value), np.where(np.isfinite(high), high, value),
-                          color=colour, alpha=0.15, linewidth=0)  # fmt: skip
-        axes.set_xticks(x, curve.names())
-    axes.set(xlabel="prediction horizon", ylabel="joint error [mm]", yscale="log")
-    axes.set_title("error of the simulator", fontsize=10, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False)
-
 
 SCENE = "pusht"
 PARAMS = ("action.delay", "actuator.*.kp")
@@ -145,25 +103,14 @@ def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
     renderer, camera = MujocoRenderer(scene), next(iter(scene.cameras.values()))
     try:
         return [
-            ReportImage(
-                png(shrunk(np.concatenate([m.image, renderer.render(m.q, camera)], axis=0), MAX_WIDTH)),
+            ReportImage.of(
+                shrunk(np.concatenate([m.image, renderer.render(m.q, camera)], axis=0), MAX_WIDTH),
                 f"{m.t:.1f} s: the robot above, the twin below",
             )
             for m in through.moments
         ]
     finally:
         renderer.close()
-
-
-def draw(loop: DemoResult, path: Path) -> Path:
-    """The image of the demo, as the README shows it."""
-    image = None
-    if loop.images:
-        from matplotlib.image import imread
-
-        image = imread(io.BytesIO(loop.images[1].png))[..., :3]
-    named = {"as shipped": loop.before.curves[JOINTS], "two parameters fitted": loop.after.curves[JOINTS]}
-    return demo_figure(path, named, image)
 
 
 def page(loop: DemoResult) -> HtmlReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 import numpy as np
@@ -147,7 +146,7 @@ def section(twin: TwinRun) -> Section:
         f"the two pushers {formatted(found['twin: distance of the two pushers'])}."
     )
     shown = [
-        ReportImage(png(shrunk(m.overlay)), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
+        ReportImage.of(shrunk(m.overlay), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
         for m in twin.moments
     ]
     return Section(
@@ -199,15 +198,6 @@ class _CameraLog:
             images.append(draw_outline(seen[IMAGES + name], camera, self._shape, T))
         first = seen[IMAGES + next(iter(self._scene.cameras))]
         return TwinMoment(state.t, state.q, first, np.concatenate(images, axis=1))
-
-
-def png(image: Array) -> bytes:
-    """An image [height, width, 3] as PNG."""
-    from matplotlib.image import imsave
-
-    stream = io.BytesIO()
-    imsave(stream, image)
-    return stream.getvalue()
 
 
 def _one(value: float, unit: str) -> Estimate:

@@ -86,12 +86,12 @@ class Output:
 
     def page(self, report: HtmlReport) -> Path:
         """Write report.html, note its conclusion in result.json, and return the path of the page."""
-        from instep.report.page import write_report
+        from instep.report.page import write_html
 
         result = self.folder / RESULT
         known: dict[str, Any] = read_json_table(result) if result.is_file() else {}
         write_json(result, {**known, "headline": report.verdict.headline, "verdict": report.verdict.status})
-        return write_report(self.folder, report, REPORT)
+        return write_html(self.folder / REPORT, report)
 
 
 _COMMAND: ContextVar[tuple[Sequence[str], list[Output]]] = ContextVar("words and outputs of the command that runs")

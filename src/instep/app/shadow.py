@@ -31,8 +31,6 @@ from instep.evaluate.action_check import ActionCheck, PredictedActions, compare_
 from instep.report.eval_pages import check_sections
 from instep.report.page import Section
 
-from .recorded_run import RecordedRun
-
 OPEN_TIMEOUT_S = 180.0
 """How long a run waits for its shadow policy to be opened: large networks load slowly [s]."""
 CLOSE_TIMEOUT_S = 5.0
@@ -99,9 +97,8 @@ class ShadowSummary:
     facts: dict[str, Any]
 
 
-def summarize_shadow(answers: ShadowAnswers, run: RecordedRun, folder: Path) -> ShadowSummary:
+def summarize_shadow(answers: ShadowAnswers, episode: Episode, folder: Path, *, dropped: int = 0) -> ShadowSummary:
     """Write a shadow policy's answers into the folder of a run, and compare them with what was done."""
-    [episode] = run.episodes
     answers.write(folder, episode.spec)
     scores = answers.scores()
     skipped = answers.seen - len(answers.rows)
@@ -109,7 +106,7 @@ def summarize_shadow(answers: ShadowAnswers, run: RecordedRun, folder: Path) -> 
     said += f" It stopped: {answers.problem}." if answers.problem else ""
     sections: list[Section] = []
     try:
-        if run.status.dropped:
+        if dropped:
             raise BadInput("Rows of the run were dropped, so its answers cannot be placed beside what was done.")
         check = answers.compared(episode)
     except BadInput as error:

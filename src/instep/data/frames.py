@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from fractions import Fraction
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, overload
@@ -19,6 +18,7 @@ from instep.core.errors import BadInput
 from instep.core.reading import parsing
 from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.data import video
+from instep.report.page import encode_png as encode_png
 
 from .files import library
 from .video import decode, index_of
@@ -216,18 +216,6 @@ def declared_size(data: bytes) -> tuple[int, int]:
             )
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
     return 0, 0
-
-
-def encode_png(image: Array) -> bytes:
-    """An image [height, width, 3] uint8 as PNG, without loss; with alpha where it has a fourth channel."""
-    av = library("av")
-
-    context: Any = av.codec.CodecContext.create("png", "w")
-    form = "rgba" if image.shape[2] == 4 else "rgb24"
-    context.height, context.width, context.pix_fmt = image.shape[0], image.shape[1], form
-    context.time_base = Fraction(1, 30)
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format=form)
-    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
 
 
 LEAST_BYTES, MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 << 30, 0.125

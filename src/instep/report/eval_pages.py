@@ -1,24 +1,16 @@
-"""The report of an evaluation: success rates, comparisons, failures, and videos of failed episodes.
-
-The page of a policy's check: verdict, errors by action and by step of a chunk, actions over time, key frames.
-"""
+"""Pages about policies: evaluations, gates, checks of actions, and agreement with reality."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
-from instep.data.frames import encode_png
-from instep.evaluate.action_check import JUDGED_AHEAD_S, ActionCheck
-from instep.evaluate.agreement import RankAgreement, SuccessRates, real_rate
-from instep.evaluate.evaluation import Evaluation
-from instep.evaluate.policy_gate import GateRules, Verdict
 
-from .figures import bars_figure, panels_figure, plain_text, series_color, titled
+from .figures import bars_figure, error_bars, line_trace, panels_figure, plain_text, series_color, titled
 from .page import (
     Figure,
     FigureTabs,
@@ -32,6 +24,20 @@ from .page import (
     formatted,
     score_table,
 )
+
+if TYPE_CHECKING:
+    from instep.evaluate.action_check import ActionCheck
+    from instep.evaluate.agreement import RankAgreement, SuccessRates
+    from instep.evaluate.evaluation import Evaluation
+    from instep.evaluate.policy_gate import GateRules, Verdict
+
+SHOWN_EPISODES = 6
+"""Most episodes whose actions are shown over time."""
+KEY_FRAMES = 4
+"""Moments of the largest error whose images are shown."""
+APART_S = 1.0
+"""Least time between key frames of one episode [s]."""
+CAMERA = "observation.images."
 
 
 def eval_page(
@@ -135,16 +141,7 @@ def gate_page(verdict: Verdict, rules: GateRules) -> HtmlReport:
     )
 
 
-SHOWN_EPISODES = 6
-"""Episodes whose actions are shown over time."""
-KEY_FRAMES = 4
-"""Moments of the largest error whose images are shown."""
-APART_S = 1.0
-"""Key frames of one episode lie so far apart [s]."""
-CAMERA = "observation.images."
-
-
-def check_page(check: ActionCheck, *, title: str, subtitle: str = "") -> HtmlReport:
+def check_page(check: ActionCheck, *, title: str = "Check of a policy", subtitle: str = "") -> HtmlReport:
     """The report of a check."""
     rows = sum(len(said.rows) for said in check.predicted)
     said = subtitle or f"{len(check.episodes)} episodes, {rows} observations"
@@ -199,19 +196,14 @@ def steps_figure(check: ActionCheck) -> Figure:
     data: list[dict[str, Any]] = []
     ahead = (np.arange(len(check.steps["policy"])) * check.spec.dt).tolist()
     for i, (name, estimates) in enumerate(check.steps.items()):
-        line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": plain_text(name), "x": ahead}
-        line["y"] = [e.value for e in estimates]
-        line["line"] = {
-            "color": series_color(i),
-            "width": 2.6 if i == 0 else 1.6,
-            "dash": "solid" if i == 0 else "dash",
-        }
-        if i == 0 and all(e.has_interval for e in estimates):
-            band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": ahead + ahead[::-1], "fill": "toself"}
-            band["y"] = [e.high for e in estimates] + [e.low for e in estimates][::-1]
-            band |= {"fillcolor": series_color(0, 0.15), "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+        first = i == 0
+        if first and all(e.has_interval for e in estimates):
+            ends = [e.high for e in estimates] + [e.low for e in estimates][::-1]
+            band = line_trace(name, ahead + ahead[::-1], ends, width=0)
+            band |= {"fill": "toself", "fillcolor": series_color(0, 0.15), "showlegend": False, "hoverinfo": "skip"}
             data.append(band)
-        data.append(line)
+        style = {"color": series_color(i), "width": 2.6 if first else 1.6, "dash": "solid" if first else "dash"}
+        data.append(line_trace(name, ahead, [e.value for e in estimates], **style))
     layout = {"title": titled("Overall error by the step of a chunk"), "height": 360, "xaxis": {"title": "ahead [s]"}}
     layout["yaxis"] = {"title": "error [standard deviations]", "rangemode": "tozero"}
     return {"data": data, "layout": layout}
@@ -231,15 +223,15 @@ def key_frames(check: ActionCheck) -> Sequence[ReportImage]:
         for name in (n for n in episode.columns if n.startswith(CAMERA) and not n.endswith(".stamp")):
             at = float(episode.t[row] - episode.t[0])
             words = f"{_name(episode, i)}, {at:.2f} s, {name.removeprefix(CAMERA)}: error {error:.2g}"
-            images.append(ReportImage(encode_png(np.asarray(episode[name][row])), words))
+            images.append(ReportImage.of(episode[name][row], words))
     return images
 
 
 def _lead(check: ActionCheck) -> str:
     judged = (
-        f"Repeating the last action is judged from {JUDGED_AHEAD_S:g} s ahead."
+        f"Repeating the last action is judged from {check.judged_ahead_s:g} s ahead."
         if len(check.judged) > 1
-        else f"Repeating the last action is not judged: chunks end before {JUDGED_AHEAD_S:g} s."
+        else f"Repeating the last action is not judged: chunks end before {check.judged_ahead_s:g} s."
     )
     still = [label for label, s in zip(check.spec.action.labels, check.scales, strict=True) if not np.isfinite(s)]
     left_out = f" Never moved in the recording, and not scored: {', '.join(still)}." if still else ""
@@ -301,45 +293,38 @@ def _scatter(rates: Sequence[SuccessRates]) -> Figure:
     data: list[dict[str, Any]] = []
     for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
         some = [r for r in rates if r.task == task]
-        bounds = [real_rate(r) for r in some]
         trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
         trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
-        trace["error_y"] = {
-            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
-            "array": [b.high - b.value for b in bounds], "arrayminus": [b.value - b.low for b in bounds],
-        }  # fmt: skip
+        trace["error_y"] = error_bars([r.real_rate for r in some], color=series_color(i, 0.5))
         trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
-        data.append(
-            {**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"}
-        )
+        words = "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"
+        data.append({**trace, "hovertemplate": words})
     line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
     layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
     return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
 
 
 def _agreement_table(found: Sequence[RankAgreement]) -> Section:
+    rows: list[list[str]] = []
+    for r in found:
+        c, v = r.correlation, r.violation
+        perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
+        ranks = [f"{c.low:.2f} to {c.high:.2f}", f"{r.rank_correlation.value:.3f}", f"{v.value:.3f}"]
+        ends = [f"{v.low:.3f} to {v.high:.3f}", perfect, f"{r.bias.value:+.3f}"]
+        rows.append([r.task, str(len(r.policies)), f"{c.value:.3f}", *ranks, *ends])
     head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
-    rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
     words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
     lead = (
-        "MMRV weighs a wrong order by how much the real rates differ; even a perfect simulator shows some, by the "
-        "noise of few trials. K is the number of policies: with fewer than six, no correlation means anything."
+        "MMRV weighs a wrong order by the difference of the real rates. Even a perfect simulator shows some, by the "
+        "noise of few trials. K is the number of policies; below six no correlation means anything."
     )
     return Section("Agreement by task", lead, [words, Table(head, rows)])
-
-
-def _numbers(r: RankAgreement) -> list[str]:
-    c, v = r.correlation, r.violation
-    intervals = f"{c.low:.2f} to {c.high:.2f}", f"{v.low:.3f} to {v.high:.3f}"
-    perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
-    rank = f"{r.rank_correlation.value:.3f}"
-    return [f"{c.value:.3f}", intervals[0], rank, f"{v.value:.3f}", intervals[1], perfect, f"{r.bias.value:+.3f}"]
 
 
 def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
     rows: list[list[str]] = []
     for r in rates:
-        bound = real_rate(r)
+        bound = r.real_rate
         interval = f"{bound.low:.2f} to {bound.high:.2f}"
         rows.append(
             [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]

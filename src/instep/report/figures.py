@@ -1,4 +1,4 @@
-"""Figures as plain Plotly values; colours are tokens that follow the theme of the page."""
+"""Figures of pages as plain Plotly values; colours are tokens that follow the theme of the page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from instep.core.world import Array
 from .page import Figure, display_unit
 
 MAX_POINTS = 900
-"""More points than a figure is wide cannot be seen."""
-
-
-def series_color(index: int, strength: float | None = None) -> str:
-    """The series_color of a series; eight, then from the start."""
-    token = f"@{index % 8 + 1}"
-    return token if strength is None else f"{token}:{strength:g}"
-
-
+"""Most points of a line: a figure is about 900 pixels wide."""
+Lines = Mapping[str, tuple[Array, Array]]
+"""Name of a line -> its x and y."""
 _TICKS = [m * 10.0**e for e in range(-9, 7) for m in (1, 2, 5)]
 LOG_AXIS: dict[str, Any] = {
     "type": "log",
@@ -30,7 +24,18 @@ LOG_AXIS: dict[str, Any] = {
     "tickvals": _TICKS,
     "ticktext": [f"{t:g}" for t in _TICKS],
 }
-"""A logarithmic axis that writes its numbers out: a lone 2 between 10 and 100 is read as two."""
+"""A logarithmic axis with full numbers as ticks; Plotly writes a lone 2 between 10 and 100."""
+_LIGHT = {
+    "1": "#2459c9", "2": "#c8660a", "3": "#0b8457", "4": "#b8253a", "5": "#7346c4", "6": "#08798f", "7": "#a8318c",
+    "8": "#6b7414", "ink": "#1b1c1e", "soft": "#5d6168", "floor": "#8a8f98", "good": "#0b7a4b", "bad": "#b3261e",
+}  # fmt: skip
+"""Colour tokens in the light theme of the page."""
+
+
+def series_color(index: int, strength: float | None = None) -> str:
+    """The colour of a series; eight colours, then from the start."""
+    token = f"@{index % 8 + 1}"
+    return token if strength is None else f"{token}:{strength:g}"
 
 
 def titled(title: str) -> dict[str, Any]:
@@ -39,129 +44,129 @@ def titled(title: str) -> dict[str, Any]:
 
 
 def plain_text(text: str) -> str:
-    """A name from a file without what Plotly would read as markup."""
+    """A name from a file without Plotly's markup."""
     return text.replace("<", "‹").replace(">", "›")
 
 
+def line_trace(name: str, x: Any, y: Any, *, mode: str = "lines", **line: Any) -> dict[str, Any]:
+    """One line; `line` holds its colour, width and dash."""
+    return {"type": "scatter", "mode": mode, "name": plain_text(name), "x": x, "y": y, "line": line}
+
+
+def upright_line(x: float, color: str = "@soft") -> dict[str, Any]:
+    """A dotted vertical line over the whole height."""
+    line = {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1}
+    return {**line, "line": {"color": color, "dash": "dot"}}
+
+
+def upright_note(x: float, word: str, **font: Any) -> dict[str, Any]:
+    """A word on top of a vertical line."""
+    note = {"x": x, "yref": "paper", "y": 1, "text": plain_text(word), "showarrow": False, "yanchor": "bottom"}
+    return {**note, "font": font} if font else note
+
+
 def lines_figure(
-    lines: Mapping[str, tuple[Array, Array]], *, title: str, x: str, y: str, marks: Sequence[tuple[float, str]] = ()
+    lines: Lines, *, title: str, x: str, y: str, marks: Sequence[tuple[float, str]] = (), height: int = 340
 ) -> Figure:
-    """Plain lines over one axis; `marks` are upright lines with a word each."""
-    data: list[dict[str, Any]] = []
-    for i, (name, (across, up)) in enumerate(lines.items()):
-        xs, ys = downsampled(np.asarray(across, float), np.asarray(up, float))
-        line = {"color": series_color(i), "width": 2.4 if name == "overall" else 1.6}
-        data.append({"type": "scatter", "mode": "lines", "name": plain_text(name), "x": xs, "y": ys, "line": line})
-    shapes = [
-        {
-            "type": "line",
-            "x0": at,
-            "x1": at,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "@soft", "dash": "dot"},
-        }
-        for at, _ in marks
+    """Lines over one axis; `marks` are vertical lines with a word each."""
+    data = [
+        line_trace(name, *downsampled(*pair), color=series_color(i), width=2.4 if name == "overall" else 1.6)
+        for i, (name, pair) in enumerate(lines.items())
     ]
-    notes = [
-        {"x": at, "yref": "paper", "y": 1, "text": plain_text(word), "showarrow": False, "yanchor": "bottom"}
-        for at, word in marks
-    ]
-    layout = {"title": titled(title), "height": 340, "xaxis": {"title": x}}
-    layout |= {"yaxis": {"title": y, "rangemode": "tozero"}, "shapes": shapes, "annotations": notes}
-    return {"data": data, "layout": layout}
+    layout = {"title": titled(title), "height": height, "xaxis": {"title": x}}
+    layout |= {"yaxis": {"title": y, "rangemode": "tozero"}, "shapes": [upright_line(at) for at, _ in marks]}
+    return {"data": data, "layout": layout | {"annotations": [upright_note(at, word) for at, word in marks]}}
 
 
-def panels_figure(panels: Mapping[str, Mapping[str, tuple[Array, Array]]], *, title: str) -> Figure:
-    """One panel per name over a shared time axis, each with the same few lines, the second of which is dotted."""
+def panels_figure(
+    panels: Mapping[str, Lines],
+    *,
+    title: str = "",
+    x: str = "time [s]",
+    styles: Sequence[Mapping[str, Any]] = (),
+    bands: Mapping[str, tuple[Array, Array, Array]] | None = None,
+) -> Figure:
+    """One panel per label over a shared x axis, each with the same few lines.
+
+    `styles` are the colours, widths and dashes of the lines in their order; by default the first line is solid and the
+    others are dotted. `bands` are x, low and high of a band below the lines of a panel.
+    """
     rows = len(panels)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"title": titled(title), "showlegend": True, "height": 90 + 120 * rows}
     layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
     for i, (label, lines) in enumerate(panels.items()):
-        axis = "" if i == 0 else str(i + 1)
-        for k, (name, (across, up)) in enumerate(lines.items()):
-            x, y = downsampled(np.asarray(across, float), np.asarray(up, float))
-            trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
-            trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
-            trace["line"] = {"color": series_color(k), "width": 1.6, "dash": "dot" if k else "solid"}
-            data.append(trace)
-        layout[f"yaxis{axis}"] = {"title": {"text": plain_text(label), "font": {"size": 11}}}
+        axis, first = "" if i == 0 else str(i + 1), i == 0
+        place = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": first}
+        if bands is not None and label in bands:
+            data += band_traces(*bands[label], **place)
+        for k, (name, pair) in enumerate(lines.items()):
+            usual = {"color": series_color(k), "width": 1.6, "dash": "dot" if k else "solid"}
+            style = styles[k] if k < len(styles) else usual
+            data.append(line_trace(name, *downsampled(*pair), **style) | {"legendgroup": name, **place})
         last = i == rows - 1
-        layout[f"xaxis{axis}"] = {"showticklabels": last} | ({"matches": "x"} if i else {})
-        layout[f"xaxis{axis}"] |= {"title": "time [s]"} if last else {}
+        layout[f"yaxis{axis}"] = {"title": {"text": plain_text(label), "font": {"size": 11}}}
+        layout[f"xaxis{axis}"] = {"showticklabels": last} | ({} if first else {"matches": "x"})
+        layout[f"xaxis{axis}"] |= {"title": x} if last else {}
     layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
     return {"data": data, "layout": layout}
 
 
 def ensemble_figure(
-    lines: Sequence[tuple[Array, Array]], thick: tuple[Array, Array], *, title: str, x: str, floor: float | None = None
+    lines: Sequence[tuple[Array, Array]], bold: tuple[Array, Array], *, title: str, x: str, floor: float | None = None
 ) -> Figure:
     """Many thin lines and one bold one, on a logarithmic scale."""
+    # The first rows are zero up to rounding; on a logarithmic scale they would hide all others.
+    least = 1e-4 * float(np.nanmax(bold[1]))
     data: list[dict[str, Any]] = []
-    # The first rows are zero but for rounding; on a logarithmic scale they would hide all others.
-    least = 1e-4 * float(np.nanmax(thick[1]))
     for across, up in lines:
-        xs, ys = downsampled(np.asarray(across, float), np.where(np.asarray(up) > least, up, np.nan), 250)
-        trace = {"type": "scatter", "mode": "lines", "x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip"}
-        data.append({**trace, "line": {"color": "@1:0.25", "width": 1}})
-    xs, ys = downsampled(np.asarray(thick[0], float), np.where(np.asarray(thick[1]) > least, thick[1], np.nan))
-    bold = {"type": "scatter", "mode": "lines", "name": "median of runs", "x": xs, "y": ys}
-    data.append({**bold, "line": {"color": "@1", "width": 2.6}})
+        shown = downsampled(across, np.where(np.asarray(up) > least, up, np.nan), 250)
+        thin = line_trace("", *shown, color="@1:0.25", width=1)
+        data.append(thin | {"showlegend": False, "hoverinfo": "skip"})
+    shown = downsampled(bold[0], np.where(np.asarray(bold[1]) > least, bold[1], np.nan))
+    data.append(line_trace("median of runs", *shown, color="@1", width=2.6))
     if floor:
         ends = [0.0, float(max(across[-1] for across, _ in lines))]
-        line = {"type": "scatter", "mode": "lines", "name": "floor", "x": ends, "y": [floor, floor]}
-        data.append({**line, "line": {"color": "@floor", "dash": "dash", "width": 2}})
+        data.append(line_trace("floor", ends, [floor, floor], color="@floor", dash="dash", width=2))
     layout = {"title": titled(title), "height": 380, "xaxis": {"title": x}}
-    layout["yaxis"] = {"title": "error [share of usual motion]", **LOG_AXIS}
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout | {"yaxis": {"title": "error [share of usual motion]", **LOG_AXIS}}}
 
 
 def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figure:
-    """How often which value occurs, one outline per series, counted here so that the file stays small."""
+    """Outline of the histogram of each series; counted here, which keeps the file small."""
     everything = np.concatenate([np.asarray(v, float)[np.isfinite(v)] for v in values.values()])
     top = float(np.quantile(everything, 0.995)) if len(everything) else 1.0
     edges = np.linspace(min(0.0, float(everything.min(initial=0.0))), max(top, 1e-12), 41)
     data: list[dict[str, Any]] = []
     for i, (name, some) in enumerate(values.items()):
         counts, _ = np.histogram(np.clip(some, None, edges[-1]), edges)
-        share = counts / max(1, counts.sum())
-        trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": plain_text(name), "fill": "tozeroy"}
-        trace |= {"x": 0.5 * (edges[1:] + edges[:-1]), "y": share, "line": {"shape": "hvh", "color": series_color(i)}}
-        data.append({**trace, "fillcolor": series_color(i, 0.15)})
+        outline = line_trace(name, 0.5 * (edges[1:] + edges[:-1]), counts / max(1, counts.sum()), shape="hvh")
+        outline["line"]["color"] = series_color(i)
+        data.append(outline | {"fill": "tozeroy", "fillcolor": series_color(i, 0.15)})
     layout = {"title": titled(title), "height": 320, "xaxis": {"title": x}}
     return {"data": data, "layout": {**layout, "yaxis": {"title": "share of rows", "rangemode": "tozero"}}}
 
 
 def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
-    """Lying bars with intervals, the largest on top."""
+    """Horizontal bars with intervals, the largest on top."""
     names = sorted(bars, key=lambda name: bars[name].value)
     size = max((abs(e.value) for e in bars.values() if math.isfinite(e.value)), default=1.0)
     factor, unit = display_unit(next(iter(bars.values())).unit, size)
-    values = [bars[n].value * factor for n in names]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": [(bars[n].high - bars[n].value) * factor for n in names],
-        "arrayminus": [(bars[n].value - bars[n].low) * factor for n in names],
-        "color": "@ink",
-        "thickness": 1.4,
-    }
-    trace: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "x": values,
-        "y": [plain_text(n) for n in names],
-        "error_x": error,
-    }
-    trace["marker"] = {"color": ["@1" if bars[n].low > 0 or bars[n].high < 0 else "@1:0.35" for n in names]}
-    layout = {
-        "title": titled(title),
-        "height": 120 + 34 * len(names),
-        "bargap": 0.35,
-    }
+    trace = {
+        "type": "bar", "orientation": "h", "x": [bars[n].value * factor for n in names],
+        "y": [plain_text(n) for n in names], "error_x": error_bars([bars[n] for n in names], factor, color="@ink"),
+        "marker": {"color": ["@1" if bars[n].low > 0 or bars[n].high < 0 else "@1:0.35" for n in names]},
+    }  # fmt: skip
+    layout = {"title": titled(title), "height": 120 + 34 * len(names), "bargap": 0.35}
     return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit}]" if unit else x}}}
+
+
+def error_bars(estimates: Sequence[Estimate], factor: float = 1.0, *, color: str) -> dict[str, Any]:
+    """The intervals of estimates as error bars; an unknown end has none."""
+    above = np.nan_to_num([(e.high - e.value) * factor for e in estimates])
+    below = np.nan_to_num([(e.value - e.low) * factor for e in estimates])
+    ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return {**ends, "color": color, "thickness": 1.4}
 
 
 def band_traces(
@@ -179,10 +184,11 @@ def band_traces(
 
 def downsampled(x: Array, y: Array, most: int = MAX_POINTS) -> tuple[Array, Array]:
     """A line of at most `most` points that keeps the lowest and the highest of each stretch."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
     if len(x) <= most:
         return x, y
     size = -(-len(x) // (most // 2))
-    rows = np.pad(np.asarray(y, float), (0, -len(x) % size), constant_values=np.nan).reshape(-1, size)
+    rows = np.pad(y, (0, -len(x) % size), constant_values=np.nan).reshape(-1, size)
     known = np.isfinite(rows)
     lowest = np.argmin(np.where(known, rows, np.inf), axis=1)
     highest = np.argmax(np.where(known, rows, -np.inf), axis=1)
@@ -190,3 +196,23 @@ def downsampled(x: Array, y: Array, most: int = MAX_POINTS) -> tuple[Array, Arra
     keep = np.unique(np.concatenate([begin + lowest, begin + highest]))
     keep = keep[keep < len(x)]
     return x[keep], y[keep]
+
+
+def plotly_figure(figure: Figure) -> Any:
+    """A figure of a page as a `plotly.graph_objects.Figure` in the light theme, for notebooks and papers."""
+    from plotly.graph_objects import Figure as PlotlyFigure
+
+    return PlotlyFigure(_coloured(figure))
+
+
+def _coloured(value: Any) -> Any:
+    """The same values with colours in place of tokens."""
+    if isinstance(value, Mapping):
+        return {key: _coloured(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_coloured(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    if not (isinstance(value, str) and value.startswith("@")):
+        return value
+    name, _, strength = value[1:].partition(":")
+    red, green, blue = (int(_LIGHT[name][i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{strength or 1})"

@@ -1,7 +1,4 @@
-"""Figures of a gap: error over the horizon, runs beside their replays, events of both worlds.
-
-The report of a gap: conclusion, three numbers, curves, runs, growth, events, arms, commands, details.
-"""
+"""Pages of gaps: error over the horizon, runs, growth, events, arms, commands, clocks, torques, causes."""
 
 from __future__ import annotations
 
@@ -17,14 +14,18 @@ from instep.core.world import Array
 
 from .figures import (
     LOG_AXIS,
+    Lines,
     bars_figure,
     ensemble_figure,
     histogram_figure,
+    line_trace,
     lines_figure,
     panels_figure,
     plain_text,
     series_color,
     titled,
+    upright_line,
+    upright_note,
 )
 from .page import (
     Figure,
@@ -45,111 +46,15 @@ if TYPE_CHECKING:
     from instep.diagnose.diagnosis import Diagnosis
     from instep.gap.gap_result import CommandFollowing, Curve, ErrorGrowth, EventAgreement, EventMatch, Gap, RunPair
     from instep.gap.preparation import DataChecks
+    from instep.gap.torque_gap import TorqueGap, TorqueRun
 
-MAX_BANDS = 3
-"""Curves of one figure that all have their band; of more, only the first has."""
-
-
-def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
-    """E(k) of channels of one unit with their intervals, and the noise floor."""
-    some = [curves[name] for name in shown]
-    size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
-    factor, unit = display_unit(some[0].unit, size)
-    data: list[dict[str, Any]] = []
-    for i, curve in enumerate(some):
-        main = i == 0
-        name = plain_text(channel_words(curve.name, curve.unit))
-        lines = _banded(curve, factor, name, series_color(i), 3 if main else 1.6)
-        # A few bands can be read, seven cannot; the other intervals are in the hover and in the table.
-        data += lines if main or len(some) <= MAX_BANDS else lines[1:]
-        if curve.name in floor:
-            data.append(_floor_line(floor[curve.name], curve, factor, main))
-    layout = {
-        "title": titled(title),
-        "height": 420,
-        "xaxis": {"title": "prediction horizon", "type": "category"},
-        "yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS},
-    }
-    return {"data": data, "layout": layout}
-
-
-def channel_words(name: str, unit: str) -> str:
-    """A channel as a reader knows it: 'all rad', the key of all coordinates of a unit, is 'all coordinates'."""
-    return "all coordinates" if name == f"all {unit}" else name
-
-
-def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
-    """A measured run and its replay, one panel per channel; or the commands of both, with column "action"."""
-    channel = pair.real.spec.q if column == "q" else pair.real.spec.action
-    t = np.asarray(pair.real.t, float)
-    units = dict(zip(channel.labels, channel.units, strict=True))
-    panels = {
-        f"{label} [{units[label]}]": {
-            name: (t, np.asarray(episode[column], float)[:, channel.labels.index(label)])
-            for name, episode in (("real", pair.real), ("simulated", pair.sim))
-        }
-        for label in labels
-    }
-    return panels_figure(panels, title=title)
-
-
-def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
-    """The events of both worlds over time: a bar from begin to end, the measured one above, the other below."""
-    names = list(dict.fromkeys(m.name for m in run))
-    last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
-    data: list[dict[str, Any]] = []
-    for side, paint, lift in (("real", "@1", 0.16), ("simulated", "@2", -0.16)):
-        x: list[float | None] = []
-        y: list[float | None] = []
-        for m in run:
-            event = m.real if side == "real" else m.sim
-            if event is not None:
-                end = min(event.end, 1.02 * last)
-                x += [event.t, max(end, event.t + 0.004 * last), None]
-                y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
-        line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
-        data.append(line)
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
-    layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
-    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
-    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
-    first = next((m for m in run if m.dt is None), None)
-    if first is not None:
-        at = min(e.t for e in (first.real, first.sim) if e is not None)
-        mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
-        layout["shapes"] = [{**mark, "line": {"color": "@bad", "dash": "dot"}}]
-        note = {"x": at, "yref": "paper", "y": 1, "text": "first divergence", "showarrow": False, "yanchor": "bottom"}
-        layout["annotations"] = [{**note, "font": {"color": "@bad", "size": 11}}]
-    return {"data": data, "layout": layout}
-
-
-def _banded(curve: Curve, factor: float, name: str, paint: str, width: float) -> list[dict[str, Any]]:
-    x = list(curve.names())
-    value = [e.value * factor for e in curve.estimates]
-    low = [e.low * factor if math.isfinite(e.low) else v for e, v in zip(curve.estimates, value, strict=True)]
-    high = [e.high * factor if math.isfinite(e.high) else v for e, v in zip(curve.estimates, value, strict=True)]
-    band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x + x[::-1], "y": high + low[::-1]}
-    band |= {"fill": "toself", "fillcolor": f"{paint}:0.13", "line": {"width": 0}, "hoverinfo": "skip"}
-    band |= {"legendgroup": name, "showlegend": False}
-    line: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "x": x, "y": value, "name": name}
-    line |= {"line": {"color": paint, "width": width}, "marker": {"size": 6 if width > 2 else 4}, "legendgroup": name}
-    line["customdata"] = [[a, b] for a, b in zip(low, high, strict=True)]
-    line["hovertemplate"] = "%{x}: %{y:.3g} [%{customdata[0]:.3g}, %{customdata[1]:.3g}]<extra>" + name + "</extra>"
-    return [band, line]
-
-
-def _floor_line(floor: Curve, curve: Curve, factor: float, main: bool) -> dict[str, Any]:
-    name = f"floor: {plain_text(curve.name)}"
-    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "x": list(floor.names())}
-    line |= {"y": [e.value * factor for e in floor.estimates]}
-    line["line"] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
-    line["visible"] = True if main else "legendonly"
-    return line
-
-
+TORQUE_ERROR, TORQUE_NORM = "torque error", "torque error, mean norm"
+"""Scores of torques over all joints."""
 MAX_PANELS = 7
-"""With more channels than this, only those with the largest errors are plotted."""
-_SUBJECTS = {"replay": "The simulator is", "paired": "The two worlds are"}
+"""Most channels of a figure; with more, those with the largest errors are plotted."""
+MAX_BANDS = 3
+"""Most curves of a figure that all have their band; of more, only the first has."""
+IMAGES = "observation.images."
 
 
 def gap_page(
@@ -160,43 +65,11 @@ def gap_page(
     causes: Sequence[Section] = (),
     checks: Sequence[Section] = (),
 ) -> HtmlReport:
-    """The whole page; sections about causes come after the runs, those about the data before the details."""
-    sections = [*_run_sections(gap, causes), *checks, _details_section(gap)]
+    """The page of a gap; sections about causes follow the runs, sections about the data precede the details."""
+    details = [Table(("decisions and caveats",), [[note] for note in gap.notes])] if gap.notes else []
+    details.append(score_table(gap.scores, "Every score with its 95 % interval and the number of runs behind it."))
+    sections = [*_run_sections(gap, causes), *checks, Section("Details", "", details, folded=True)]
     return HtmlReport(title, subtitle, gap_headline(gap), _numbers(gap), sections)
-
-
-def diagnosis_page(found: Diagnosis) -> HtmlReport:
-    """The page of a gap and its causes."""
-    checks = [checks_section(found.checks)] if found.checks is not None else []
-    return gap_page(found.gap, title="Diagnosis", causes=[diagnosis_section(found)], checks=checks)
-
-
-def diagnosis_section(found: Diagnosis) -> Section:
-    """The probable causes, with the evidence for every failure mode."""
-    rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(found.modes, key=lambda m: not m.found)]
-    table = Table(("failure mode", "found", "evidence"), rows)
-    return Section("Causes", " ".join([str(found), *found.ties]), [*cause_figures(found), table])
-
-
-def cause_figures(found: Diagnosis) -> list[Figure]:
-    """The share of each cause; none if no cause was tried."""
-    if found.attribution is not None:
-        bars = dict(found.attribution.shares)
-        rest = found.attribution.rest / max(found.attribution.before, 1e-300)
-        bars |= {"not explained": Estimate(rest, rest, rest, 0, "1")}
-        title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
-        return [bars_figure(bars, title=title, x="share of the gap")]
-    gains = {c.candidate.cause: c.gain for c in found.candidates}
-    bars = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in gains.items()}
-    title = "Share of the squared error that one change explains on held-out pieces"
-    return [bars_figure(bars, title=title, x="share explained")] if bars else []
-
-
-def checks_section(checks: DataChecks) -> Section:
-    """The problems of the recordings."""
-    rows = [[p.check, p.channel, p.sentence] for p in checks.problems]
-    caption = "Problems found in the recordings." if rows else "No problem was found in the recordings."
-    return Section("Data checks", "", [Table(("check", "channel", "problem"), rows, caption)], folded=True)
 
 
 def gap_headline(gap: Gap) -> Headline:
@@ -206,27 +79,113 @@ def gap_headline(gap: Gap) -> Headline:
         detail = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
         return Headline("plain", f"The clocks are apart by {words}.", detail)
     if gap.kind == "commands" and gap.following is not None:
-        return _following_headline(gap.following)
-    curve = gap.headline
-    point = curve.at(0.5) if 0.5 in curve.horizons else curve.estimates[0]
-    when = "after half a second" if 0.5 in curve.horizons else "one step ahead"
-    words = f"{_SUBJECTS[gap.kind]} {_short(curve, point)} off {when}, {_short(curve, curve.at(inf))} over whole runs."
-    if curve.name not in gap.floor:
-        detail = "No command was repeated, so how much of this is the robot's scatter is unknown."
+        rmse, lag, left = _following_main(gap.following)
+        late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
+        words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
+        rest = formatted(left, interval=False)
+        detail = f"At that lag {rest} are left. A lag is not a delay; a scene separates the two."
         return Headline("plain", words, detail)
+    curve = gap.headline
+
+    def short(estimate: Estimate) -> str:
+        usual = " of the usual motion" if curve.name == "overall" else ""
+        return formatted(_percent(curve, estimate), interval=False) + usual
+
+    half, subject = 0.5 in curve.horizons, "The simulator is" if gap.kind == "replay" else "The two worlds are"
+    point, when = (curve.at(0.5), "after half a second") if half else (curve.estimates[0], "one step ahead")
+    words = f"{subject} {short(point)} off {when}, {short(curve.at(inf))} over whole runs."
+    if curve.name not in gap.floor:
+        return Headline("plain", words, "No command was repeated, so the share of the robot's own scatter is unknown.")
     floor = gap.floor[curve.name].at(inf)
-    ratio = curve.at(inf).value / floor.value if floor.value > 0 else math.inf
-    detail = f"Repeats of one command scatter by {_short(curve, floor)}: the gap is {ratio:.2g} times that."
+    ratio = curve.at(inf).value / floor.value if floor.value > 0 else inf
+    detail = f"Repeats of one command scatter by {short(floor)}: the gap is {ratio:.2g} times that."
     return Headline("plain", words, detail)
 
 
 def gap_figures(gap: Gap) -> list[Figure]:
-    """The main figures of a gap: error over the horizon by unit, or over the lag, or the speeds of streams."""
+    """The main figures of a gap: error over the horizon by unit, error over the lag, or the speeds of streams."""
     if gap.kind == "clocks":
         return list(_clock_figures(gap).values())
     if gap.kind == "commands" and gap.following is not None:
         return [_following_figure(gap.following)]
     return list(_horizon_figures(gap).values())
+
+
+def diagnosis_page(diagnosis: Diagnosis) -> HtmlReport:
+    """The page of a gap and its causes."""
+    checks = [] if diagnosis.checks is None else [checks_section(diagnosis.checks)]
+    return gap_page(diagnosis.gap, title="Diagnosis", causes=[diagnosis_section(diagnosis)], checks=checks)
+
+
+def diagnosis_section(diagnosis: Diagnosis) -> Section:
+    """The causes of a gap, their shares and the failure modes that were looked for."""
+    modes = sorted(diagnosis.modes, key=lambda mode: not mode.found)
+    table = Table(
+        ("failure mode", "found", "evidence"), [[m.name, "yes" if m.found else "no", m.evidence] for m in modes]
+    )
+    return Section("Causes", " ".join([str(diagnosis), *diagnosis.ties]), [*cause_figures(diagnosis), table])
+
+
+def cause_figures(diagnosis: Diagnosis) -> list[Figure]:
+    """The share of each cause; none if no cause was tried."""
+    if diagnosis.attribution is not None:
+        rest = diagnosis.attribution.rest / max(diagnosis.attribution.before, 1e-300)
+        shares = {**diagnosis.attribution.shares, "not explained": Estimate(rest, rest, rest, 0, "1")}
+        title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
+        return [bars_figure(shares, title=title, x="share of the gap")]
+    gains = {c.candidate.cause: c.gain for c in diagnosis.candidates}
+    shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in gains.items()}
+    title = "Share of the squared error that one change explains on held-out pieces"
+    return [bars_figure(shown, title=title, x="share explained")] if shown else []
+
+
+def checks_section(checks: DataChecks) -> Section:
+    """The problems that the checks found in recordings."""
+    rows = [[p.check, p.channel, p.sentence] for p in checks.problems]
+    caption = "Problems found in the recordings." if rows else "No problem was found in the recordings."
+    return Section("Data checks", "", [Table(("check", "channel", "problem"), rows, caption)], folded=True)
+
+
+def torque_gap_page(gap: TorqueGap, facts: Mapping[str, str] | None = None) -> HtmlReport:
+    """The page of a torque gap: error of each joint, what would remove it, measured and predicted torques."""
+    overall, norm = gap.scores[TORQUE_ERROR], gap.scores[TORQUE_NORM]
+    headline = f"The torques of {gap.scene!r} are {formatted(overall, interval=False)} off those measured."
+    worst = max(gap.joints, key=lambda joint: gap.scores[f"{joint} of rms torque"].value)
+    because = f"The largest relative error is that of {worst}; instep torque DATA SCENE identifies its causes."
+    numbers = [
+        Number("error over torque", formatted(overall), f"{overall.n} blocks of rows"),
+        Number("mean norm of the error", formatted(norm), f"{len(gap.runs)} runs"),
+    ]
+    shown = {run.name: torque_figure(run, {"scene": p}) for run, p in zip(gap.runs, gap.predicted, strict=True)}
+    bars = {joint: gap.scores[f"{joint} rms"] for joint in gap.joints}
+    figure = bars_figure(bars, title="Torque error by joint", x="root mean square error")
+    rows: list[tuple[str, ...]] = []
+    for joint in gap.joints:
+        scores = [formatted(gap.scores[f"{joint} {what}"]) for what in ("rms", "of rms torque", "of range")]
+        rows.append((joint, *scores, *(f"{100 * share:.0f} %" for share in gap.shares[joint].values())))
+    effects = tuple(next(iter(gap.shares.values())))
+    head = ("joint", "error", "of its RMS torque", "of its torque range", *(f"removed by {s}" for s in effects))
+    table = Table(head, rows, "Removed: the share of the squared error that this effect alone would explain.")
+    sections = [
+        Section("Error of each joint", "Root mean square, with 95 % intervals.", [figure, table]),
+        Section("Torques", "Measured torques, and those of the scene for the measured motion.", [FigureTabs(shown)]),
+        Section("Notes", "", list(gap.notes)),
+    ]
+    subtitle = f"{len(gap.runs)} recorded runs against the inverse dynamics of {gap.scene!r}"
+    title = f"Torque gap of {gap.scene}"
+    return HtmlReport(title, subtitle, Headline("plain", headline, because), numbers, sections, facts or {})
+
+
+def torque_figure(run: TorqueRun, predicted: Mapping[str, Array]) -> Figure:
+    """Measured torques of a run and predictions by name, one panel per joint."""
+    torques = {"measured": run.torque, **predicted}
+    panels = {
+        f"{joint} [Nm]": {name: (run.t, torque[:, k]) for name, torque in torques.items()}
+        for k, joint in enumerate(run.joints)
+    }
+    styles = [{"color": "@ink", "width": 1.4}]
+    styles += [{"color": series_color(i), "width": 1.8, "dash": "dot" if i else "solid"} for i in range(len(predicted))]
+    return panels_figure(panels, styles=styles)
 
 
 def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
@@ -242,8 +201,7 @@ def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
     sections += [_events_section(gap, gap.event_agreement)] if gap.event_agreement is not None else []
     sections += [_images_section(gap)] if gap.cameras else []
     sections += [_arms_section(gap)] if gap.joint_errors else []
-    actions = _actions_section(gap)
-    sections += [actions] if actions is not None else []
+    sections += _actions_sections(gap)
     return [*sections, *([_following_section(gap.following)] if gap.following is not None else [])]
 
 
@@ -252,22 +210,16 @@ def _numbers(gap: Gap) -> list[Number]:
     if gap.kind == "clocks":
         return _clock_numbers(gap)
     if gap.kind == "commands" and gap.following is not None:
-        rmse, lag, left = _following_main(gap.following)
-        return [
-            Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
-            Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
-            Number("left at that lag", formatted(left, interval=False), _interval(left)),
-        ]
+        return _following_numbers(gap.following)
     curve = gap.headline
     found: list[Number] = []
     for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
         if horizon == 0.5 and 0.5 not in curve.horizons:
             continue
-        estimate = curve.at(horizon)
-        floor = gap.floor.get(curve.name)
-        beside = f" · floor {_share(curve, floor.at(horizon))}" if floor else ""
+        estimate, floor = _percent(curve, curve.at(horizon)), gap.floor.get(curve.name)
+        beside = f" · floor {formatted(_percent(curve, floor.at(horizon)), interval=False)}" if floor else ""
         of = ", of the usual motion" if curve.name == "overall" else ""
-        found.append(Number(label + of, _share(curve, estimate), _interval(_percent(curve, estimate)) + beside))
+        found.append(Number(label + of, formatted(estimate, interval=False), _interval(estimate) + beside))
     return found
 
 
@@ -284,21 +236,9 @@ def _horizon_figures(gap: Gap) -> dict[str, Figure]:
 
 
 def _horizon_section(gap: Gap) -> Section:
-    lead = (
-        "The simulator is placed at the recorded state and given the recorded commands. Errors add up with the "
-        "prediction horizon. Bands are 95 % intervals over runs; the dashed line is the noise floor: how far the robot "
-        "is from itself when a command is repeated."
-    )
-    blocks = [FigureTabs(_horizon_figures(gap)), _curve_table(gap)]
-    return Section("Error over the prediction horizon", lead, blocks)
-
-
-def _curve_table(gap: Gap) -> Table:
-    """Every channel at every horizon, the error of command following, and the noise floor."""
+    """The error over the horizon, and every channel at every horizon with command following and noise floor."""
     following = gap.following.rmse if gap.following is not None else dict[str, Estimate]()
-    head = ["channel", *next(iter(gap.curves.values())).names()]
-    head += ["command following"] if following else []
-    head += ["floor, full"] if gap.floor else []
+    head = ["channel", *next(iter(gap.curves.values())).names(), *(["command following"] if following else [])]
     rows: list[list[str]] = []
     for name, curve in gap.curves.items():
         row = [channel_words(name, curve.unit), *(formatted(e, interval=False) for e in curve.estimates)]
@@ -307,11 +247,14 @@ def _curve_table(gap: Gap) -> Table:
         if gap.floor:
             row.append(formatted(gap.floor[name].at(inf), interval=False) if name in gap.floor else "")
         rows.append(row)
-    caption = "Root mean square errors. "
-    caption += "'command following' is the error of the model that the robot is where it was commanded." * bool(
-        following
+    model = "'command following' is the error of the model that the robot is at its command." * bool(following)
+    table = Table([*head, *(["floor, full"] if gap.floor else [])], rows, f"Root mean square errors. {model}")
+    lead = (
+        "The simulator starts at the recorded state and gets the recorded commands. Errors grow with the prediction "
+        "horizon. Bands are 95 % intervals over runs. The dashed line is the noise floor: the scatter of the robot "
+        "when a command is repeated."
     )
-    return Table(head, rows, caption)
+    return Section("Error over the prediction horizon", lead, [FigureTabs(_horizon_figures(gap)), table])
 
 
 def _runs_section(gap: Gap) -> Section:
@@ -324,17 +267,14 @@ def _runs_section(gap: Gap) -> Section:
     for word, pair in picks.items():
         if len(ranked) > 1 or word == "median":
             title = f"{pair.name or 'run'}: overall error {pair.error:.3g}"
-            figures[f"{word} run{': ' + pair.name if pair.name else ''}"] = runs_figure(
-                pair, _worst_labels(pair), title=title
-            )
+            shown = runs_figure(pair, _worst_labels(pair), title=title)
+            figures[f"{word} run{': ' + pair.name if pair.name else ''}"] = shown
     lead = "The measured run, and the simulator with the same commands from the same start."
     return Section("Runs beside their replays", lead, [FigureTabs(figures)])
 
 
 def _worst_labels(pair: RunPair) -> list[str]:
     labels = list(pair.real.spec.q.labels)
-    if len(labels) <= MAX_PANELS:
-        return labels
     errors = np.sqrt(np.nanmean((pair.sim.q - pair.real.q) ** 2, axis=0))
     keep = set(np.argsort(-errors)[:MAX_PANELS].tolist())
     return [label for i, label in enumerate(labels) if i in keep]
@@ -347,44 +287,44 @@ def _arms_section(gap: Gap) -> Section:
     if not ranked:
         return Section("Arms and tips", "Every replay diverged, so there is nothing to draw.")
     shown = ranked[len(ranked) // 2]
-    first = {**shown.rmse, "overall": shown.overall} if len(shown.rmse) > 1 else {"overall": shown.overall}
     name = shown.name or "median run"
-    figures: list[Figure] = [_over_time(first, shown.t, f"(a) RMSE over time, {name}", "RMSE_norm")]
+
+    def over_time(series: Mapping[str, Array], title: str, y: str) -> Figure:
+        return lines_figure({n: (shown.t, v) for n, v in series.items()}, title=title, x="time [s]", y=y)
+
+    first = {**shown.rmse, "overall": shown.overall} if len(shown.rmse) > 1 else {"overall": shown.overall}
+    figures = [over_time(first, f"(a) RMSE over time, {name}", "RMSE_norm")]
     if shown.position:
         distance = {arm: 1e3 * e for arm, e in shown.position.items()}
         angle = {arm: np.degrees(e) for arm, e in shown.orientation.items()}
-        figures.append(_over_time(distance, shown.t, f"(b) Distance of the tips, {name}", "distance [mm]"))
-        figures.append(_over_time(angle, shown.t, f"(c) Angle between the tips, {name}", "angle [deg]"))
+        figures.append(over_time(distance, f"(b) Distance of the tips, {name}", "distance [mm]"))
+        figures.append(over_time(angle, f"(c) Angle between the tips, {name}", "angle [deg]"))
     spread = {arm: np.concatenate([p.rmse[arm] for p in ranked]) for arm in shown.rmse}
     spread |= {"overall": np.concatenate([p.overall for p in ranked])} if len(spread) > 1 else {}
     figures.append(histogram_figure(spread, title="(d) Distribution of the RMSE, all runs", x="RMSE_norm"))
     shares = {label: float(np.mean([p.shares[label] for p in ranked])) for label in shown.shares}
     rows = [[label, f"{100 * share:.0f} %"] for label, share in sorted(shares.items(), key=lambda item: -item[1])]
     lead = (
-        "The error of each joint by its range, the squares averaged over arms, then the root. Tip errors come from the "
-        "kinematic chain: metres and radians are kept apart."
+        "The error of each joint by its range; squares are averaged over arms. Tip errors come from the kinematic "
+        "chain, in metres and radians."
     )
     own = {n: e for n, e in gap.scores.items() if n.startswith(("RMSE_norm", "tip "))}
     table = Table(("joint", "share of the squared error of its arm"), rows)
     return Section("Arms and tips", lead, [FigureRow(figures), score_table(own), table])
 
 
-def _over_time(series: Mapping[str, Array], t: Array, title: str, y: str) -> Figure:
-    return lines_figure({name: (t, values) for name, values in series.items()}, title=title, x="time [s]", y=y)
-
-
-def _actions_section(gap: Gap) -> Section | None:
-    """The commands of both worlds, where they differ."""
+def _actions_sections(gap: Gap) -> list[Section]:
+    """The commands of both worlds; none if they are equal."""
     pairs = [p for p in gap.pairs if "action" in p.real and "action" in p.sim and p.real.spec.action.labels]
     parted = [p for p in pairs if not np.array_equal(p.real.action[:-1], p.sim.action[:-1])]
     if not parted:
-        return None
+        return []
     size = [float(np.sqrt(np.nanmean((p.sim.action - p.real.action)[:-1] ** 2))) for p in parted]
     median = parted[int(np.argsort(size)[len(size) // 2])]
     labels = list(median.real.spec.action.labels)[: 2 * MAX_PANELS]
     figure = runs_figure(median, labels, title=f"{median.name or 'median run'}: actions", column="action")
-    lead = "Actions of both worlds: with a policy in the loop, this shows where its decisions first differ."
-    return Section("Actions", lead, [figure])
+    lead = "Actions in both worlds. With a policy in the loop, this shows where its decisions first differ."
+    return [Section("Actions", lead, [figure])]
 
 
 def _growth_section(gap: Gap, growth: ErrorGrowth) -> Section:
@@ -431,7 +371,7 @@ def _events_section(gap: Gap, found: EventAgreement) -> Section:
     low, middle, high = (1e3 * x for x in found.middle)
     lead = (
         f"Matched events come {middle:+.0f} ms later in the simulator (half of them between {low:+.0f} and "
-        f"{high:+.0f} ms); {found.missing.value:.0%} of the robot's events are missing there, "
+        f"{high:+.0f} ms). The simulator lacks {found.missing.value:.0%} of the robot's events; "
         f"{found.extra.value:.0%} of its own are extra."
     )
     head = ("event", "in both", "missing", "extra", "later by")
@@ -440,28 +380,23 @@ def _events_section(gap: Gap, found: EventAgreement) -> Section:
 
 
 def _key_frames(run: Sequence[EventMatch], pair: RunPair, most: int = 8) -> list[ReportImage]:
-    """Frames of the first camera at the begin of events, where images were recorded."""
-    camera = next((c for c in pair.real.columns if c.startswith("observation.images.")), None)
+    """Frames of the first camera at the begin of events, if images were recorded."""
+    camera = next((c for c in pair.real.columns if c.startswith(IMAGES)), None)
     if camera is None:
         return []
-    from instep.data.frames import encode_png
-
-    frames: list[ReportImage] = []
-    for number, event in enumerate([m.real for m in run if m.real is not None][:most], 1):
-        image = np.asarray(pair.real[camera][event.row])
-        frames.append(ReportImage(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
-    return frames
+    events = [m.real for m in run if m.real is not None][:most]
+    return [
+        ReportImage.of(pair.real[camera][event.row], f"({number}) {event.name}, {event.t:.1f} s")
+        for number, event in enumerate(events, 1)
+    ]
 
 
 def _images_section(gap: Gap) -> Section:
     """The similarity of the images of both worlds, camera by camera."""
-    from instep.data.frames import encode_png
-
     blocks: list[Table | list[ReportImage]] = []
     for camera in gap.cameras:
-        captions = (f"{camera.camera}, real", f"{camera.camera}, simulated")
-        images = zip(camera.example, captions, strict=True)
-        blocks.append([ReportImage(encode_png(np.asarray(image)), caption) for image, caption in images])
+        words = (f"{camera.camera}, real", f"{camera.camera}, simulated")
+        blocks.append([ReportImage.of(image, caption) for image, caption in zip(camera.example, words, strict=True)])
         blocks.append(score_table(camera.scores))
     lead = (
         "Paired frames: PSNR, SSIM, a distance of gradient features (multi-scale GMSD), the distance of edges, and "
@@ -472,15 +407,15 @@ def _images_section(gap: Gap) -> Section:
 
 
 def _floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """The noise floor of each command that was repeated."""
+    """The noise floor of each repeated command."""
     shown = [n for n in next(iter(groups.values())) if n != "overall"]
     rows: list[list[str]] = []
     for name, curves in groups.items():
         values = [formatted(curves[n].at(inf), interval=False) for n in shown]
         rows.append([name, str(next(iter(curves.values())).at(inf).n), *values])
     lead = (
-        "Scatter of repeats about their mean, root mean square over the whole run. A simulator that reaches it is as "
-        "good as the robot is repeatable; differences below it mean nothing."
+        "Scatter of repeats about their mean, root mean square over the whole run. A simulator at this level is as "
+        "good as the robot is repeatable; smaller differences mean nothing."
     )
     return Section("Noise floor", lead, [Table(("command", "runs", *shown), rows)])
 
@@ -496,31 +431,31 @@ def _following_figure(following: CommandFollowing) -> Figure:
 
 
 def _following_section(f: CommandFollowing) -> Section:
-    """How positions follow commands."""
     rows = [
         [channel_words(n, e.unit), formatted(e), formatted(f.shifted[n], interval=False), _lag(f.lag[n])]
         for n, e in f.rmse.items()
     ]
     lead = (
-        "The simplest model of a robot: it is where it was commanded to be. A lag is not a delay: a servo trails its "
-        "command even without any; nothing here is shifted by it."
+        "The simplest model of a robot: it is at its command. A lag is not a delay: a servo trails its command even "
+        "without any. Nothing here is shifted by it."
     )
     table = Table(("joint", "distance from command", "at the best lag", "best lag"), rows)
     return Section("Command following", lead, [_following_figure(f), table])
 
 
-def _following_main(f: CommandFollowing) -> tuple[Estimate, Estimate, Estimate]:
+def _following_main(following: CommandFollowing) -> tuple[Estimate, Estimate, Estimate]:
     """Distance from the command, best lag, and distance at that lag, of all joints together."""
-    name = next((n for n in f.rmse if n.startswith("all ")), next(iter(f.rmse)))
-    return f.rmse[name], f.lag[name], f.shifted[name]
+    name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
+    return following.rmse[name], following.lag[name], following.shifted[name]
 
 
-def _following_headline(following: CommandFollowing) -> Headline:
+def _following_numbers(following: CommandFollowing) -> list[Number]:
     rmse, lag, left = _following_main(following)
-    late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
-    words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
-    detail = f"At that lag {formatted(left, interval=False)} are left. A lag is not a delay; a scene separates the two."
-    return Headline("plain", words, detail)
+    return [
+        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
+        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+        Number("left at that lag", formatted(left, interval=False), _interval(left)),
+    ]
 
 
 def _clock_numbers(gap: Gap) -> list[Number]:
@@ -556,23 +491,85 @@ def _clock_section(gap: Gap) -> Section:
     return Section("Clocks", lead, [FigureTabs(_clock_figures(gap)), Table(head, rows)])
 
 
-def _details_section(gap: Gap) -> Section:
-    """Decisions, caveats and all scores."""
-    blocks = [Table(("decisions and caveats",), [[note] for note in gap.notes])] if gap.notes else []
-    scores = score_table(gap.scores, "Every score with its 95 % interval and the number of runs behind it.")
-    return Section("Details", "", [*blocks, scores], folded=True)
+def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
+    """E(k) of channels of one unit with their intervals, and the noise floor."""
+    some = [curves[name] for name in shown]
+    size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
+    factor, unit = display_unit(some[0].unit, size)
+    data: list[dict[str, Any]] = []
+    for i, curve in enumerate(some):
+        main = i == 0
+        lines = _banded(curve, factor, series_color(i), 3 if main else 1.6)
+        # Seven bands cannot be read; the other intervals are in the hover and in the table.
+        data += lines if main or len(some) <= MAX_BANDS else lines[1:]
+        if curve.name in floor:
+            values = [e.value * factor for e in floor[curve.name].estimates]
+            style = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
+            line = line_trace(f"floor: {curve.name}", list(floor[curve.name].names()), values, **style)
+            data.append(line | {"visible": True if main else "legendonly"})
+    layout = {"title": titled(title), "height": 420, "xaxis": {"title": "prediction horizon", "type": "category"}}
+    return {"data": data, "layout": layout | {"yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS}}}
 
 
-def _short(curve: Curve, estimate: Estimate) -> str:
-    """A value without its interval; where units are mixed, as a share of how much everything usually moves."""
-    return _share(curve, estimate) + (" of the usual motion" if curve.name == "overall" else "")
+def _banded(curve: Curve, factor: float, color: str, width: float) -> list[dict[str, Any]]:
+    """A curve with its band; an end of an interval that is not known lies on the curve."""
+    name = plain_text(channel_words(curve.name, curve.unit))
+    x = list(curve.names())
+    value = [e.value * factor for e in curve.estimates]
+    low = [e.low * factor if math.isfinite(e.low) else v for e, v in zip(curve.estimates, value, strict=True)]
+    high = [e.high * factor if math.isfinite(e.high) else v for e, v in zip(curve.estimates, value, strict=True)]
+    band = line_trace(name, x + x[::-1], high + low[::-1], width=0)
+    band |= {"fill": "toself", "fillcolor": f"{color}:0.13", "hoverinfo": "skip", "showlegend": False}
+    line = line_trace(name, x, value, mode="lines+markers", color=color, width=width)
+    line |= {"marker": {"size": 6 if width > 2 else 4}, "customdata": [[a, b] for a, b in zip(low, high, strict=True)]}
+    line["hovertemplate"] = "%{x}: %{y:.3g} [%{customdata[0]:.3g}, %{customdata[1]:.3g}]<extra>" + name + "</extra>"
+    return [band | {"legendgroup": name}, line | {"legendgroup": name}]
 
 
-def _share(curve: Curve, estimate: Estimate) -> str:
-    return formatted(_percent(curve, estimate), interval=False)
+def channel_words(name: str, unit: str) -> str:
+    """The name of a channel for readers: 'all rad' is 'all coordinates'."""
+    return "all coordinates" if name == f"all {unit}" else name
+
+
+def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
+    """A measured run and its replay, one panel per channel; or the commands of both, with column "action"."""
+    channel = pair.real.spec.q if column == "q" else pair.real.spec.action
+    t = np.asarray(pair.real.t, float)
+    panels: dict[str, Lines] = {}
+    for label in labels:
+        i = channel.labels.index(label)
+        sides = {"real": pair.real, "simulated": pair.sim}
+        panels[f"{label} [{channel.units[i]}]"] = {n: (t, np.asarray(e[column], float)[:, i]) for n, e in sides.items()}
+    return panels_figure(panels, title=title)
+
+
+def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
+    """The events of both worlds over time: a bar from begin to end, the measured one above, the other below."""
+    names = list(dict.fromkeys(m.name for m in run))
+    last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
+    data: list[dict[str, Any]] = []
+    for side, color, lift in (("real", "@1", 0.16), ("simulated", "@2", -0.16)):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for m in run:
+            event = m.real if side == "real" else m.sim
+            if event is not None:
+                x += [event.t, max(min(event.end, 1.02 * last), event.t + 0.004 * last), None]
+                y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
+        data.append(line_trace(side, x, y, color=color, width=9))
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
+    layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
+    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
+    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
+    first = next((m.real or m.sim for m in run if m.real is None or m.sim is None), None)
+    if first is not None:
+        layout["shapes"] = [upright_line(first.t, "@bad")]
+        layout["annotations"] = [upright_note(first.t, "first divergence", color="@bad", size=11)]
+    return {"data": data, "layout": layout}
 
 
 def _percent(curve: Curve, estimate: Estimate) -> Estimate:
+    """The overall error, a share of the usual motion, in percent; other errors as they are."""
     if curve.name != "overall":
         return estimate
     return Estimate(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, estimate.n, "%")

@@ -10,17 +10,19 @@ import base64
 import gzip
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from instep import __version__
 from instep.core.reading import is_mapping, is_sequence
 from instep.core.statistics import Estimate
-from instep.core.world import frozen_dataclass
+from instep.core.world import Array, frozen_dataclass
 
 STATES = {"passed": " good", "failed": " bad"}
 """Words of a table that have a colour -> its class."""
@@ -96,6 +98,11 @@ class ReportImage:
     png: bytes
     caption: str = ""
 
+    @classmethod
+    def of(cls, image: Array, caption: str = "") -> ReportImage:
+        """An image [height, width, 3] uint8."""
+        return cls(encode_png(np.asarray(image)), caption)
+
 
 @frozen_dataclass
 class ReportVideo:
@@ -146,35 +153,6 @@ class HtmlReport:
     """The 3D view above it."""
 
 
-def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
-    """Write a page into a folder and return its path."""
-    return write_html(folder / name, report)
-
-
-class Reported(ABC):
-    """A result with a report: a page that can be written, and figures that can be plotted."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def page(self) -> HtmlReport:
-        """The report."""
-
-    @abstractmethod
-    def figures(self) -> Sequence[Figure]:
-        """The figures that show the result at a glance."""
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        return write_html(path, self.page())
-
-    def plot(self) -> Any:
-        """The figures as one Matplotlib figure."""
-        from .plots import matplotlib_figure
-
-        return matplotlib_figure(self.figures())
-
-
 def write_html(path: str | Path, report: HtmlReport) -> Path:
     """Write a page, whole or not at all, and return its path."""
     path = Path(path)
@@ -188,22 +166,28 @@ def render(report: HtmlReport) -> str:
     """The page as one text."""
     figures: list[Figure] = []
     sections = [_section(section, figures) for section in report.sections]
-    # A figure without its title, which the page shows above it, where it wraps.
     return _template().render(
         report=report,
         video=_video(report.video),
         viewer=_viewer(report.viewer),
         sections=sections,
-        figures=script_json(
-            [
-                {**figure, "layout": {k: v for k, v in figure.get("layout", {}).items() if k != "title"}}
-                for figure in figures
-            ]
-        ),
+        figures=script_json(figures),
         plotly=_plotly() if figures else "",
         states=STATES,
         version=__version__,
     )
+
+
+def encode_png(image: Array) -> bytes:
+    """An image [height, width, 3] uint8 as PNG; with alpha if it has a fourth channel."""
+    import av
+
+    context: Any = av.codec.CodecContext.create("png", "w")
+    form = "rgba" if image.shape[2] == 4 else "rgb24"
+    context.height, context.width, context.pix_fmt = image.shape[0], image.shape[1], form
+    context.time_base = Fraction(1, 30)
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format=form)
+    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
 
 
 def formatted(estimate: Estimate, *, interval: bool = True) -> str:
@@ -271,8 +255,9 @@ def _places(shown: Figure | FigureRow, figures: list[Figure]) -> list[dict[str, 
 
 
 def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
-    figures.append(figure)
-    layout = figure.get("layout", {})
+    layout: Mapping[str, Any] = figure.get("layout", {})
+    # The page shows the title above the figure, where it wraps.
+    figures.append({**figure, "layout": {k: v for k, v in layout.items() if k != "title"}})
     return {
         "index": len(figures) - 1,
         "height": int(layout.get("height", 380)),
@@ -327,9 +312,7 @@ def _digits(value: float) -> str:
     size = abs(value)
     if size >= 1000 or size == 0:
         return f"{value:,.0f}"
-    if size < 1e-3:
-        return f"{value:.2g}"
-    return f"{value:.3g}"
+    return f"{value:.2g}" if size < 1e-3 else f"{value:.3g}"
 
 
 @cache

@@ -1,119 +1,87 @@
-"""The page of a run: a video, whether the task was done, what was measured, and what makes it doubtful.
-
-The part of a run's page that is about its twin: how far it can be trusted, row by row.
-"""
+"""Pages of runs: video, task, joints, and the log of a twin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 
-from instep.app.recorded_run import (
-    IMAGES,
-    RecordedRun,
-    TaskOutcome,
-    image_ages,
-    of_twin,
-    rate_share,
-    run_problems,
-    stale_images,
-    task_outcome,
-)
-from instep.app.viewer.report_view import report_viewer
 from instep.core.episode import Episode
-from instep.core.errors import Unsupported
-from instep.core.statistics import Estimate, bootstrap, wilson
+from instep.core.statistics import Estimate
 from instep.core.world import Array, array_dataclass
-from instep.physics.mujoco_cameras import MAX_WIDTH, playback, render_trajectory, shrunk, write_small_video
-from instep.scene.folder import Scene
 
-from .figures import lines_figure
-from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, ReportVideo, Section, Table, score_table
+from .figures import Lines, lines_figure
+from .page import (
+    Figure,
+    FigureRow,
+    FigureTabs,
+    Headline,
+    HtmlReport,
+    Number,
+    ReportVideo,
+    ReportViewer,
+    Section,
+    Table,
+    score_table,
+)
 
 if TYPE_CHECKING:
-    from instep.twin import TrackedRecording
+    from instep.app.recorded_run import RunSummary
 
-
-VIDEO = "video.mp4"
-"""The video beside the page."""
 MAX_JOINTS = 12
-"""Joints that get a figure of their own."""
+"""Most joints with a figure of their own."""
 MAX_EPISODES = 4
-"""Episodes whose joints are shown."""
+"""Most episodes whose joints are shown."""
+MAX_GAP_S = 0.3
+"""Longest time without values over which a line is drawn [s]; slow cameras give several images in it."""
 
 
 @array_dataclass
-class RunSummary:
-    """What is known of a run after it: outcomes, problems, scores, and its page."""
+class TwinLog:
+    """The log of a twin in a run, as its page shows it."""
 
-    outcomes: Sequence[TaskOutcome]
-    """One per episode."""
-    problems: Sequence[str]
-    """What makes its numbers doubtful, each in one sentence."""
-    scores: dict[str, Estimate]
-    report: HtmlReport
+    episode: Episode
+    log: Mapping[str, Array]
+    """The correction in each row, by name."""
+    trust: Array | None = None
+    """Trust in each row, 0 to 1; None without a calibration."""
+    levels: Mapping[str, Array] | None = None
+    """`level` and `stage` of the trust monitor in each row; None without one."""
+    events: Sequence[str] = ()
+    """Changes of the stage, each in a sentence."""
+    left_out: str = ""
+    """What the correction left out to meet its deadline, in words; empty without one."""
+
+    def ending(self, word: str) -> dict[str, Array]:
+        """One number over the run, by the body or the camera that it is about."""
+        found = {n: np.asarray(v, float) for n, v in self.log.items() if f".{n}".endswith(f".{word}")}
+        return {n.removesuffix(word).removesuffix(".") or word: values for n, values in found.items()}
+
+    def count(self, name: str) -> int:
+        """A counter of the twin at the end of the run."""
+        labels = self.episode.spec.observation["twin.counts"].labels
+        return int(self.episode["twin.counts"][-1, labels.index(name)])
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What result.json keeps beside the scores."""
-        tasks = [{"done": outcome.done, "words": outcome.words} for outcome in self.outcomes]
-        return {"task": self.outcomes[0].task, "tasks": tasks, "problems": list(self.problems)}
+    def lost(self) -> int:
+        """Rows in which no camera showed the body."""
+        return max((int(np.sum(v > 0)) for n, v in self.log.items() if n.endswith(".frames_lost")), default=0)
 
 
-def summarize_run(
-    run: RecordedRun, scene: Scene | None, *, title: str, folder: Path, doubts: Sequence[str] = ()
-) -> RunSummary:
-    """Judge a run by its recorded rows and make its page; the video is written into `folder`.
-
-    `doubts` are further sentences about what makes its numbers doubtful.
-    """
-    outcomes = [task_outcome(scene, episode) for episode in run.episodes]
-    problems = [
-        *dict.fromkeys(words for episode in run.episodes for words in run_problems(episode)),
-        *run.losses,
-        *doubts,
-    ]
-    if run.status.dropped:
-        problems.append(f"{run.status.dropped} rows were dropped: {run.status.error or 'the disk was too slow'}.")
-    scores = _scores(run, outcomes)
-    report = HtmlReport(
-        title,
-        outcomes[0].task or _episodes(run),
-        run_headline(run, outcomes, problems),
-        _numbers(run, scores),
-        _sections(run.episodes, outcomes),
-        {"data": str(run.folder), "rows": str(run.rows), "ended": run.cause or run.ending or "after all steps"},
-        run_video(folder, run.episodes[0], scene),
-        report_viewer(scene, run.episodes[0], title),
-    )
-    return RunSummary(outcomes, problems, scores, report)
+def run_page(title: str, run: RunSummary, video: ReportVideo | str, viewer: ReportViewer | None) -> HtmlReport:
+    """The page of recorded episodes: whether the task was done, what was measured, and what makes it doubtful."""
+    facts = {"data": str(run.run.folder), "rows": str(run.run.rows), "ended": run.run.cause or run.run.ending}
+    return HtmlReport(
+        title, run.outcomes[0].task or run.counted, run_headline(run), [*_numbers(run), *run.numbers],
+        [*_sections(run), *run.sections], {**facts, "ended": facts["ended"] or "after all steps"}, video, viewer,
+    )  # fmt: skip
 
 
-def announce_run(run: RecordedRun, report: HtmlReport, page: Path) -> int:
-    """Say the conclusion of a run, print the path of its page last, and raise the error that ended it, if one did.
-
-    Returns the exit code: 0, or 130 after Ctrl-C.
-    """
-    console, verdict = Console(stderr=True), report.verdict
-    colour = {"good": "green", "bad": "red", "plain": ""}[verdict.status]
-    console.print(verdict.headline, style=colour, highlight=False, markup=False)
-    if verdict.status == "bad":
-        console.print(verdict.because, style=colour, highlight=False, markup=False)
-    console.print(f"{run.rows} rows are in {run.folder}.", highlight=False, markup=False)
-    print(page, flush=True)
-    if run.error is None or isinstance(run.error, KeyboardInterrupt):
-        return 0 if run.error is None else 130
-    raise run.error
-
-
-def run_headline(run: RecordedRun, outcomes: Sequence[TaskOutcome], problems: Sequence[str]) -> Headline:
-    """The conclusion: how it ended where that was before its time, else what makes it doubtful, else the task."""
-    judged = _task_words(outcomes)
-    known = [outcome.done for outcome in outcomes if outcome.done is not None]
+def run_headline(summary: RunSummary) -> Headline:
+    """The conclusion: how a run ended before its time, else what makes it doubtful, else the outcome of its task."""
+    run, problems, judged = summary.run, summary.problems, summary.task_words
+    known = [outcome.done for outcome in summary.outcomes if outcome.done is not None]
     if run.error is not None:
         return Headline("bad", run.ending, " ".join([run.cause, judged, *problems]).strip())
     if problems:
@@ -123,87 +91,127 @@ def run_headline(run: RecordedRun, outcomes: Sequence[TaskOutcome], problems: Se
     return Headline("good" if all(known) else "bad", judged, f"{run.rows} rows, {run.seconds:.1f} s.")
 
 
-def run_video(folder: Path, episode: Episode, scene: Scene | None) -> ReportVideo | str:
-    """The video of an episode: its recorded images, else a rendering of its positions, else why there is none."""
-    shown = playback(episode.t)
-    cameras = [name for name in episode.columns if name.startswith(IMAGES) and not name.endswith(".stamp")]
-    if cameras:
-        listed = ", ".join(name.removeprefix(IMAGES) for name in cameras[:3])
-        write_small_video(folder / VIDEO, _beside(episode, cameras[:3], shown.rows))
-        return ReportVideo((folder / VIDEO).read_bytes(), f"Recorded images of {listed}, {shown.words}.")
-    if scene is None:
-        return "No video: the world gave no images, and no scene to render it by; name one with --scene."
-    if episode.spec.q.labels != scene.spec.q.labels:
-        return f"No video: the world gave no images, and does not report all positions of scene {scene.name!r}."
-    if not scene.model.ngeom:
-        return f"No video: the robot file of scene {scene.name!r} has no shapes."
-    try:
-        render_trajectory(scene, episode.q[shown.rows], folder / VIDEO)
-    except Unsupported as error:
-        return f"No video: {error}"
-    return ReportVideo((folder / VIDEO).read_bytes(), f"Rendered from the recorded positions, {shown.words}.", True)
+def tracking_page(
+    title: str, twin: TwinLog, problems: Sequence[str], scores: Mapping[str, Estimate],
+    shown: tuple[ReportVideo, ReportViewer | None],
+) -> HtmlReport:  # fmt: skip
+    """The page of a tracked recording: its cameras with the twin's outline, and the scores by its images."""
+    run = twin.episode
+    seen = f"in all but {twin.lost} of {len(run)} rows" if twin.lost else "in every row"
+    fine = Headline("good", "The twin kept in step.", f"The body was seen {seen}, and no camera was excluded.")
+    verdict = Headline("bad", "The twin did not keep in step.", " ".join(problems)) if problems else fine
+    sections = [Section("Scores by the recorded images", "", [score_table(scores)]), *twin_sections(twin)]
+    subtitle = f"{len(run)} rows, {run.t[-1] - run.t[0]:.1f} s"
+    facts = {"rows": str(len(run))}
+    return HtmlReport(title, subtitle, verdict, twin_numbers(twin, scores), sections, facts, *shown)
 
 
-def _beside(episode: Episode, cameras: Sequence[str], rows: Array) -> Iterator[Array]:
-    """Images of some cameras side by side, all as high as the lowest."""
-    for row in rows:
-        images = [shrunk(np.asarray(episode[name][int(row)]), MAX_WIDTH) for name in cameras]
-        height = min(len(image) for image in images)
-        yield np.concatenate([image[:height] for image in images], axis=1)
+def twin_numbers(twin: TwinLog, scores: Mapping[str, Estimate]) -> list[Number]:
+    """The key numbers of a twin."""
+    nis, late = list(twin.ending("nis").values()), list(twin.ending("latency").values())
+    rows = len(twin.episode)
+    overruns = f"median; {twin.count('overruns')} of {rows} rows took longer than a control period"
+    stages, labels = twin.episode["twin.stages"], twin.episode.spec.observation["twin.stages"].labels
+    work = stages.sum(axis=1) - stages[:, labels.index("follow")]
+    shown = [Number("work per frame", f"{1e3 * np.median(work):.1f} ms", overruns)]
+    if nis:
+        mean = f"{np.nanmean(np.concatenate(nis)):.1f}"
+        shown.insert(0, Number("mean NIS", mean, "3 is expected for a body on a table"))
+    if late:
+        shown.append(Number("latency of images", f"{1e3 * np.nanmedian(np.concatenate(late)):.0f} ms", "median"))
+    if "trust" in scores:
+        shown.insert(0, Number("lowest trust", f"{scores['trust'].value:.2f}", f"{scores['trust'].n} nominal runs"))
+    return shown
 
 
-def _episodes(run: RecordedRun) -> str:
-    return "1 episode" if len(run.episodes) == 1 else f"{len(run.episodes)} episodes"
+def twin_sections(twin: TwinLog) -> list[Section]:
+    """Trust and residuals, cameras, and timing of a run through a twin."""
+    t = twin.episode.t - twin.episode.t[0]
+    lead = "The mean NIS of a body on a table is 3 if the covariance of the filter is right."
+    if twin.trust is not None:
+        lead += " Trust is the share of nominal runs with a level at least as large."
+    trusting = _figures(
+        ("Trust", "trust, 0 to 1", {} if twin.trust is None else {"trust": (t, twin.trust)}),
+        ("Innovation against its covariance (NIS)", "NIS", _lines(t, twin, "nis")),
+        ("Residuals of silhouettes", "residual, share of pixels", _lines(t, twin, "residual")),
+    )
+    spread = {**_lines(t, twin, "sigma", "", 1e3), **_lines(t, twin, "weakest_sigma", ", weakest direction", 1e3)}
+    cameras = _figures(
+        ("Standard deviation of the pose", "standard deviation [mm]", spread),
+        ("Overlap of silhouettes", "overlap, 0 to 1", _seen_overlaps(t, twin)),
+        ("Latency of images", "age [ms]", _lines(t, twin, "latency", "", 1e3)),
+    )
+    timing = _figures(
+        ("Time of each stage", "time [ms]", _columns(t, twin.episode, "twin.stages", without="follow")),
+        ("Joint errors: measured less simulated", "error [mm or mrad]", _columns(t, twin.episode, "twin.joint_error")),
+    )
+    return [
+        Section("Trust and residuals", lead, trusting),
+        *_stages(t, twin),
+        Section("Cameras", "The weakest direction is the least observable one.", cameras),
+        Section("Timing", twin.left_out, timing),
+    ]
 
 
-def _task_words(outcomes: Sequence[TaskOutcome]) -> str:
-    if len(outcomes) == 1 or outcomes[0].done is None:
-        return outcomes[0].words
-    done = sum(outcome.done is True for outcome in outcomes)
-    return f"The task was done in {done} of {len(outcomes)} episodes."
+def _stages(t: Array, twin: TwinLog) -> list[Section]:
+    """The stages of trust; none without a monitor."""
+    if twin.levels is None:
+        return []
+    lead = (
+        "Stages: 0 normal, 1 slow, 2 coast (images correct nothing), 3 hold, 4 handed over to the operator. "
+        f"{' '.join(twin.events) or 'The twin was trusted throughout.'}"
+    )
+    figures = _figures(
+        ("Stage of trust", "stage, 0 to 4", {"stage": (t, twin.levels["stage"])}),
+        ("Level against nominal runs", "level, 1 is the largest nominal one", {"level": (t, twin.levels["level"])}),
+    )
+    return [Section("Stages of trust", lead, figures)]
 
 
-def _scores(run: RecordedRun, outcomes: Sequence[TaskOutcome]) -> dict[str, Estimate]:
-    scores: dict[str, Estimate] = {}
-
-    def add(name: str, unit: str, value: Callable[[Episode], float]) -> None:
-        scores[name] = bootstrap([value(episode) for episode in run.episodes], unit=unit)
-
-    for name, (rows, columns, unit) in _tracked(run.episodes[0]).items():
-        add(name, unit, lambda e, r=rows, c=columns: float(np.sqrt(np.mean((e.action[:, r] - e.q[:, c]) ** 2))))
-    add("share of control steps made", "", rate_share)
-    for camera in image_ages(run.episodes[0]):
-        add(f"age of images, {camera}", "s", lambda e, c=camera: image_ages(e).get(c, float("nan")))
-    ends = [float(outcome.score[-1]) for outcome in outcomes if outcome.score is not None]
-    if ends:
-        scores["score at the end"] = bootstrap(ends)
-        scores["task done"] = wilson(sum(outcome.done is True for outcome in outcomes), len(ends))
-    return scores
+def _seen_overlaps(t: Array, twin: TwinLog) -> Lines:
+    """The overlaps of each camera, without rows in which it shows no image of the body."""
+    shown = {f"{camera}.overlap": share > 0 for camera, share in twin.ending("visible_share").items()}
+    overlaps = {n.removesuffix(".overlap"): np.where(rows, twin.log[n], np.nan) for n, rows in shown.items()}
+    return {n: _joined(t, v) for n, v in overlaps.items() if np.isfinite(v).any()}
 
 
-def _tracked(episode: Episode) -> dict[str, tuple[list[int], list[int], str]]:
-    """Positions that are commanded, by unit: name of the error -> columns of the action, of q, and the unit."""
-    places = {label: i for i, label in enumerate(episode.spec.q.labels)}
-    found: dict[str, tuple[list[int], list[int], str]] = {}
-    for i, (label, unit) in enumerate(zip(episode.spec.action.labels, episode.spec.action.units, strict=True)):
-        if label in places and unit in ("rad", "m"):
-            rows, columns, _ = found.setdefault(f"tracking error [{unit}]", ([], [], unit))
-            rows.append(i)
-            columns.append(places[label])
-    return found
+def _columns(t: Array, episode: Episode, name: str, without: str = "") -> Lines:
+    """The columns of an observation in thousandths; none if the run lacks it."""
+    if name not in episode:
+        return {}
+    labels = episode.spec.observation[name].labels
+    return {label: (t, 1e3 * episode[name][:, i]) for i, label in enumerate(labels) if label != without}
 
 
-def _numbers(run: RecordedRun, scores: dict[str, Estimate]) -> list[Number]:
+def _figures(*asked: tuple[str, str, Lines]) -> list[Figure]:
+    """A figure over time for each title, unit and lines; those without lines are left out."""
+    return [lines_figure(lines, title=title, x="time [s]", y=unit) for title, unit, lines in asked if lines]
+
+
+def _lines(t: Array, twin: TwinLog, word: str, more: str = "", factor: float = 1.0) -> Lines:
+    """The lines of one number; those without any value are left out."""
+    return {n + more: _joined(t, factor * v) for n, v in twin.ending(word).items() if np.isfinite(v).any()}
+
+
+def _joined(t: Array, values: Array) -> tuple[Array, Array]:
+    """A line through the finite values (only rows with an image have one), broken at long gaps."""
+    known = np.flatnonzero(np.isfinite(values))
+    breaks = np.flatnonzero(np.diff(t[known]) > MAX_GAP_S) + 1
+    times = np.insert(t[known], breaks, t[known][breaks - 1])
+    return times, np.insert(values[known], breaks, np.nan)
+
+
+def _numbers(summary: RunSummary) -> list[Number]:
+    run, scores = summary.run, summary.scores
     several = f"mean of {len(run.episodes)} episodes" if len(run.episodes) > 1 else ""
-    shown = [Number("recorded", f"{run.rows} rows", f"{run.seconds:.1f} s in {_episodes(run)}")]
+    shown = [Number("recorded", f"{run.rows} rows", f"{run.seconds:.1f} s in {summary.counted}")]
     if "task done" in scores:
         shown.insert(0, Number("score at the end", f"{scores['score at the end'].value:.2f}", several or "of 1"))
     for name, estimate in scores.items():
         if name.startswith("tracking error"):
             value = f"{1e3 * estimate.value:.3g} m{estimate.unit}"
             shown.append(Number("tracking error", value, "measured less commanded, root mean square"))
-    wanted = 1 / run.episodes[0].spec.dt
-    share = scores["share of control steps made"].value
+    wanted, share = 1 / run.episodes[0].spec.dt, scores["share of control steps made"].value
     shown.append(Number("control rate", f"{share * wanted:.3g} Hz", f"of {wanted:.3g} Hz"))
     ages = [estimate.value for name, estimate in scores.items() if name.startswith("age of images")]
     if ages:
@@ -211,8 +219,9 @@ def _numbers(run: RecordedRun, scores: dict[str, Estimate]) -> list[Number]:
     return shown
 
 
-def _sections(episodes: Sequence[Episode], outcomes: Sequence[TaskOutcome]) -> list[Section]:
+def _sections(summary: RunSummary) -> list[Section]:
     sections: list[Section] = []
+    episodes, outcomes = summary.run.episodes, summary.outcomes
     lines = {
         f"episode {i + 1}" if len(episodes) > 1 else "score": (episode.t - episode.t[0], outcome.score)
         for i, (episode, outcome) in enumerate(zip(episodes, outcomes, strict=True))
@@ -220,26 +229,20 @@ def _sections(episodes: Sequence[Episode], outcomes: Sequence[TaskOutcome]) -> l
     }
     if lines:
         figure = lines_figure(lines, title="Progress of the task", x="time [s]", y="score, 0 to 1")
-        lead = "The last event of the task is its success; the score says how near each moment was to it."
-        if of_twin(episodes[0]):
+        lead = "The last event of the task is its success; the score is the progress towards it."
+        if any(name.startswith("twin.") for name in episodes[0].columns):
             lead += " Both are judged by the state of the twin: the robot does not measure where objects are."
         sections.append(Section("The task", lead, [figure]))
     if len(outcomes) > 1:
         rows = [(str(i + 1), e.meta.get("seed", ""), f"{e.t[-1] - e.t[0]:.1f} s", e.meta.get("ended", ""), o.words)
                 for i, (e, o) in enumerate(zip(episodes, outcomes, strict=True))]  # fmt: skip
         sections.append(Section("Episodes", "", [Table(("episode", "seed", "length", "ended by", "task"), rows)]))
-    shown = {f"episode {i + 1}": _joints(episode) for i, episode in enumerate(episodes[:MAX_EPISODES])}
-    if any(shown.values()):
-        lead = "Positions as measured, and as commanded where a position is commanded."
-        sections.append(Section("Joints", lead, _blocks(shown)))
+    shown = {f"episode {i + 1}": FigureRow(_joints(e)) for i, e in enumerate(episodes[:MAX_EPISODES])}
+    if any(row.figures for row in shown.values()):
+        lead = "Measured positions, and commanded ones of position servos."
+        blocks = [FigureTabs(shown)] if len(shown) > 1 else list(shown.values())
+        sections.append(Section("Joints", lead, blocks))
     return sections
-
-
-def _blocks(shown: dict[str, list[Figure]]) -> list[Figure | FigureRow | FigureTabs]:
-    if len(shown) > 1:
-        return [FigureTabs({name: FigureRow(figures) for name, figures in shown.items()})]
-    [figures] = shown.values()
-    return [FigureRow(figures)] if len(figures) > 1 else list(figures)
 
 
 def _joints(episode: Episode) -> list[Figure]:
@@ -252,220 +255,6 @@ def _joints(episode: Episode) -> list[Figure]:
         if label in commanded and episode.spec.action.units[commanded[label]] == units[j]:
             lines["commanded"] = (t, episode.action[:, commanded[label]])
         unit = f" [{units[j]}]" if units[j] else ""
-        figure = lines_figure(lines, title=label, x="time [s]", y=f"position{unit}")
-        figures.append({**figure, "layout": figure["layout"] | {"yaxis": {"title": f"position{unit}"}, "height": 280}})
+        figure = lines_figure(lines, title=label, x="time [s]", y=f"position{unit}", height=280)
+        figures.append({**figure, "layout": figure["layout"] | {"yaxis": {"title": f"position{unit}"}}})
     return figures
-
-
-MAX_INVALID_SHARE, MAX_LOST_SHARE, MAX_FAULT_SHARE = 0.1, 0.01, 0.01
-"""Share of rows without a valid joint reading, in which no camera shows the body, or in which a camera is at fault,
-above which a twin is doubtful."""
-
-MAX_GAP_S = 0.3
-"""Time without values over which a line is not drawn [s]; slow cameras give several images in it."""
-
-Lines = dict[str, tuple[Array, Array]]
-
-
-def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
-    """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
-    from instep.twin import FAULT_WORDS, ImageFault, TrustStage, correction_log, trust_events
-
-    if "twin.correction" not in episode:
-        return []
-    log, problems = correction_log(episode), list[str]()
-    for camera, codes in _ending(log, "fault").items():
-        for fault in ImageFault:
-            count = int(np.sum(codes == fault)) if fault else 0
-            if count > MAX_FAULT_SHARE * len(episode) and camera not in held_out:
-                problems.append(f"{camera} gave {FAULT_WORDS[fault]} in {count} of {len(episode)} rows.")
-    lost = _lost(log)
-    if lost > MAX_LOST_SHARE * len(episode):
-        problems.append(f"In {lost} of {len(episode)} rows no camera showed the body.")
-    excluded = [name for name, values in _ending(log, "excluded").items() if values[-1] > 0]
-    if excluded:
-        problems.append(f"Excluded, for disagreeing with the others: {', '.join(excluded)}.")
-    latency = _ending(log, "latency")
-    problems += stale_images({n: float(np.nanmedian(v)) for n, v in latency.items() if np.isfinite(v).any()})
-    for camera, values in latency.items():
-        if camera not in held_out and not np.isfinite(values).any():
-            problems.append(f"No image of {camera} came.")
-    problems += [event.words for event in trust_events(episode) if event.stage >= TrustStage.HOLD]
-    invalid = _count(episode, "dropouts")
-    if invalid > MAX_INVALID_SHARE * len(episode):
-        problems.append(f"{invalid} of {len(episode)} rows had no valid joint reading.")
-    return problems
-
-
-def _lost(log: Mapping[str, Array]) -> int:
-    """In how many rows no camera showed the body."""
-    return max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".frames_lost")), default=0)
-
-
-def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Estimate], folder: Path) -> HtmlReport:
-    """The page of a recording that a twin tracked: its cameras with the twin's outline, and what was measured."""
-    from instep.twin import correction_log, shipped_trust
-
-    run, shown = tracked.run, playback(tracked.run.t)
-    problems = twin_problems(run, tracked.options.held_out)
-    lost = _lost(correction_log(run)) if "twin.correction" in run else 0
-    seen = f"in all but {lost} of {len(run)} rows" if lost else "in every row"
-    fine = Headline("good", "The twin kept in step.", f"The body was seen {seen}, and no camera was excluded.")
-    write_small_video(folder / "video.mp4", (tracked.overlay(int(row)) for row in shown.rows))
-    caption = f"The recorded images with the outline of the twin's body, {shown.words}."
-    return HtmlReport(
-        title,
-        f"{len(run)} rows, {run.t[-1] - run.t[0]:.1f} s",
-        Headline("bad", "The twin did not keep in step.", " ".join(problems)) if problems else fine,
-        twin_numbers(run, scores),
-        [
-            Section("Scores by the recorded images", "", [score_table(scores)]),
-            *twin_sections(run, tracked.options.trust or shipped_trust()),
-        ],
-        {"rows": str(len(run))},
-        ReportVideo((folder / "video.mp4").read_bytes(), caption),
-        report_viewer(tracked.scene, run, title),
-    )
-
-
-def twin_numbers(episode: Episode, scores: Mapping[str, Estimate]) -> list[Number]:
-    """The key numbers of a twin; none where it was not corrected."""
-    from instep.twin import correction_log
-
-    if "twin.correction" not in episode:
-        return []
-    log = correction_log(episode)
-    nis, late = list(_ending(log, "nis").values()), list(_ending(log, "latency").values())
-    overruns = f"median; {_count(episode, 'overruns')} of {len(episode)} rows took longer than a control period"
-    shown = [Number("work per frame", f"{1e3 * np.median(_work(episode)):.1f} ms", overruns)]
-    if nis:
-        mean = f"{np.nanmean(np.concatenate(nis)):.1f}"
-        shown.insert(0, Number("mean NIS", mean, "3 is expected for a body on a table"))
-    if late:
-        shown.append(Number("latency of images", f"{1e3 * np.nanmedian(np.concatenate(late)):.0f} ms", "median"))
-    if "trust" in scores:
-        shown.insert(0, Number("lowest trust", f"{scores['trust'].value:.2f}", f"{scores['trust'].n} nominal runs"))
-    return shown
-
-
-def twin_sections(episode: Episode, trust: Any = None) -> list[Section]:
-    """Trust and residuals, cameras, and timing of a run through a twin; none where it was not corrected."""
-    from instep.twin import correction_log
-
-    if "twin.correction" not in episode:
-        return []
-    log, t = correction_log(episode), episode.t - episode.t[0]
-    return [_trusting(t, log, trust), *_stages(t, episode), _seeing(t, log), _keeping(t, episode)]
-
-
-def _stages(t: Array, episode: Episode) -> list[Section]:
-    """What the twin did for want of trust; none where it was not supervised."""
-    from instep.twin import trust_events
-    from instep.twin.trust_stages import CHANNEL, LABELS
-
-    if CHANNEL not in episode:
-        return []
-    rows, events = np.asarray(episode[CHANNEL], float), trust_events(episode)
-    level, stage = rows[:, LABELS.index("level")], rows[:, LABELS.index("stage")]
-    lead = (
-        "Stages: 0 normal, 1 slow, 2 coast (images correct nothing), 3 hold, 4 handed over to the operator. "
-        f"{'The twin was trusted throughout.' if not events else ' '.join(event.words for event in events)}"
-    )
-    figures = _figures(
-        ("Stage of trust", "stage, 0 to 4", {"stage": (t, stage)}),
-        ("Level against nominal runs", "level, 1 is the largest nominal one", {"level": (t, level)}),
-    )
-    return [Section("Stages of trust", lead, figures)]
-
-
-def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
-    residuals = _lines(t, log, "residual")
-    lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
-    level: Lines = {}
-    if trust is not None:
-        level = {"trust": (t, np.asarray(trust.of(trust.frames(log)), float))}
-        lead += " Trust is the share of nominal runs with a level at least as large."
-    figures = _figures(
-        ("Trust", "trust, 0 to 1", level),
-        ("Innovation against its covariance (NIS)", "NIS", _lines(t, log, "nis")),
-        ("Residuals of silhouettes", "residual, share of pixels", residuals),
-    )
-    return Section("Trust and residuals", lead, figures)
-
-
-def _seeing(t: Array, log: Mapping[str, Array]) -> Section:
-    spread = {**_lines(t, log, "sigma", "", 1e3), **_lines(t, log, "weakest_sigma", ", weakest direction", 1e3)}
-    figures = _figures(
-        ("Standard deviation of the pose", "standard deviation [mm]", spread),
-        ("Overlap of silhouettes", "overlap, 0 to 1", _lines(t, _seen_overlaps(log), "overlap")),
-        ("Latency of images", "age [ms]", _lines(t, log, "latency", "", 1e3)),
-    )
-    return Section("Cameras", "The weakest direction is the least observable one.", figures)
-
-
-def _seen_overlaps(log: Mapping[str, Array]) -> dict[str, Array]:
-    """The overlaps of each camera, without rows in which it shows no image of the body."""
-    seen = {f"{camera}.overlap": share > 0 for camera, share in _ending(log, "visible_share").items()}
-    return {name: np.where(rows, np.asarray(log[name], float), np.nan) for name, rows in seen.items()}
-
-
-def _keeping(t: Array, episode: Episode) -> Section:
-    stages, labels = episode["twin.stages"], episode.spec.observation["twin.stages"].labels
-    times = {name: (t, 1e3 * stages[:, i]) for i, name in enumerate(labels) if name != "follow"}
-    errors: Lines = {}
-    if "twin.joint_error" in episode:
-        joints = episode.spec.observation["twin.joint_error"].labels
-        errors = {name: (t, 1e3 * episode["twin.joint_error"][:, i]) for i, name in enumerate(joints)}
-    figures = _figures(
-        ("Time of each stage", "time [ms]", times),
-        ("Joint errors: measured less simulated", "error [mm or mrad]", errors),
-    )
-    return Section("Timing", _left_out_words(episode), figures)
-
-
-def _left_out_words(episode: Episode) -> str:
-    """What the correction left out to be in time; empty where it had all the time that it wanted."""
-    from instep.twin import correction_log
-    from instep.twin.camera_frames import LEFT_OUT, left_out
-
-    found = left_out(correction_log(episode))
-    if not found:
-        return ""
-    begin = f"The correction kept to a deadline, {1e3 * found['given']:.1f} ms after a measurement in the median."
-    if not found["frames"]:
-        return f"{begin} Nothing was left out."
-    parts = ", ".join(f"{word} {found[word]:.0f}" for word in LEFT_OUT if found[word])
-    return f"{begin} In {found['frames']:.0f} of {len(episode)} rows something was left out: {parts}."
-
-
-def _figures(*asked: tuple[str, str, Lines]) -> list[Figure]:
-    """A figure over time for each title, unit and lines; those without lines are left out."""
-    return [lines_figure(lines, title=title, x="time [s]", y=unit) for title, unit, lines in asked if lines]
-
-
-def _work(episode: Episode) -> Array:
-    stages, labels = episode["twin.stages"], episode.spec.observation["twin.stages"].labels
-    return stages.sum(axis=1) - stages[:, labels.index("follow")]
-
-
-def _count(episode: Episode, name: str) -> int:
-    return int(episode["twin.counts"][-1, episode.spec.observation["twin.counts"].labels.index(name)])
-
-
-def _ending(log: Mapping[str, Array], word: str) -> dict[str, Array]:
-    """One number over the run, by the body or the camera that it is about."""
-    found = {n: np.asarray(v, float) for n, v in log.items() if f".{n}".endswith(f".{word}")}
-    return {n.removesuffix(word).removesuffix(".") or word: values for n, values in found.items()}
-
-
-def _lines(t: Array, log: Mapping[str, Array], word: str, more: str = "", factor: float = 1.0) -> Lines:
-    """The lines of one number; those without any value are left out."""
-    return {n + more: _joined(t, factor * v) for n, v in _ending(log, word).items() if np.isfinite(v).any()}
-
-
-def _joined(t: Array, values: Array) -> tuple[Array, Array]:
-    """A line through its values, which only rows with an image have, that is broken where none come for a while."""
-    known = np.flatnonzero(np.isfinite(values))
-    breaks = np.flatnonzero(np.diff(t[known]) > MAX_GAP_S) + 1
-    times = np.insert(t[known], breaks, t[known][breaks - 1])
-    return times, np.insert(values[known], breaks, np.nan)

@@ -1,67 +1,76 @@
-"""The page of an identification: gates, parameters, held-out motion, posterior, delta action, searches.
-
-The part of a page that shows re-identification: every parameter with its interval over time, and what happened.
-"""
+"""Pages of identification: by motion, by torques, and on line while a robot runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from io import BytesIO
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import mujoco
 import numpy as np
 
 from instep.core.statistics import Estimate
-from instep.tune.delta_action import DeltaEvaluation
-from instep.tune.fit.identifiability import motion_for
-from instep.tune.fit.least_squares import FitStatus
-from instep.tune.held_out import Traces, held_out_traces
-from instep.tune.online.reidentification import Reidentification
-from instep.tune.posterior.posterior_checks import LEVELS, PosteriorCheck, PredictiveBand, corner_plot, first_row
+from instep.core.world import Array, Spec
 
-from .figures import LOG_AXIS, band_traces, downsampled, plain_text, series_color, titled
-from .page import (
-    Figure,
-    FigureRow,
-    FigureTabs,
-    Headline,
-    HtmlReport,
-    Number,
-    ReportImage,
-    Section,
-    Table,
-    display_unit,
-    formatted,
+from .figures import (
+    LOG_AXIS,
+    Lines,
+    band_traces,
+    bars_figure,
+    downsampled,
+    error_bars,
+    line_trace,
+    panels_figure,
+    plain_text,
+    series_color,
+    titled,
+    upright_line,
 )
+from .gap_page import torque_figure
+from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, Section, Table, display_unit, formatted
 
 if TYPE_CHECKING:
+    from instep.tune.excitation import ExcitationDesign
+    from instep.tune.excitation_limits import ExcitationLimits
+    from instep.tune.gates import GateResult
+    from instep.tune.held_out import Traces
     from instep.tune.identification import Identification
-
+    from instep.tune.online.reidentification import Reidentification
+    from instep.tune.posterior.posterior_checks import PosteriorCheck, PredictiveBand
+    from instep.tune.torque.torque_identification import TorqueIdentification
 
 MAX_PANELS = 6
-"""Most channels that are plotted; the table has them all."""
+"""Most channels of a figure of one window; the table has them all."""
+MAX_CORNER, CORNER_DRAWS = 8, 400
+"""Most parameters and draws of the scatter plots of a posterior."""
+MAX_FIGURES = 12
+"""Most parameters that are plotted over time; the table has them all."""
+MAX_EVENTS = 200
+"""Most listed events; result.json has them all."""
+MARKED = ("change", "applied", "rolled back")
+"""Events that are marked in the figures."""
+PARAMETER = ("parameter", "before", "after", "95 % interval", "unit")
 
 
-def page(found: Identification, facts: Mapping[str, str]) -> HtmlReport:
-    """The whole page."""
-    sections = [_gates(found), _params(found), _held_out(found)]
-    if found.posterior is not None:
-        sections.append(_posterior(found.posterior))
-    if found.delta is not None:
-        sections.append(_delta(found.delta))
+def identification_page(found: Identification, facts: Mapping[str, str] | None = None) -> HtmlReport:
+    """Gates, parameters, held-out motion, posterior, delta action and searches of an identification."""
+    sections = [gates_section(found.gates), _params(found), _held_out(found)]
+    sections += [_posterior(found.posterior)] if found.posterior is not None else []
+    sections += [_delta(found)] if found.delta is not None else []
     sections.append(_search(found.cost_history))
     counts = f"{len(found.fitted)} recordings fitted, {len(found.held_out)} held out"
     subtitle = f"{found.scene.name}: {len(found.fit.params)} parameters, {counts}"
-    return HtmlReport("instep tune", subtitle, _verdict(found), _numbers(found), sections, _facts(found, facts))
+    return HtmlReport("instep tune", subtitle, _verdict(found), _numbers(found), sections, _facts(found, facts or {}))
 
 
-def figures(found: Identification) -> list[Figure]:
-    """Parameters over their values before, and the held-out window of median error."""
-    traces = _traces(found)
-    forest = _forest(found)
-    return [*([] if forest is None else [forest]), _window(traces, int(_ranked(traces)[len(traces.inside) // 2]), None)]
+def gates_section(gates: Sequence[GateResult]) -> Section:
+    """The gates of an identification with verdicts and remedies."""
+    rows = [
+        (gate.name, gate.state if gate.passed or gate.required else "advice", f"{gate.message} {gate.remedy}".strip())
+        for gate in gates
+    ]
+    lead = "In the order of evaluation. Whiteness is advice; promotion needs all other gates to pass."
+    return Section("Gates", lead, [Table(("gate", "verdict", "message"), rows)])
 
 
 def _facts(found: Identification, facts: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +81,7 @@ def _facts(found: Identification, facts: Mapping[str, str]) -> dict[str, str]:
         "windows": f"{len(fit.windows)} of {fit.windows.action.shape[1] * dt:g} s",
         "simulated": f"{fit.worlds} windows in {fit.seconds:.1f} s in the last search",
         "time": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found.stage_seconds.items()),
-        "engine": f"MuJoCo {mujoco.__version__}",
+        "engine": f"MuJoCo {version('mujoco')}",
         "status": str(found.status),
         **({"notes": " ".join(notes)} if (notes := found.as_dict()["notes"]) else {}),
     }
@@ -116,15 +125,6 @@ def _numbers(found: Identification) -> list[Number]:
     return numbers
 
 
-def _gates(found: Identification) -> Section:
-    rows = [
-        (gate.name, gate.state if gate.passed or gate.required else "advice", f"{gate.message} {gate.remedy}".strip())
-        for gate in found.gates
-    ]
-    lead = "In the order in which they were run. Whiteness is advice; promotion needs all others to be run and passed."
-    return Section("Gates", lead, [Table(("gate", "verdict", "message"), rows)])
-
-
 def _params(found: Identification) -> Section:
     rows: list[tuple[str, ...]] = []
     start, bounds, weak = found.result.start, set(found.fit.at_bounds), found.identifiability
@@ -133,58 +133,49 @@ def _params(found: Identification) -> Section:
         note = "confounded: held by a prior" if name in weak.confounded else note or str(found.status)
         rows.append((name, _value(start.get(name)), _value(now.value), _ends(now), now.unit, note))
     for name, value in found.result.unidentified.items():
-        note = f"not identifiable, value kept. {motion_for([name])}"
+        note = f"not identifiable, value kept. {found.motion_for(name)}"
         rows.append((name, _value(start.get(name)), _value(value), "", "", note))
-    forest = _forest(found)
-    table = Table(("parameter", "before", "after", "95 % interval", "unit", "state"), rows)
-    lead = "Each parameter before and after. Bars are 95 % intervals; a narrow bar far from 1 is what was learnt."
-    if found.status is not FitStatus.CONVERGED:
+    table, forest = Table((*PARAMETER, "state"), rows), _forest(found)
+    lead = "Each parameter before and after. Bars are 95 % intervals; a narrow bar far from 1 is a clear finding."
+    if found.status != "converged":
         lead = f"Each parameter before and after. The search did not converge ({found.status}): there are no intervals."
     return Section("Parameters", lead, [table] if forest is None else [forest, table])
 
 
 def _forest(found: Identification) -> Figure | None:
-    """Values over their values before, with intervals; None where none can be shown as a ratio."""
+    """Values over their values before, with intervals; None if no ratio is positive."""
     start = found.result.start
-    ratios = {n: (now, start[n]) for n, now in found.intervals.items() if start.get(n, 0.0) > 0 and not now.low <= 0}
+    ratios = {
+        n: Estimate(now.value / start[n], now.low / start[n], now.high / start[n], now.n)
+        for n, now in reversed(found.intervals.items())
+        if start.get(n, 0.0) > 0 and not now.low <= 0
+    }
     if not ratios:
         return None
-    names = list(ratios)[::-1]
-    values, low, high = (
-        np.array([getattr(ratios[n][0], part) / ratios[n][1] for n in names]) for part in ("value", "low", "high")
-    )
-    # Values without an interval are shown as points alone.
-    ends = (np.nan_to_num(high - values), np.nan_to_num(values - low))
-    error = {"type": "data", "symmetric": False, "array": ends[0], "arrayminus": ends[1]}
     trace = {
-        "type": "scatter", "mode": "markers", "x": values, "y": [plain_text(n) for n in names],
-        "error_x": error | {"color": series_color(0, 0.6), "thickness": 2},
-        "marker": {"color": series_color(0), "size": 9}, "name": "after over before",
+        "type": "scatter", "mode": "markers", "name": "after over before", "y": [plain_text(n) for n in ratios],
+        "x": [ratio.value for ratio in ratios.values()], "marker": {"color": series_color(0), "size": 9},
+        "error_x": error_bars(list(ratios.values()), color=series_color(0, 0.6)),
     }  # fmt: skip
-    one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
-    layout = {
-        "height": 130 + 30 * len(names), "showlegend": False,
-        "shapes": [one | {"line": {"color": "@soft", "dash": "dot"}}],
-        "xaxis": {"title": "value over its value before", **LOG_AXIS}, "yaxis": {"automargin": True},
-    }  # fmt: skip
+    layout = {"height": 130 + 30 * len(ratios), "showlegend": False, "shapes": [upright_line(1)]}
+    layout |= {"xaxis": {"title": "value over its value before", **LOG_AXIS}, "yaxis": {"automargin": True}}
     return {"data": [trace], "layout": layout}
 
 
-def _traces(found: Identification) -> Traces:
-    fit, sim = found.fit, found.sim
-    span, skip = fit.windows.action.shape[1], first_row(fit.params, sim)
-    # Not what was searched in, which may lack contacts and objects.
-    sims = {"before": found.given, "after": sim.tuned(found.result.settings)}
-    return held_out_traces(sims, found.held_out, span, skip=skip)
+def identification_figures(found: Identification) -> list[Figure]:
+    """Parameters over their values before, and the held-out window of median error."""
+    traces, forest = found.traces, _forest(found)
+    median = int(_ranked(traces)[len(traces.inside) // 2])
+    return [*([] if forest is None else [forest]), _window(traces, median, None)]
 
 
-def _ranked(traces: Traces) -> Any:
+def _ranked(traces: Traces) -> Array:
     """Windows by their error after identification, the best first."""
     return np.argsort(np.nan_to_num(traces.errors("after"), nan=np.inf))
 
 
 def _held_out(found: Identification) -> Section:
-    traces, band = _traces(found), None if found.posterior is None else found.posterior.band
+    traces, band = found.traces, None if found.posterior is None else found.posterior.band
     order = _ranked(traces)
     picks = {"median window": order[len(order) // 2], "worst window": order[-1], "best window": order[0]}
     shown = {name: _window(traces, int(which), band) for name, which in picks.items()}
@@ -196,52 +187,39 @@ def _held_out(found: Identification) -> Section:
         rows.append((name, f"{factor * before:.3g}", f"{factor * after:.3g}", unit, reduction))
     caption = "Root mean square errors over windows of held-out recordings, started at the measured state."
     table = Table(("channel", "before", "after", "unit", "reduction"), rows, caption)
-    lead = "Recordings that were not fitted. The simulator starts at the measured state and is given the same commands."
+    lead = "Recordings that were not fitted. The simulator starts at the measured state and gets the same commands."
     if band is not None:
-        lead += (
-            " The band holds 90 % of the posterior's predictions: parameters, start states and sensor noise together."
-        )
+        lead += " The band holds 90 % of the posterior's predictions: parameters, start states and sensor noise."
     return Section("Held-out recordings, before and after", lead, [FigureTabs(shown), table])
 
 
 def _window(traces: Traces, which: int, band: PredictiveBand | None) -> Figure:
+    """One held-out window: measured, before and after; the channels that move most."""
     rows = np.flatnonzero(traces.inside[which])
     t = (rows + 1) * traces.dt
-    panels = np.sort(np.argsort(-np.ptp(traces.measured[which][rows], axis=0))[:MAX_PANELS])
-    data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {
-        "height": 170 + 150 * len(panels),
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
-        "grid": {"rows": len(panels), "columns": 1, "pattern": "independent"},
-    }
-    lines = {
-        "before": (traces.predicted["before"], {"color": series_color(1), "dash": "dot", "width": 2}),
-        "after": (traces.predicted["after"], {"color": series_color(0), "dash": "solid", "width": 2}),
-        "measured": (traces.measured, {"color": "@ink", "dash": "solid", "width": 1.4}),
-    }
-    for panel, i in enumerate(int(panel) for panel in panels):
+    panels, bands = dict[str, Lines](), dict[str, tuple[Array, Array, Array]]()
+    for i in np.sort(np.argsort(-np.ptp(traces.measured[which][rows], axis=0))[:MAX_PANELS]):
         measured = traces.measured[which][rows, i]
         factor, unit = display_unit(traces.units[i], float(np.abs(measured).max(initial=0.0)))
-        axis = "" if panel == 0 else str(panel + 1)
-        common = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": panel == 0}
+        label = f"{traces.names[i]} [{unit or '1'}]"
+        paths = {**{name: traces.predicted[name] for name in ("before", "after")}, "measured": traces.measured}
+        panels[label] = {name: (t, factor * path[which][rows, i]) for name, path in paths.items()}
         if band is not None and band.low.shape[:2] == traces.measured.shape[:2]:
-            edges = (factor * (measured + edge[which][rows, i]) for edge in (band.low, band.high))
-            data += band_traces(t, *edges, **common)
-        for name, (paths, line) in lines.items():
-            x, y = downsampled(t, factor * paths[which][rows, i])
-            data.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line} | common)
-        title = f"{plain_text(traces.names[i])}<br>[{unit or '1'}]"
-        layout[f"yaxis{axis}"] = {"title": {"text": title, "font": {"size": 11}}}
-        layout[f"xaxis{axis}"] = {"title": "time since the start of the window [s]" if panel == len(panels) - 1 else ""}
-    return {"data": data, "layout": layout}
+            low, high = (factor * (measured + edge[which][rows, i]) for edge in (band.low, band.high))
+            bands[label] = (t, low, high)
+    styles = (
+        {"color": series_color(1), "dash": "dot", "width": 2},
+        {"color": series_color(0), "width": 2},
+        {"color": "@ink", "width": 1.4},
+    )
+    return panels_figure(panels, x="time since the start of the window [s]", styles=styles, bands=bands)
 
 
 def _posterior(found: PosteriorCheck) -> Section:
     rows: list[tuple[str, ...]] = [("method", found.method, "")]
     checked, inside = found.calibration, found.band.inside
     if checked is not None:
-        for level in LEVELS:
-            share = checked.coverage(level)
+        for level, share in found.coverage.items():
             said = f"{share.value:.0%}, from {share.low:.0%} to {share.high:.0%}"
             rows.append((f"planted truths inside {level:.0%} intervals", said, f"{len(checked.ranks)} truths"))
         least = min(checked.uniformity.values())
@@ -249,13 +227,17 @@ def _posterior(found: PosteriorCheck) -> Section:
     rows.append(("held-out rows inside the 90 % band", f"{inside.value:.0%}", f"{inside.n} windows and channels"))
     p = f"{found.misspecification_p:.2g}"
     rows.append(("misspecification, p", p, "below 0.05 something is missing in the model"))
-    png = BytesIO()
-    corner_plot(found.belief).savefig(png, dpi=110)
-    image = ReportImage(png.getvalue(), "Every pair of parameters, and each parameter's own distribution.")
-    return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), image])
+    draws = found.belief.sample(CORNER_DRAWS, np.random.default_rng((0, 0xC0)))
+    shown = [{"label": plain_text(n), "values": np.asarray(v)} for n, v in list(draws.items())[:MAX_CORNER]]
+    pairs = {"type": "splom", "dimensions": shown, "showupperhalf": False, "diagonal": {"visible": False}}
+    pairs["marker"] = {"size": 3, "color": series_color(0, 0.4)}
+    figure = {"data": [pairs], "layout": {"title": titled("Pairs of parameters"), "height": 180 + 110 * len(shown)}}
+    return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), figure])
 
 
-def _delta(found: DeltaEvaluation) -> Section:
+def _delta(identification: Identification) -> Section:
+    found = identification.delta
+    assert found is not None  # noqa: S101 - the caller has checked it
     rows = [
         (horizon, formatted(at.before), _gain(at.delta), _gain(at.noise)) for horizon, at in found.reductions.items()
     ]
@@ -270,15 +252,14 @@ def _delta(found: DeltaEvaluation) -> Section:
 
 def _search(history: Sequence[Sequence[float]]) -> Section:
     data: list[dict[str, Any]] = []
-    for number, search in enumerate(history):
-        steps = list(range(1, len(search) + 1))
-        line = {"color": series_color(number), "width": 1.8}
-        trace = {"type": "scatter", "mode": "lines+markers", "name": f"search {number + 1}", "x": steps, "y": search}
-        data.append(trace | {"line": line, "marker": {"size": 5, "color": series_color(number)}})
+    for i, search in enumerate(history):
+        steps, color = list(range(1, len(search) + 1)), series_color(i)
+        line = line_trace(f"search {i + 1}", steps, search, mode="lines+markers", color=color, width=1.8)
+        data.append(line | {"marker": {"size": 5, "color": color}})
     layout = {"height": 340, "xaxis": {"title": "iteration"}, "yaxis": {"title": "cost", **LOG_AXIS}}
     lead = (
-        "Cost after each iteration of each search: the first fit, then the searches that are compared, then the last "
-        "over all windows. Searches scale residuals by their own size, so compare their shapes, not their heights."
+        "Cost after each iteration of each search: the first fit, the compared searches, and the last search over all "
+        "windows. Searches scale residuals by their own size, so compare shapes, not heights."
     )
     blocks: Sequence[Any] = [{"data": data, "layout": layout}] if data else ["No iterations were done."]
     return Section("Search", lead, blocks, folded=True)
@@ -286,6 +267,25 @@ def _search(history: Sequence[Sequence[float]]) -> Section:
 
 def _gain(share: Estimate) -> str:
     return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+
+
+def excitation_page(design: ExcitationDesign, limits: ExcitationLimits, spec: Spec) -> HtmlReport:
+    """A designed motion: commands and positions of each joint, and the standard deviation of each parameter."""
+    t, spread = np.arange(len(design.actions)) * spec.dt, design.spread()
+    panels = {
+        f"{name} [{spec.q.units[limits.at[k]]}]": {
+            "position": (t, design.q[:, limits.at[k]]),
+            "command": (t, design.actions[:, limits.actuators[k]]),
+        }
+        for k, name in enumerate(limits.joints[:MAX_FIGURES])
+    }
+    rows = [(p.address, f"{spread[p.address]:.3g}" if p.address in spread else "") for p in design.params]
+    table = Table(("parameter", "standard deviation (share of its range)"), rows, "Empty: not identifiable.")
+    kept = "All limits are respected." if design.feasible else "No motion inside the limits was found; allow more."
+    sections = [Section("Motion", "", [panels_figure(panels)]), Section("Parameters", "", [table])]
+    number = Number("identifiable parameters", f"{len(spread)} of {len(rows)}")
+    verdict = Headline("good" if design.feasible else "bad", kept)
+    return HtmlReport("instep excite", f"{t[-1] + spec.dt:.3g} s", verdict, [number], sections)
 
 
 def _ends(estimate: Estimate) -> str:
@@ -296,22 +296,15 @@ def _value(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
-MAX_FIGURES = 12
-"""Most parameters that are plotted; the table has them all."""
-MAX_EVENTS = 200
-"""Most events that are listed; result.json has them all."""
-MARKED = ("change", "applied", "rolled back")
-"""Events that are marked in the figures."""
-
-
 def reidentification_page(title: str, found: Reidentification, facts: Mapping[str, str]) -> HtmlReport:
-    """The whole page of recordings that were replayed through the filter."""
+    """The page of recordings that were replayed through the on-line filter."""
     seconds = found.points[-1].t if found.points else 0.0
     subtitle = f"{len(found.params)} parameters, {len(found.points)} windows, {seconds:.1f} s"
-    return HtmlReport(title, subtitle, _verdict_2(found), drift_numbers(found), drift_sections(found), dict(facts))
+    verdict = _drift_verdict(found)
+    return HtmlReport(title, subtitle, verdict, drift_numbers(found), drift_sections(found), dict(facts))
 
 
-def _verdict_2(found: Reidentification) -> Headline:
+def _drift_verdict(found: Reidentification) -> Headline:
     if found.mismatch is not None and not found.ready:
         headline, _, because = str(found.mismatch).partition(": ")
         return Headline("bad", f"{headline}.", because[:1].upper() + because[1:])
@@ -375,20 +368,113 @@ def _table(found: Reidentification) -> Table:
 
 
 def _figure(found: Reidentification, index: int) -> Figure:
-    """One parameter over time."""
+    """One parameter over time, with its interval, the value in use, and marks of changes and updates."""
     t = np.array([point.t for point in found.points])
     columns = (np.array([getattr(p, name)[index] for p in found.points]) for name in ("values", "low", "high", "used"))
     values, low, high, used = columns
-    data: list[dict[str, Any]] = band_traces(t, low, high, name="95 % interval")
-    for name, line, style in (("estimate", values, {"width": 1.8}), ("in use", used, {"width": 1.4, "dash": "dot"})):
-        xs, ys = downsampled(t, line)
-        style = {"color": series_color(0 if name == "estimate" else 1), **style}
-        data.append({"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "line": style})
+    data = band_traces(t, low, high, name="95 % interval")
+    data.append(line_trace("estimate", *downsampled(t, values), color=series_color(0), width=1.8))
+    data.append(line_trace("in use", *downsampled(t, used), color=series_color(1), width=1.4, dash="dot"))
     param = found.params[index]
     marks = [e for e in found.events if e.kind in MARKED and (e.kind != "change" or param.address in e.settings)]
-    edge = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "@soft", "dash": "dot"}}
-    shapes = [{**edge, "x0": event.t, "x1": event.t} for event in marks]
     unit = f" [{param.unit}]" if param.unit else ""
-    layout: dict[str, Any] = {"title": titled(plain_text(param.address)), "height": 300, "shapes": shapes}
+    layout: dict[str, Any] = {"title": titled(param.address), "height": 300}
     layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {"title": f"value{unit}"}}
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout | {"shapes": [upright_line(event.t) for event in marks]}}
+
+
+def torque_page(found: TorqueIdentification, facts: Mapping[str, str] | None = None) -> HtmlReport:
+    """Gates, held-out torques, friction, base parameters, inertias and payloads of an identification from torques."""
+    (before, after), (norm_before, norm_after) = found.relative, found.norm
+    words = f"The torque error on held-out recordings is {after.value:.3g} % instead of {before.value:.3g} %."
+    open_gates = [f"{gate.name} {gate.state}" for gate in found.gates if gate.required and not gate.passed]
+    because = f"Not promoted: {', '.join(open_gates)}." if open_gates else "All gates were passed."
+    good = sum(base.identified for base in found.base)
+    numbers = [
+        Number.of("torque error, held-out", after, f"{formatted(before)} before"),
+        Number.of("mean norm of the error", norm_after, f"{formatted(norm_before)} before"),
+        Number("base parameters identified", f"{good} of {len(found.base)}", f"fit {found.status}"),
+    ]
+    sections = [gates_section(found.gates), _torques(found), _terms(found), _base(found), _bodies(found)]
+    sections += [_payloads(found)] if found.payloads else []
+    subtitle = f"{len(found.fitted)} recordings fitted, {len(found.held_out)} held out"
+    verdict = Headline("good" if found.passed else "bad", words, because)
+    return HtmlReport(f"Torques of {found.scene.name}", subtitle, verdict, numbers, sections, facts or {})
+
+
+def _bars(found: TorqueIdentification, side: str) -> Figure:
+    scores = found.after if side == "after" else found.before
+    bars = {joint: scores[f"{joint} rms"] for joint in found.held_out[0].joints}
+    return bars_figure(bars, title=f"Torque error by joint, {side}", x="root mean square error")
+
+
+def _torques(found: TorqueIdentification) -> Section:
+    shown: dict[str, Figure] = {}
+    for k, run in enumerate(found.held_out):
+        shown[run.name] = torque_figure(run, {side: found.predicted[side][k] for side in ("after", "before")})
+    rows: list[tuple[str, ...]] = []
+    for joint in found.held_out[0].joints:
+        sides = [formatted(scores[f"{joint} rms"]) for scores in (found.before, found.after)]
+        rows.append((joint, *sides, formatted(found.after[f"{joint} of rms torque"])))
+    table = Table(("joint", "error before", "error after", "of its RMS torque"), rows)
+    bars = FigureRow([_bars(found, "before"), _bars(found, "after")])
+    return Section(
+        "Held-out torques, before and after", "Recordings that were not fitted.", [bars, table, FigureTabs(shown)]
+    )
+
+
+def _terms(found: TorqueIdentification) -> Section:
+    rows = [
+        (name, f"{found.given[name]:.4g}", f"{now.value:.4g}", _ends(now), now.unit)
+        for name, now in found.values.items()
+    ]
+    tried = [(name, f"{gain:.1%}") for name, gain in sorted(found.gains.items(), key=lambda item: -item[1])]
+    blocks = [Table(PARAMETER, rows)]
+    caption = "Reduction of the error on left-out stretches of the fitted recordings when a term was last tried."
+    blocks += [Table(("further term", "reduction"), tried, caption)] if tried else []
+    lead = f"Terms beside rigid bodies: {', '.join(term.name for term in found.terms)}."
+    return Section("Friction, rotors, offsets", lead, blocks)
+
+
+def _base(found: TorqueIdentification) -> Section:
+    rows = [
+        (base.name, f"{base.given:.4g}", f"{base.value.value:.4g}", _ends(base.value), base.value.unit,
+         "identified" if base.identified else "not identifiable")
+        for base in found.base
+    ]  # fmt: skip
+    lead = "The combinations of masses, first moments and inertias that joint torques determine."
+    head = ("combination", "scene", "fitted", "95 % interval", "unit", "status")
+    return Section(
+        "Base parameters", lead, [Table(head, rows)] if rows else ["Only a payload was fitted."], folded=True
+    )
+
+
+def _bodies(found: TorqueIdentification) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, sides in found.inertias().items():
+        cells = [(f"{mass:.3g}", _list(centre), _list(np.linalg.eigvalsh(inertia))) for mass, centre, inertia in sides]
+        rows.append((name, *(cell for pair in zip(*cells, strict=True) for cell in pair)))
+    head = (
+        "body",
+        "mass before [kg]",
+        "after",
+        "centre of mass before [m]",
+        "after",
+        "moments before [kg m2]",
+        "after",
+    )
+    lead = "Torques determine only the combinations above. Of all that agree, these are nearest to the scene's."
+    return Section("Inertias", lead, [Table(head, rows)], folded=True)
+
+
+def _payloads(found: TorqueIdentification) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, load in found.payloads.items():
+        centre = ", ".join(formatted(part) for part in load.centre)
+        rows.append((name, load.body, formatted(load.mass), centre, _list(np.array(load.moments))))
+    head = ("payload", "on", "mass", "centre of mass", "moments [kg m2]")
+    return Section("Payloads", "Bodies added to the last link, in its frame.", [Table(head, rows)])
+
+
+def _list(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)

@@ -61,19 +61,6 @@ class Rendering:
             save_png(file, image)
         return written
 
-    def to_html(self) -> str:
-        """A self-contained page with the images."""
-        from instep.data.frames import encode_png
-        from instep.report.page import Headline, HtmlReport, ReportImage, Section
-        from instep.report.page import render as page
-
-        shown = [
-            ReportImage(encode_png(image), f"{camera.name}, {camera.width} x {camera.height}")
-            for camera, image in zip(self.cameras, self.images, strict=True)
-        ]
-        headline = Headline("plain", f"{len(shown)} image{'s' * (len(shown) != 1)}")
-        return page(HtmlReport("Rendering", "3D Gaussians", headline, sections=(Section("Images", blocks=(shown,)),)))
-
 
 def render(
     source: Scene | Gaussians | str | Path,

@@ -21,15 +21,13 @@ from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
-from instep.report.page import HtmlReport, render
-from instep.report.plots import matplotlib_figure
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.robot_structure import moved_coordinates
 
 from .arm.arm_search import ArmEstimate, estimate_arm
 from .arm.motor_estimates import MotorEstimate, estimate_motors
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .fit.identifiability import Identifiability, vague_params
+from .fit.identifiability import Identifiability, motion_for, vague_params
 from .fit.least_squares import FitStatus
 from .fit.searches import MIN_AGREEING
 from .fit.shooting import Fit, ShootingOptions, fit
@@ -42,11 +40,11 @@ from .group_params import (
     split_by_group,
     typical_settings,
 )
-from .held_out import HeldOutComparison, window_errors
+from .held_out import HeldOutComparison, Traces, held_out_traces, window_errors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior.inference import Method, infer
-from .posterior.posterior_checks import PosteriorCheck, check_posterior
+from .posterior.posterior_checks import PosteriorCheck, check_posterior, first_row
 from .recording_checks import (
     ignored_coordinates,
     measured_coordinates,
@@ -275,21 +273,17 @@ class Identification:
         settings = typical_settings(self.settings)
         return export_all(Path(folder), self.scene, self.fit, settings, urdf=urdf, left_out=left_out)
 
-    def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
-        """The page: gates, parameters, held-out motion, posterior, delta action, searches."""
-        from instep.report.tune_pages import page
+    @property
+    def traces(self) -> Traces:
+        """Measured and predicted motion of held-out windows, `before` and `after`."""
+        # The search may have run without contacts and objects; these simulators have them.
+        sims = {"before": self.given, "after": self.sim.tuned(self.result.settings)}
+        skip = first_row(self.fit.params, self.sim)
+        return held_out_traces(sims, self.held_out, self.fit.windows.action.shape[1], skip=skip)
 
-        return page(self, facts or {})
-
-    def to_html(self) -> str:
-        """The page as one self-contained HTML text."""
-        return render(self.report())
-
-    def plot(self) -> Any:
-        """Parameters over their values before, and a held-out window, as a `matplotlib.figure.Figure`."""
-        from instep.report.tune_pages import figures
-
-        return matplotlib_figure(figures(self))
+    def motion_for(self, name: str) -> str:
+        """The motion that would reveal a parameter, in words."""
+        return motion_for([name])
 
     def as_dict(self) -> dict[str, Any]:
         """What `result.json` holds of it, beside the scores."""

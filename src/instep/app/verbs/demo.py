@@ -95,7 +95,6 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, images, twin, note, video)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
-    loop.draw(found, output.folder / "demo.png")
     report = output.page(loop.page(found))
     for line in _summary(found):
         console.print(line, highlight=False)

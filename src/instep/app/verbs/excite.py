@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instep.app.arguments import Options, OutFolder, SceneArg
@@ -122,6 +121,7 @@ def _write(
     from instep.core.statistics import Estimate
     from instep.data import write_dataset
     from instep.data.formats.table_formats import write_columns
+    from instep.report.tune_pages import excitation_page
 
     t = np.arange(len(design.actions)) * spec.dt
     columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}
@@ -129,7 +129,6 @@ def _write(
     write_dataset([Episode(spec, columns, meta)], output.folder / "data")
     named = dict(zip(spec.action.labels, design.actions.T, strict=True))
     write_columns(output.folder / "actions.csv", {"timestamp": t, **named})
-    _plot(output.folder / "motion.png", limits, design, spec)
     least = design.smallest()
     spread = design.spread()
     output.write(
@@ -145,7 +144,7 @@ def _write(
     _show(design, spread)
     if limits.resting:
         print(f"Actuators that move no joint of the robot stay at rest: {', '.join(limits.resting)}.")
-    print(output.folder)
+    print(output.page(excitation_page(design, limits, spec)))
     return 0 if design.feasible else 1
 
 
@@ -173,27 +172,3 @@ def _known(param: Param, spread: float | None, decades: float) -> str:
     if spread is None:
         return "not identifiable"
     return f"± {spread * decades:.1%}" if param.log else f"± {spread * (param.high - param.low):.3g} {param.unit}"
-
-
-def _plot(path: Path, limits: ExcitationLimits, design: ExcitationDesign, spec: Spec) -> Path:
-    """Commands and what the joints do, one row per joint."""
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    names: Sequence[str] = limits.joints[:12]
-    t = np.arange(len(design.actions)) * spec.dt
-    figure = Figure(figsize=(8.0, 1.2 * len(names) + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    for row, (name, axes) in enumerate(zip(names, grid, strict=True)):
-        axes.plot(t, design.actions[:, limits.actuators[row]], color="#e07b39", lw=1.2, label="command")
-        axes.plot(t, design.q[:, limits.at[row]], color="#1f5fa8", lw=1.2, label="position")
-        axes.set_title(f"{name} [{spec.q.units[limits.at[row]]}]", fontsize=8, loc="left")
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, lw=0.5)
-    grid[-1].set_xlabel("time [s]", fontsize=8)
-    figure.legend(*grid[0].get_legend_handles_labels(), fontsize=8, frameon=False, ncols=2, loc="outside upper right")
-    figure.savefig(path, dpi=110)
-    return path

@@ -21,6 +21,10 @@ from instep.core.world import options_dataclass
 if TYPE_CHECKING:
     from instep.reconstruct.pipeline import ReconstructedScene, ReconstructOptions
     from instep.reconstruct.stages import StageReport
+    from instep.report.page import ReportImage
+
+MAX_IMAGES = 6
+"""Most images of one kind on the page."""
 
 
 @options_dataclass
@@ -89,8 +93,8 @@ def reconstruct(
     """
     from instep.reconstruct.masks.prompts import load_prompts, parse_prompts
     from instep.reconstruct.pipeline import reconstruct_scene
-    from instep.report.page import write_report
-    from instep.report.start_page import reconstruction_page
+    from instep.report.page import write_html
+    from instep.report.scene_pages import reconstruction_page
     from instep.splat.capture import load_capture
 
     prompts = parse_prompts(args.prompt)
@@ -98,7 +102,8 @@ def reconstruct(
         prompts = (*load_prompts(args.prompts), *prompts)
 
     def finish(built: ReconstructedScene) -> None:
-        write_report(built.folder, reconstruction_page(built, out.name))
+        page = reconstruction_page(built, out.name, _masks(built), _views_against_renders(built))
+        write_html(built.folder / "report.html", page)
 
     options = replace(_options(args), finish=finish)
     if out.exists() and (out.is_file() or (any(out.iterdir()) and not (out / "build.json").is_file())):
@@ -109,6 +114,40 @@ def reconstruct(
     _show(built)
     print(built.folder)
     return 0
+
+
+def _masks(built: ReconstructedScene) -> list[list[ReportImage]]:
+    """Masks of each object in a few views."""
+    from instep.reconstruct.stages import FOLDER
+    from instep.report.page import ReportImage
+
+    rows: list[list[ReportImage]] = []
+    for one in built.objects:
+        files = sorted((built.folder / FOLDER / "masks" / one.name).glob("*.png"))
+        some = files[:: max(1, -(-len(files) // MAX_IMAGES))]
+        rows.append([ReportImage(file.read_bytes(), f"{one.name} in {file.stem}") for file in some])
+    return [row for row in rows if row]
+
+
+def _views_against_renders(built: ReconstructedScene) -> list[Any]:
+    """A few views beside renders of the Gaussians and their difference."""
+    from instep.reconstruct.stages import FOLDER, CapturedViews, read_stage
+    from instep.report.page import ReportImage
+    from instep.scene.folder import Scene
+    from instep.splat.image import to_bytes
+    from instep.splat.rendering import render, scene_gaussians, scene_poses, side_by_side
+
+    scene = Scene.load(built.folder)
+    views = read_stage(built.folder / FOLDER, "capture", CapturedViews).views
+    images = {view.name: to_bytes(view.image) for view in views}
+    shown = [one for one in scene.cameras.values() if one.in_world and one.name in images]
+    shown = shown[:: max(1, -(-len(shown) // MAX_IMAGES))]
+    if not shown:
+        return ["No camera is fixed in the world."]
+    found = scene_gaussians(scene, built.folder / "splats")
+    rendered = render(found, shown, poses=scene_poses(scene, found.names, scene.start(0)[0])).images
+    pairs = zip(shown, rendered, strict=True)
+    return [ReportImage.of(side_by_side([(images[one.name], image)]), one.name) for one, image in pairs]
 
 
 def _options(args: ReconstructArgs) -> ReconstructOptions:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from instep.app.arguments import DataArg, Options, OutFolder, TokenFile, WorldArg, link_token
 from instep.app.output import new_output, progress_bar
-from instep.app.recorded_run import record_run
+from instep.app.recorded_run import RunPart, announce_run, page_of_run, record_run, summarize_run
 from instep.app.robot_events import EventCounter
 from instep.app.viewer.live_view import live_view
 from instep.app.world_specs import CameraOptions, world_from_spec
@@ -16,7 +15,6 @@ from instep.core.world import Array, Observation, State, inner_with, options_dat
 from instep.data import Recorder
 from instep.policy.policy_specs import policy_from_spec
 from instep.report.page import Headline
-from instep.report.run_pages import announce_run, summarize_run
 from instep.scene.folder import Scene
 
 
@@ -34,13 +32,6 @@ class RecordArgs:
     """seed of the first start; the next one counts up."""
     scene: str = ""
     """scene of a robot or a recording: its task is judged, and its view rendered for the page."""
-    cameras: tuple[str, ...] = ()
-    """cameras of a simulated scene to record: names, 'all', or a calibration FILE.json whose cameras take the place of
-    the scene's; a robot brings its own."""
-    image_every: int = 1
-    """control steps from one image to the next."""
-    virtual: Path | None = None
-    """a file of virtual cameras (TOML), rendered from Gaussians, to record; --cameras chooses among them."""
     task: str = ""
     """what the episodes show, in words."""
     token: TokenFile = None
@@ -54,6 +45,7 @@ def record(
     data: DataArg,
     /,
     args: Options[RecordArgs] = RecordArgs(),
+    seen: Options[CameraOptions] = CameraOptions(),
 ) -> int:
     """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
 
@@ -70,7 +62,7 @@ def record(
     scene = Scene.load(args.scene) if args.scene else None
     output = new_output("record", args.out, seed=args.seed)
     with world_from_spec(world, token=secret) as plain:
-        opened = CameraOptions(args.virtual, args.cameras, args.image_every).on(plain)
+        opened = seen.on(plain)
         decider = policy_from_spec(args.policy, opened)
         scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         seeds = range(args.seed, args.seed + args.episodes)
@@ -85,13 +77,12 @@ def record(
             recorder = Recorder(data, opened.spec, meta={"task": args.task or title, "world": world})
             found = record_run(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick, *live])
         events = counter.events()
-    summary = summarize_run(found, scene, title=f"record {title}", folder=output.folder, doubts=events.doubts)
-    report = replace(summary.report, sections=[*summary.report.sections, *events.sections])
+    part = RunPart(facts=events.facts, sections=events.sections, doubts=events.doubts)
+    summary = summarize_run(found, scene, [part])
+    report = page_of_run(summary, scene, f"record {title}", output.folder)
     if found.error is None and not summary.problems:
-        # What is recorded may well fail; the recording is what was asked for.
+        # An episode may fail its task; the recording is still what was asked for.
         whole = f"{found.rows} rows of {found.seconds:.1f} s in {len(found.episodes)} episodes were recorded."
         report = replace(report, verdict=Headline("good", whole, report.verdict.headline))
-    output.write(
-        summary.scores, rows=found.rows, data=str(data), episodes=len(found.episodes), **summary.facts, **events.facts
-    )
+    output.write(summary.scores, rows=found.rows, data=str(data), episodes=len(found.episodes), **summary.facts)
     return announce_run(found, report, output.page(report))

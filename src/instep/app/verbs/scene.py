@@ -83,14 +83,13 @@ def new(
 
 def render_images(scene: Scene, cameras: Sequence[str], folder: Path) -> list[Path]:
     """Render a scene where it starts through some of its cameras, one PNG per camera; their paths."""
-    from matplotlib.image import imsave
-
     from instep.physics.mujoco_cameras import MujocoRenderer
+    from instep.report.page import encode_png
 
     renderer, paths = MujocoRenderer(scene), [folder / f"{name.replace('/', '_')}.png" for name in cameras]
     try:
         for name, path in zip(cameras, paths, strict=True):
-            imsave(path, renderer.render(scene.start(0)[0], scene.cameras[name]))
+            path.write_bytes(encode_png(renderer.render(scene.start(0)[0], scene.cameras[name])))
     finally:
         renderer.close()
     return paths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from instep.core.world import Array
     from instep.reconstruct.checks import Finding
     from instep.reconstruct.edits import SceneEdit
-    from instep.report.page import HtmlReport
     from instep.scene.folder import Scene
     from instep.splat.gaussians import Gaussians
 
@@ -235,6 +233,8 @@ def check(scene: SceneArg, /, args: Options[CheckArgs] = CheckArgs()) -> int:
     """
     from instep.app.output import new_output
     from instep.reconstruct.checks import check_scene, worst_state
+    from instep.report.page import ReportImage
+    from instep.report.scene_pages import scene_check_page
     from instep.scene.folder import Scene
 
     loaded = Scene.load(scene)
@@ -249,34 +249,14 @@ def check(scene: SceneArg, /, args: Options[CheckArgs] = CheckArgs()) -> int:
             found.check, found.subject, f"[{_COLOURS[found.state]}]{found.state}[/]", found.value, found.message
         )
     Console(stderr=True, highlight=False).print(table)
-    print(output.page(_page(loaded, findings)))
+    image = ReportImage.of(_image(loaded), "3D Gaussians")
+    about = loaded.about or str(loaded.source.path.name)
+    print(output.page(scene_check_page(f"Check of {loaded.name}", about, findings, image)))
     return 1 if worst == "red" else 0
 
 
 def _plain(finding: Finding) -> dict[str, str]:
     return {key: getattr(finding, key) for key in ("check", "subject", "state", "value", "message")}
-
-
-def _page(scene: Scene, findings: Sequence[Finding]) -> HtmlReport:
-    from instep.data.frames import encode_png
-    from instep.reconstruct.checks import worst_state
-    from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section
-    from instep.report.page import Table as PageTable
-
-    worst, counts = worst_state(findings), [finding.state for finding in findings]
-    words = {"red": "not fit to simulate", "amber": "fit to simulate, with doubts"}.get(worst, "fit to simulate")
-    bad = [finding for finding in findings if finding.state in ("red", "amber")]
-    because = "; ".join(f"{one.subject}, {one.check}: {one.value}" for one in bad[:3])
-    status = "bad" if worst == "red" else "plain" if worst == "amber" else "good"
-    rows = [(one.check, one.subject, one.state, one.value, one.message) for one in findings]
-    return HtmlReport(
-        f"Check of {scene.name}", scene.about or str(scene.source.path.name), Headline(status, words, because),
-        [Number(name, str(counts.count(name))) for name in ("green", "amber", "red", "unknown")],
-        [
-            Section("Checks", blocks=[PageTable(("check", "of", "state", "found", "meaning"), rows)]),
-            Section("The scene as it starts", blocks=[[ReportImage(encode_png(_image(scene)), "3D Gaussians")]]),
-        ],
-    )  # fmt: skip
 
 
 def _image(scene: Scene) -> Array:

@@ -27,9 +27,11 @@ from instep.core.world import options_dataclass
 from instep.data import find_logs, guess_mapping, import_episodes, load_episodes, write_draft
 from instep.data.guess.mapping_guess import MappingGuess
 from instep.gap.preparation import recorded_at_rate
-from instep.report.start_page import plot_first_seconds, start_page
+from instep.report.page import encode_png
+from instep.report.scene_pages import start_page
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
+from instep.scene.robot_structure import with_joint_labels
 
 from .gap import GapArgs, measured
 
@@ -74,7 +76,7 @@ def start(
     return run_start(robot, logs, args)
 
 
-MAP, PLOT, SCENE, DATA = "map.toml", "first_seconds.png", "scene", "data"
+MAP, SCENE, DATA = "map.toml", "scene", "data"
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".mp4")
 
 
@@ -89,6 +91,8 @@ class StartResult:
     images: Path | None = None
     made: NewScene | None = None
     guess: MappingGuess | None = None
+    first: Episode | None = None
+    """The first run as read, with commands by joint."""
     failures: dict[str, str] = field(default_factory=dict[str, str])
     """Part that could not be done -> why."""
     passed: bool = False
@@ -140,7 +144,7 @@ def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:
     runs, notes = recorded_at_rate([named_run(e, i) for i, e in enumerate(episodes)], result.made.scene.dt)
     for sentence in notes:
         console.print(sentence, highlight=False)
-    plot_first_seconds(episodes[0], output.folder / PLOT, result.made.scene)
+    [result.first] = with_joint_labels(result.made.scene.model, [episodes[0]])
     _attempt(result, "gap", lambda: _gap(result, args, runs))
     _attempt(result, "identification", lambda: _identify(result, args, runs))
     return _finish(result, console)
@@ -271,11 +275,7 @@ def _finish(result: StartResult, console: Console) -> int:
 
 
 def _image(made: NewScene | None) -> bytes:
-    """The robot through the first camera as PNG; empty where nothing can be rendered here."""
-    import io
-
-    from matplotlib.image import imsave
-
+    """The robot through the first camera as PNG; empty if nothing can be rendered here."""
     from instep.physics.mujoco_cameras import MujocoRenderer
 
     if made is None or not made.scene.cameras or not made.scene.model.ngeom:
@@ -287,6 +287,4 @@ def _image(made: NewScene | None) -> bytes:
         renderer.close()
     except Unsupported:
         return b""
-    file = io.BytesIO()
-    imsave(file, image, format="png")
-    return file.getvalue()
+    return encode_png(image)

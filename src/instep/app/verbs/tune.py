@@ -128,6 +128,7 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
     from instep.core.progress import parse_duration
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
+    from instep.report.tune_pages import identification_page
     from instep.scene.folder import scene_for
     from instep.tune.identification import IdentifyOptions, identify
     from instep.tune.param_selection import select_params
@@ -165,7 +166,8 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
         found = _with_extras(found, args.posterior, args.delta)
     found, folder = _write(found, output)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
-    return TuneResult(found, output, folder, output.page(replace(found.report(hashes), viewer=_viewer(found))))
+    page = replace(identification_page(found, hashes), viewer=_viewer(found))
+    return TuneResult(found, output, folder, output.page(page))
 
 
 def _viewer(found: Identification) -> ReportViewer | None:
@@ -254,7 +256,7 @@ def _write(found: Identification, output: Output) -> tuple[Identification, Path]
         print(f"Not exported: {what}.")
     write_json(output.folder / BEST_FILE, {"status": str(found.status), "settings": found.result.settings})
     if found.posterior is not None:
-        found.posterior.save(output.folder, seed=found.seed)
+        found.posterior.save(output.folder)
     scores = dict(found.intervals)
     for gate in found.gates:
         scores |= {f"{gate.name}: {name}": estimate for name, estimate in gate.scores.items()}

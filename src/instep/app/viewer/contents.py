@@ -160,7 +160,7 @@ class CameraImages:
         return found
 
     def _rendered(self, camera: str, q: Array, size: tuple[int, int]) -> Array:
-        from PIL import Image  # comes with Matplotlib
+        import av
 
         if self._queue is None:
             self._queue = SimpleQueue()
@@ -172,7 +172,8 @@ class CameraImages:
         image = done.result()
         if image.shape[:2] == size:
             return image
-        return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+        return frame.reformat(width=size[1], height=size[0], interpolation="BILINEAR").to_ndarray(format="rgb24")
 
 
 def _render(scene: Scene, queue: RenderQueue) -> None:

@@ -18,9 +18,6 @@ from instep.core.param import Param
 from instep.core.progress import Progress
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator, array_dataclass
-from instep.report.figures import band_traces
-from instep.report.page import Figure
-from instep.report.plots import matplotlib_figure
 from instep.tune.fit.least_squares import FIRST_DAMPING, NEAR_DAMPING, Point, Problem, descend, evaluate, rough
 from instep.tune.fit.shooting import Fit
 from instep.tune.fit.uncertainty import judged
@@ -60,10 +57,13 @@ class PosteriorCheck:
             said += f" Held-out rows leave the 90 % band too often ({inside.value:.0%} inside): widen the belief."
         return said
 
-    def save(self, folder: Path, *, seed: int = 0) -> Path:
-        """Write belief.json and belief.npz, and plots: corner.png, band.png."""
-        corner_plot(self.belief, seed=seed).savefig(folder / "corner.png", dpi=110)
-        matplotlib_figure(self.band.figures()).savefig(folder / "band.png", dpi=110)
+    @property
+    def coverage(self) -> dict[float, Estimate]:
+        """Share of planted truths inside the intervals of each level; empty if none were planted."""
+        return {} if self.calibration is None else {level: self.calibration.coverage(level) for level in LEVELS}
+
+    def save(self, folder: Path) -> Path:
+        """Write belief.json and belief.npz."""
         return save_belief(self.belief, folder / "belief.json")
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class PosteriorCheck:
             "held-out rows inside the 90 % band": self.band.inside.as_dict(),
             "misspecification p": self.misspecification_p,
             "message": self.message,
-            "files": ["belief.json", "belief.npz", "corner.png", "band.png"],
+            "files": ["belief.json", "belief.npz"],
         }
 
 
@@ -175,22 +175,6 @@ class PredictiveBand:
     inside: Estimate
     """Share of rows within the band."""
 
-    def figures(self, most: int = 6) -> list[Figure]:
-        """The window with the largest motion of each channel, inside its band."""
-        windows = self.windows
-        motion = windows.tangent.minus(windows.target, windows.q[:, None])[..., windows.tangent.measured]
-        out: list[Figure] = []
-        for i, name in enumerate(windows.tangent.measured_labels[:most]):
-            which = int(np.argmax(np.ptp(motion[..., i], axis=1)))
-            rows = windows.inside[which]
-            measured, steps = motion[which, rows, i], np.arange(int(rows.sum()))
-            line = {"type": "scatter", "mode": "lines", "name": "measured", "x": steps, "y": measured}
-            edges = measured + self.low[which, rows, i], measured + self.high[which, rows, i]
-            data = [*band_traces(steps, *edges), line | {"line": {"color": "@ink", "width": 1.4}}]
-            axes = {"xaxis": {"title": "rows after the start of the window"}, "yaxis": {"title": name}}
-            out.append({"data": data, "layout": {"height": 200, "showlegend": i == 0, **axes}})
-        return out
-
 
 def predictive_band(
     sim: Simulator, belief: Posterior, episodes: Sequence[Episode], found: Fit, *, draws: int = 40, seed: int = 0
@@ -218,34 +202,6 @@ def predictive_band(
 def first_row(params: Sequence[Param], sim: Simulator) -> int:
     """The first row to predict from: commands before a recording are unknown, and a delayed one may still act."""
     return round(max((param.high for param in params if param.parts.field == "delay"), default=0.0) / sim.spec.dt)
-
-
-def corner_plot(belief: Posterior, *, draws: int = 1500, seed: int = 0) -> Any:
-    """Scatter plots of every pair of parameters, and histograms on the diagonal, as a `matplotlib.figure.Figure`."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    rng = np.random.default_rng((seed, 0xC0))
-    values = belief.sample(draws, rng)
-    names = list(values)[:8]
-    size = len(names)
-    figure = Figure(figsize=(1.8 * size + 0.6, 1.8 * size + 0.6))
-    for row, below in enumerate(names):
-        for column, beside in enumerate(names[: row + 1]):
-            axes = figure.add_subplot(size, size, row * size + column + 1)
-            if row == column:
-                axes.hist(values[below], bins=30, color="0.4")
-                axes.set_yticks([])
-            else:
-                axes.plot(values[beside], values[below], ".", ms=1.5, color="0.3", alpha=0.4)
-            axes.tick_params(labelsize=6)
-            axes.xaxis.set_major_locator(MaxNLocator(3))
-            if row == size - 1:
-                axes.set_xlabel(beside, fontsize=6)
-            if column == 0:
-                axes.set_ylabel(below, fontsize=6)
-    figure.tight_layout()
-    return figure
 
 
 @array_dataclass
