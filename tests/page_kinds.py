@@ -77,7 +77,8 @@ def command(words: str, out: Path, *, passes: tuple[int, ...] = (0,)) -> Path:
 def pushed(folder: Path) -> Path:
     """Two recordings of a policy that pushes the T, with three cameras."""
     (folder / "mine.py").write_text(POLICY)
-    options = "--episodes 2 --steps 150 --cameras all --image-every 6"
+    (folder / "images.toml").write_text("image_every = 6\n")
+    options = f"--episodes 2 --steps 150 --cameras all --options {folder}/images.toml"
     command(f"record sim:pusht {folder}/pushed --policy {folder}/mine.py:Circle {options}", folder / "pushed_run")
     return folder / "pushed"
 
@@ -203,7 +204,7 @@ def start(folder: Path) -> Path:
 
 def twin_of_recording(folder: Path) -> Path:
     """A twin of a recording."""
-    return command(f"run replay twin:pusht --real recording:{pushed(folder)}", folder / "tracked")
+    return command(f"twin pusht --real recording:{pushed(folder)}", folder / "tracked")
 
 
 def twin_live(folder: Path) -> Path:
@@ -213,7 +214,7 @@ def twin_live(folder: Path) -> Path:
     options = ["--hidden", "7", "--pace", "step", "--cameras", "all"]
     with robot_process("pusht", options, timeout=180) as robot:
         (folder / "token").write_text(robot.token)
-        words = f"run expert twin:pusht --real robot:{robot.address} --token {folder}/token --steps 120"
+        words = f"twin pusht --policy expert --real robot:{robot.address} --token {folder}/token --steps 120"
         return command(words, folder / "twin")
 
 

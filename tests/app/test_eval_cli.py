@@ -107,7 +107,9 @@ def test_an_evaluation_that_is_shown_prints_where_it_can_be_seen(tmp_path, capsy
 
 def test_a_policy_that_uses_cameras_gets_images(user_file, tmp_path, capsys):
     words = ["eval", f"python:{user_file}:with_images", "so101", "--task", "reach", "--seeds", "1", "--videos", "0"]
-    assert main([*words, "--cameras", "front", "--image-every", "5", "--out", str(tmp_path / "out")]) == 0
+    (tmp_path / "mine.toml").write_text("image_every = 5\n")
+    options = ["--cameras", "front", "--options", str(tmp_path / "mine.toml")]
+    assert main([*words, *options, "--out", str(tmp_path / "out")]) == 0
     assert "Traceback" not in capsys.readouterr().err
     assert main([*words, "--cameras", "back", "--out", str(tmp_path / "other")]) == 2
     assert "no camera named 'back'" in capsys.readouterr().err

@@ -10,10 +10,11 @@ import pytest
 
 from browser import Page, browser_page, check_page
 from instep.app.cli import VERBS, main
+from instep.app.verbs.twin_run import twin_log
 from instep.core.episode import Episode
 from instep.core.world import vector
 from instep.data import load_episodes
-from instep.report.page import Headline, HtmlReport, write_report
+from instep.report.page import Headline, HtmlReport, write_html
 from instep.report.run_pages import twin_sections
 from page_kinds import KINDS, NIGHTLY, PAGE_FREE
 
@@ -50,8 +51,8 @@ def test_the_page_of_a_twin_with_many_cameras_is_readable(folder: Path, page: Pa
     rng = np.random.default_rng(0)
     columns = {name: rng.uniform(0, 0.1, (len(run), len(channel.labels))) for name, channel in told.items()}
     twin = Episode(run.spec.with_observations(told), {**run.columns, **columns}, run.meta)
-    report = HtmlReport("expert in twin:pusht", "", Headline("good", "Fine."), (), twin_sections(twin))
-    check_page(page, write_report(folder, report), videos=0)
+    report = HtmlReport("expert in twin:pusht", "", Headline("good", "Fine."), (), twin_sections(twin_log(twin)))
+    check_page(page, write_html(folder / "report.html", report), videos=0)
 
 
 def test_every_verb_that_writes_a_page_has_a_kind_here() -> None:

@@ -6,14 +6,25 @@ import numpy as np
 import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
-from instep.app.recorded_run import RecordedRun, dead_channels, image_ages, rate_share, run_problems, task_outcome
+from instep.app.recorded_run import (
+    RecordedRun,
+    announce_run,
+    dead_channels,
+    image_ages,
+    page_of_run,
+    rate_share,
+    run_problems,
+    run_video,
+    summarize_run,
+    task_outcome,
+)
+from instep.app.verbs.twin_run import twin_problems
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
 from instep.data.recorder.recorder import RecorderStatus
 from instep.policy import expert_of
 from instep.report import ReportVideo
-from instep.report.run_pages import announce_run, run_video, summarize_run, twin_problems
 from instep.scene import task_of
 
 CAMERA = "observation.images.top"
@@ -76,14 +87,14 @@ def test_the_page_of_a_twin_says_that_the_task_is_judged_by_the_state_of_the_twi
     assert "twin" not in task_outcome(scene, run).words
     assert task_outcome(scene, twin).words.endswith(", by the state of the twin.")
     kept = RecordedRun(tmp_path / "data", [twin], RecorderStatus(30, 30, 30, 0, 1, ""))
-    report = summarize_run(kept, scene, title="hold in twin:pusht", folder=tmp_path).report
+    report = page_of_run(summarize_run(kept, scene), scene, "hold in twin:pusht", tmp_path)
     assert "judged by the state of the twin" in report.sections[0].lead
 
 
 def test_a_run_that_was_too_slow_is_red_on_its_page_and_in_the_terminal(tmp_path, capsys) -> None:
     slow = episode(slow=5.0, age=0.5)
     run = RecordedRun(tmp_path / "data", [slow], RecorderStatus(50, 50, 50, 0, 1, ""))
-    report = summarize_run(run, None, title="hold in twin:arm", folder=tmp_path).report
+    report = page_of_run(summarize_run(run, None), None, "hold in twin:arm", tmp_path)
     assert report.verdict.status == "bad" and "10 Hz instead of 50 Hz" in report.verdict.headline
     assert "500 ms old" in report.verdict.because and isinstance(report.video, ReportVideo)
     assert announce_run(run, report, tmp_path / "report.html") == 0
@@ -96,7 +107,7 @@ def test_without_images_and_without_a_scene_the_page_says_why_there_is_no_video(
     full = episode()
     blind = Episode(full.spec, {name: c for name, c in full.columns.items() if not name.startswith(CAMERA)})
     run = RecordedRun(tmp_path / "data", [blind], RecorderStatus(50, 50, 50, 0, 1, ""))
-    report = summarize_run(run, None, title="hold", folder=tmp_path).report
+    report = page_of_run(summarize_run(run, None), None, "hold", tmp_path)
     assert report.video == "No video: the world gave no images, and no scene to render it by; name one with --scene."
     assert report.verdict.status == "plain" and "is not known" in report.verdict.because
     assert report.verdict.headline == "It ran for 1.0 s, 50 rows."
@@ -106,7 +117,7 @@ def test_where_nothing_can_be_rendered_the_page_says_why(tmp_path, monkeypatch) 
     def refused(*_: object) -> None:
         raise Unsupported("Rendering needs an OpenGL library, and none works here.")
 
-    monkeypatch.setattr("instep.report.run_pages.render_trajectory", refused)
+    monkeypatch.setattr("instep.app.recorded_run.render_trajectory", refused)
     scene = Scene.load("cartpole")
     run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=10)
     assert run_video(tmp_path, run, scene) == "No video: Rendering needs an OpenGL library, and none works here."

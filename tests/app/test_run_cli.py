@@ -120,7 +120,18 @@ def test_an_adapted_run_records_what_was_added_and_refuses_other_worlds(tmp_path
 
 def test_a_policy_sees_the_cameras_of_a_simulated_scene(tmp_path, opengl) -> None:
     out, camera = tmp_path / "x", "cam_220422302296"
-    words = ["run", "hold", "sim:pusht", "--steps", "6", "--cameras", camera, "--image-every", "3"]
+    (tmp_path / "expert.toml").write_text("image_every = 3\n")
+    words = [
+        "run",
+        "hold",
+        "sim:pusht",
+        "--steps",
+        "6",
+        "--cameras",
+        camera,
+        "--options",
+        str(tmp_path / "expert.toml"),
+    ]
     assert main([*words, "--out", str(out)]) == 0
     assert load_episodes(out / "data")[0][f"observation.images.{camera}"].shape[0] == 6
     assert f"Recorded images of {camera}" in (out / "report.html").read_text()
@@ -174,6 +185,6 @@ def test_a_camera_that_is_not_there_cannot_be_held(tmp_path, recordings, capsys)
     folder = recordings / "pusht"
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there is none of PushT under {recordings}")
-    words = ["run", "replay", "twin:pusht", "--real", f"recording:{folder}", "--out", str(tmp_path / "x")]
+    words = ["twin", "pusht", "--real", f"recording:{folder}", "--out", str(tmp_path / "x")]
     assert main([*words, "--hold-camera", "cam_9"]) == 2
     assert "no camera named 'cam_9'" in capsys.readouterr().err

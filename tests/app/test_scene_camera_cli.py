@@ -127,6 +127,6 @@ def test_virtual_cameras_reach_a_run_and_a_recording(
 
 
 def test_a_robot_brings_its_own_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "hold", "twin:pusht", "--real", "robot:ws://127.0.0.1:1", "--out", str(tmp_path / "out")]
+    words = ["twin", "pusht", "--policy", "hold", "--real", "robot:ws://127.0.0.1:1", "--out", str(tmp_path / "out")]
     assert main([*words, "--cameras", "all"]) == 2
     assert "--cameras of a twin takes a calibration FILE.json" in capsys.readouterr().err

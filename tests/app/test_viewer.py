@@ -408,7 +408,7 @@ def test_a_robot_without_a_scene_and_a_twin_are_refused_in_one_sentence(capsys):
     assert main(["view", "robot:ws://127.0.0.1:9"]) == 2
     assert "give the one of this robot with --scene" in capsys.readouterr().err
     assert main(["view", "twin:pusht"]) == 2
-    assert "instep run POLICY twin:pusht --real robot:ADDRESS --view" in capsys.readouterr().err.replace("\n", " ")
+    assert "instep twin pusht --real robot:ADDRESS --view" in capsys.readouterr().err.replace("\n", " ")
 
 
 @needs_viewer

@@ -34,7 +34,7 @@ def test_cameras_that_disagree_are_made_to_agree(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_t_is_followed_through_the_whole_recording(folder: Path, tmp_path: Path) -> None:
-    words = ["run", "replay", "twin:pusht", "--real", f"recording:{folder}", "--out", str(tmp_path / "x")]
+    words = ["twin", "pusht", "--real", f"recording:{folder}", "--out", str(tmp_path / "x")]
     assert main([*words, "--hold-camera", CAMERAS[0]]) == 0
     result = json.loads((tmp_path / "x" / "result.json").read_text())
     scores = {name: row["value"] for name, row in result["scores"].items()}

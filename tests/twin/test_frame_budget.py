@@ -190,8 +190,8 @@ def test_what_follows_the_correction_is_kept_free(recording: RenderedRecording) 
 
 
 def test_a_budget_that_is_no_time_is_refused() -> None:
-    from instep.app.verbs.run import RunArgs, run
+    from instep.app.verbs.twin_run import TwinArgs, twin
 
     for seconds in (-0.01, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="--budget is a time in seconds"):
-            run("hold", "twin:pusht", RunArgs(budget=seconds))
+            twin("pusht", args=TwinArgs(real="robot:ws://127.0.0.1:1", policy="hold", budget=seconds))

@@ -20,7 +20,7 @@ def episode(tmp_path_factory: pytest.TempPathFactory, opengl):
     folder = tmp_path_factory.mktemp("live")
     with robot_process("pusht", ["--hidden", "7", "--pace", "step", "--cameras", "all"]) as robot:
         (folder / "token").write_text(robot.token)
-        words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", str(STEPS)]
+        words = ["twin", "pusht", "--policy", "expert", "--real", f"robot:{robot.address}", "--steps", str(STEPS)]
         assert main([*words, "--token", str(folder / "token"), "--out", str(folder / "x")]) == 0
     return load_episodes(folder / "x" / "data")[0]
 
@@ -49,7 +49,7 @@ def test_a_simulated_robot_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> 
     # Half of the usual rate, for machines that test other things at the same time.
     with robot_process("pusht", ["--hidden", "7", "--cameras", "all", "--camera-rate", "5"]) as robot:
         (tmp_path / "token").write_text(robot.token)
-        words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", "120"]
+        words = ["twin", "pusht", "--policy", "expert", "--real", f"robot:{robot.address}", "--steps", "120"]
         assert main([*words, "--token", str(tmp_path / "token"), "--out", str(tmp_path / "x")]) == 0
     run = load_episodes(tmp_path / "x" / "data")[0]
     labels = run.spec.observation["twin.correction"].labels

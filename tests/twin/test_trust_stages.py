@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from instep.app.robot_events import HandedOver, OperatorConsole
-from instep.app.verbs.twin_run import trust_facts
+from instep.app.verbs.twin_run import trust_facts, twin_log, twin_problems
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import State
 from instep.physics.engines import open_world
-from instep.report.run_pages import twin_problems, twin_sections
+from instep.report.run_pages import twin_sections
 from instep.robot import Recording, scene_limits
 from instep.scene.folder import Scene
 from instep.twin import (
@@ -326,7 +326,7 @@ QUICK = StageOptions(blind_slow=0.04, blind_hold=0.15, hand_over_after=0.1, reco
 def test_a_nominal_recording_has_no_events_and_its_page_says_so(recording) -> None:
     run = watched(recording, TwinOptions())
     assert trust_events(run) == [] and trust_facts(run)["trust events"] == []
-    [section] = [part for part in twin_sections(run, shipped_trust()) if part.title == "Stages of trust"]
+    [section] = [part for part in twin_sections(twin_log(run, shipped_trust())) if part.title == "Stages of trust"]
     assert "trusted throughout" in section.lead
 
 
@@ -335,7 +335,7 @@ def test_blind_cameras_slow_hold_and_hand_over_and_every_stage_is_an_event_of_th
     run = watched(dark, TwinOptions(stages=QUICK))
     stages = [event.stage for event in trust_events(run)]
     assert stages == [SLOW, HOLD, OVER] and all(e.cause == TrustCause.BLIND for e in trust_events(run))
-    [section] = [part for part in twin_sections(run) if part.title == "Stages of trust"]
+    [section] = [part for part in twin_sections(twin_log(run)) if part.title == "Stages of trust"]
     assert "handed over to the operator: no camera gives usable images" in section.lead
     assert any("handed over" in problem for problem in twin_problems(run))
     sent = run["twin.sent"]

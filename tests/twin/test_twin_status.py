@@ -7,11 +7,11 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line
+from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line, twin_log, twin_part, twin_problems
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
-from instep.report.run_pages import _joined, twin_numbers, twin_problems, twin_sections
-from instep.twin import calibrate_trust
+from instep.report.run_pages import _joined, twin_numbers, twin_sections
+from instep.twin import calibrate_trust, shipped_trust
 
 
 def watched(episode, trust=None) -> tuple[TwinStatus, Progress, int]:
@@ -62,7 +62,8 @@ def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
     run = follow(recording)
     assert twin_problems(run.episode) == []
     verdict = Headline("good", "The twin kept in step.")
-    page = render(HtmlReport("a run", "", verdict, twin_numbers(run.episode, {}), twin_sections(run.episode)))
+    log = twin_log(run.episode)
+    page = render(HtmlReport("a run", "", verdict, twin_numbers(log, {}), twin_sections(log)))
     for words in (
         "NIS",
         "Residuals of silhouettes",
@@ -91,4 +92,5 @@ def test_the_page_names_a_camera_at_fault_in_words(recording, follow) -> None:
 
 
 def test_a_run_without_a_correction_has_no_sections(recording) -> None:
-    assert twin_sections(recording.episode) == [] and twin_problems(recording.episode) == []
+    part = twin_part(recording.episode, shipped_trust())
+    assert part.sections == () and part.doubts == ()

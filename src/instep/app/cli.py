@@ -190,11 +190,18 @@ VERBS: dict[str, Verb] = {
     ),
     "run": Verb(
         "run:run",
-        "run a policy in a world: sim:SCENE, recording:DATA, twin:SCENE, robot:ADDRESS",
+        "run a policy in a world: sim:SCENE, recording:DATA, robot:ADDRESS",
         (
             "instep run expert sim:pusht --steps 240 --out simulated",
             "instep run expert robot:ws://127.0.0.1:8765 --scene pusht --token token.txt --steps 120",
-            "instep run expert twin:pusht --real robot:ws://127.0.0.1:8765 --token token.txt --steps 600",
+        ),
+    ),
+    "twin": Verb(
+        "twin_run:twin",
+        "keep a simulated twin in step with a robot or a recording",
+        (
+            "instep twin pusht --policy expert --real robot:ws://127.0.0.1:8765 --token token.txt --steps 600",
+            "instep twin pusht --real recording:seen/data",
         ),
     ),
     "eval": Verb(

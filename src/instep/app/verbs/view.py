@@ -121,7 +121,7 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     if args.real and (not args.teleop or kind == "robot"):
         raise BadInput("--real follows a simulated robot that is moved by hand; give a scene and --teleop with it.")
     if kind == "twin":
-        command = f"instep run POLICY {thing} --real robot:ADDRESS --view"
+        command = f"instep twin {address} --real robot:ADDRESS --view"
         raise BadInput(f"A twin is shown while it runs; start it with: {command}")
     if kind == "robot":
         if not args.scene:

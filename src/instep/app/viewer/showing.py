@@ -137,7 +137,9 @@ def _run(path: Path, request: ViewRequest) -> ViewContent:
         data = Path(command[3])
     if not data.is_dir():
         raise BadInput(f"The run {str(path)!r} of instep {verb} holds no recording to show; give its data and --scene.")
-    named = next((w.partition(":")[2] for w in command if w.startswith(("sim:", "twin:"))), "")
+    named = next((word.removeprefix("sim:") for word in command if word.startswith("sim:")), "")
+    if verb == "twin" and len(command) > 2:
+        named = command[2]
     scene = request.scene or (command[command.index("--scene") + 1] if "--scene" in command[:-1] else "")
     return _recordings(data, request, scene or named.partition("@")[0])
 
