@@ -332,7 +332,7 @@ def _run(name: str, words: list[str]) -> int:
         place = words.index(OPTIONS)
         if place + 1 == len(words):
             raise BadInput(f"{OPTIONS} takes a TOML file with expert options; 'instep {name} --help' lists them.")
-        function = with_expert_options(function, Path(words[place + 1]), name)
+        function = with_expert_options(function, Path(words[place + 1]))
         words = words[:place] + words[place + 2 :]
     try:
         result = tyro.cli(function, prog=f"instep {name}", args=words, config=MARKERS)
