@@ -20,7 +20,7 @@ from instep.gap.joint_error import Arm, joint_error_profile, profile_scores
 from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import check_data
 from instep.report.gap_page import checks_section, gap_page
-from instep.report.page import write_report
+from instep.report.page import write_html
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -115,7 +115,7 @@ def _full_report(folder: Path, out: Path) -> None:
     gap = gap.with_scores(profile_scores(profiles))
     gap = replace(gap, kind="paired", joint_errors=tuple(profiles))
     write_curves(out, gap)
-    write_report(out, gap_page(gap, checks=[checks_section(checks)]))
+    write_html(out / "report.html", gap_page(gap, checks=[checks_section(checks)]))
 
 
 def _timed(work: Callable[[], Any]) -> float:

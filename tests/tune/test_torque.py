@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from instep.report.torque_page import torque_identification_page
 
 from instep import BadInput, UnknownName
 from instep.app.cli import main
@@ -15,6 +14,7 @@ from instep.data import write_dataset
 from instep.gap.torque_gap import RELATIVE, measure_torque_gap
 from instep.physics.inverse_dynamics import inertial_parameters, rigid_groups, with_inertial_parameters
 from instep.report.page import render
+from instep.report.tune_pages import torque_identification_page
 from instep.scene.folder import Scene
 from instep.tune.fit.least_squares import FitStatus
 from instep.tune.torque.torque_fit import LogCholesky, consistent, inertial_of, pseudo_inertia

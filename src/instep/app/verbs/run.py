@@ -8,9 +8,10 @@ from typing import Any
 from instep.app.arguments import Options, PolicyArg, WorldArg, link_token
 from instep.app.recorded_run import LoopArgs, finish_run, new_run_output, run_beside, scene_task, summarize_run
 from instep.app.reidentified_run import LiveReidentification
-from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, world_from_spec
+from instep.app.world_specs import CameraOptions, in_scene, world_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import World, inner_with, options_dataclass
+from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 

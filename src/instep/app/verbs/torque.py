@@ -20,8 +20,9 @@ from instep.app.output import Output, broken_limits, gate_table, new_output
 from instep.core.episode import Episode
 from instep.core.world import options_dataclass
 from instep.gap.torque_gap import TorqueGap, TorqueOptions, measure_torque_gap
+from instep.report.gap_page import torque_gap_page
 from instep.report.page import Headline
-from instep.report.torque_page import torque_gap_page, torque_identification_page
+from instep.report.tune_pages import torque_identification_page
 from instep.scene.folder import Scene
 from instep.tune.torque.torque_identification import IdentifyTorqueOptions, TorqueIdentification, identify_torque
 

@@ -30,12 +30,13 @@ from instep.app.reidentified_run import LiveReidentification
 from instep.app.robot_events import OperatorConsole
 from instep.app.verbs.run import with_goal
 from instep.app.viewer.report_view import report_viewer
-from instep.app.world_specs import policy_from_spec, recorded, world_from_spec
+from instep.app.world_specs import recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, Spec, State, Watcher, options_dataclass
 from instep.physics.mujoco_cameras import playback, write_small_video
+from instep.policy.policy_specs import policy_from_spec
 from instep.report.page import ReportVideo
 from instep.report.run_pages import TwinLog, tracking_page, twin_numbers, twin_sections
 from instep.scene.camera_files import calibration_among
