@@ -26,7 +26,7 @@ __all__ = [
 _PAGES = {
     "Gap": "gap_page:gap_page", "TorqueGap": "gap_page:torque_gap_page", "Diagnosis": "gap_page:diagnosis_page",
     "Evaluation": "eval_pages:eval_page", "ActionCheck": "eval_pages:check_page",
-    "Identification": "tune_pages:identification_page", "TorqueIdentification": "tune_pages:torque_page",
+    "Identification": "tune_pages:identification_page", "TorqueIdentification": "tune_pages:torque_identification_page",
 }  # fmt: skip
 """Class of a result -> its page function; by name, since results know nothing of reports."""
 

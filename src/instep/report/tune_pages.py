@@ -26,7 +26,7 @@ from .figures import (
     titled,
     upright_line,
 )
-from .gap_page import torque_figure
+from .gap_page import TORQUE_ERROR, TORQUE_NORM, torque_figure
 from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, Section, Table, display_unit, formatted
 
 if TYPE_CHECKING:
@@ -383,16 +383,16 @@ def _figure(found: Reidentification, index: int) -> Figure:
     return {"data": data, "layout": layout | {"shapes": [upright_line(event.t) for event in marks]}}
 
 
-def torque_page(found: TorqueIdentification, facts: Mapping[str, str] | None = None) -> HtmlReport:
+def torque_identification_page(found: TorqueIdentification, facts: Mapping[str, str] | None = None) -> HtmlReport:
     """Gates, held-out torques, friction, base parameters, inertias and payloads of an identification from torques."""
-    (before, after), (norm_before, norm_after) = found.relative, found.norm
+    after, before = found.after[TORQUE_ERROR], found.before[TORQUE_ERROR]
     words = f"The torque error on held-out recordings is {after.value:.3g} % instead of {before.value:.3g} %."
     open_gates = [f"{gate.name} {gate.state}" for gate in found.gates if gate.required and not gate.passed]
     because = f"Not promoted: {', '.join(open_gates)}." if open_gates else "All gates were passed."
     good = sum(base.identified for base in found.base)
     numbers = [
         Number.of("torque error, held-out", after, f"{formatted(before)} before"),
-        Number.of("mean norm of the error", norm_after, f"{formatted(norm_before)} before"),
+        Number.of("mean norm of the error", found.after[TORQUE_NORM], f"{formatted(found.before[TORQUE_NORM])} before"),
         Number("base parameters identified", f"{good} of {len(found.base)}", f"fit {found.status}"),
     ]
     sections = [gates_section(found.gates), _torques(found), _terms(found), _base(found), _bodies(found)]
@@ -451,9 +451,9 @@ def _base(found: TorqueIdentification) -> Section:
 
 def _bodies(found: TorqueIdentification) -> Section:
     rows: list[tuple[str, ...]] = []
-    for name, sides in found.inertias().items():
-        cells = [(f"{mass:.3g}", _list(centre), _list(np.linalg.eigvalsh(inertia))) for mass, centre, inertia in sides]
-        rows.append((name, *(cell for pair in zip(*cells, strict=True) for cell in pair)))
+    for body, sides in found.inertias().items():
+        masses = [f"{side.mass:.3g}" for side in sides]
+        rows.append((body, *masses, *(_list(side.centre) for side in sides), *(_list(side.moments) for side in sides)))
     head = (
         "body",
         "mass before [kg]",
