@@ -359,7 +359,8 @@ def _print_completion(words: Sequence[str]) -> int:
 
     if len(words) != 1 or words[0] not in SHELLS:
         raise BadInput(f"{COMPLETION} takes a shell: {', '.join(SHELLS)}.")
-    everything, groups = SubcommandApp(), dict[str, SubcommandApp]()
+    everything: Any = SubcommandApp()
+    groups: dict[str, Any] = {}
     for name, verb in VERBS.items():
         group, _, last = name.partition(" ")
         if not last:

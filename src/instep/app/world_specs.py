@@ -18,6 +18,8 @@ from instep.policy.policy_specs import recorded_episode
 from instep.scene.camera_files import CALIBRATION_SUFFIX, calibrated_scene
 from instep.scene.folder import Scene
 
+from .arguments import Expert
+
 KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
     "robot": "robot:ADDRESS, a robot behind a link (ws://127.0.0.1:PORT) or by the name of its driver (NAME:ADDRESS)",
@@ -119,9 +121,9 @@ class CameraOptions:
     cameras: tuple[str, ...] = ()
     """cameras that the policy sees: names, 'all', or a calibration FILE.json whose cameras take the place of the
     scene's; rendered for every world, so use small batches."""
-    image_every: int = 1
+    image_every: Expert[int] = 1
     """control steps from one image of a scene's camera to the next."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Expert[Literal["cpu", "cuda"]] = "cpu"
     """where the images of --virtual are rendered: cpu, or cuda for those of all worlds in one call (instep[gpu])."""
 
     def open(self, words: str, scene: str) -> World:

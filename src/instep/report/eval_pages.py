@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.statistics import Estimate
+from instep.core.statistics import Estimate, wilson
 
 from .figures import bars_figure, error_bars, line_trace, panels_figure, plain_text, series_color, titled
 from .page import (
@@ -202,7 +202,11 @@ def steps_figure(check: ActionCheck) -> Figure:
             band = line_trace(name, ahead + ahead[::-1], ends, width=0)
             band |= {"fill": "toself", "fillcolor": series_color(0, 0.15), "showlegend": False, "hoverinfo": "skip"}
             data.append(band)
-        style = {"color": series_color(i), "width": 2.6 if first else 1.6, "dash": "solid" if first else "dash"}
+        style: dict[str, Any] = {
+            "color": series_color(i),
+            "width": 2.6 if first else 1.6,
+            "dash": "solid" if first else "dash",
+        }
         data.append(line_trace(name, ahead, [e.value for e in estimates], **style))
     layout = {"title": titled("Overall error by the step of a chunk"), "height": 360, "xaxis": {"title": "ahead [s]"}}
     layout["yaxis"] = {"title": "error [standard deviations]", "rangemode": "tozero"}
@@ -295,13 +299,18 @@ def _scatter(rates: Sequence[SuccessRates]) -> Figure:
         some = [r for r in rates if r.task == task]
         trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
         trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
-        trace["error_y"] = error_bars([r.real_rate for r in some], color=series_color(i, 0.5))
+        trace["error_y"] = error_bars([_real_rate(r) for r in some], color=series_color(i, 0.5))
         trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
         words = "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"
         data.append({**trace, "hovertemplate": words})
     line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
     layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
     return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
+
+
+def _real_rate(r: SuccessRates) -> Estimate:
+    """The real rate with Wilson's interval."""
+    return wilson(round(r.real * r.real_trials), r.real_trials)
 
 
 def _agreement_table(found: Sequence[RankAgreement]) -> Section:
@@ -324,7 +333,7 @@ def _agreement_table(found: Sequence[RankAgreement]) -> Section:
 def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
     rows: list[list[str]] = []
     for r in rates:
-        bound = r.real_rate
+        bound = _real_rate(r)
         interval = f"{bound.low:.2f} to {bound.high:.2f}"
         rows.append(
             [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]

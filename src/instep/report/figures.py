@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def panels_figure(
     layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
     for i, (label, lines) in enumerate(panels.items()):
         axis, first = "" if i == 0 else str(i + 1), i == 0
-        place = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": first}
+        place: dict[str, Any] = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": first}
         if bands is not None and label in bands:
             data += band_traces(*bands[label], **place)
         for k, (name, pair) in enumerate(lines.items()):
@@ -200,9 +201,8 @@ def downsampled(x: Array, y: Array, most: int = MAX_POINTS) -> tuple[Array, Arra
 
 def plotly_figure(figure: Figure) -> Any:
     """A figure of a page as a `plotly.graph_objects.Figure` in the light theme, for notebooks and papers."""
-    from plotly.graph_objects import Figure as PlotlyFigure
-
-    return PlotlyFigure(_coloured(figure))
+    library: Any = import_module("plotly.graph_objects")
+    return library.Figure(_coloured(figure))
 
 
 def _coloured(value: Any) -> Any:

@@ -504,7 +504,7 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
         data += lines if main or len(some) <= MAX_BANDS else lines[1:]
         if curve.name in floor:
             values = [e.value * factor for e in floor[curve.name].estimates]
-            style = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
+            style: dict[str, Any] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
             line = line_trace(f"floor: {curve.name}", list(floor[curve.name].names()), values, **style)
             data.append(line | {"visible": True if main else "legendonly"})
     layout = {"title": titled(title), "height": 420, "xaxis": {"title": "prediction horizon", "type": "category"}}

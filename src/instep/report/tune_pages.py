@@ -198,7 +198,7 @@ def _window(traces: Traces, which: int, band: PredictiveBand | None) -> Figure:
     rows = np.flatnonzero(traces.inside[which])
     t = (rows + 1) * traces.dt
     panels, bands = dict[str, Lines](), dict[str, tuple[Array, Array, Array]]()
-    for i in np.sort(np.argsort(-np.ptp(traces.measured[which][rows], axis=0))[:MAX_PANELS]):
+    for i in map(int, np.sort(np.argsort(-np.ptp(traces.measured[which][rows], axis=0))[:MAX_PANELS])):
         measured = traces.measured[which][rows, i]
         factor, unit = display_unit(traces.units[i], float(np.abs(measured).max(initial=0.0)))
         label = f"{traces.names[i]} [{unit or '1'}]"
@@ -229,7 +229,12 @@ def _posterior(found: PosteriorCheck) -> Section:
     rows.append(("misspecification, p", p, "below 0.05 something is missing in the model"))
     draws = found.belief.sample(CORNER_DRAWS, np.random.default_rng((0, 0xC0)))
     shown = [{"label": plain_text(n), "values": np.asarray(v)} for n, v in list(draws.items())[:MAX_CORNER]]
-    pairs = {"type": "splom", "dimensions": shown, "showupperhalf": False, "diagonal": {"visible": False}}
+    pairs: dict[str, Any] = {
+        "type": "splom",
+        "dimensions": shown,
+        "showupperhalf": False,
+        "diagonal": {"visible": False},
+    }
     pairs["marker"] = {"size": 3, "color": series_color(0, 0.4)}
     figure = {"data": [pairs], "layout": {"title": titled("Pairs of parameters"), "height": 180 + 110 * len(shown)}}
     return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), figure])
