@@ -88,7 +88,8 @@ def _with_values(default: Any, hints: Mapping[str, Any], given: Mapping[str, Any
         if value is not False:
             words += [f"--{name.replace('_', '-')}", *(str(item) for item in items if value is not True)]
     plain = [(name, _shown(hints[name]), field(default=getattr(default, name))) for name in given]
-    parsed: Any = tyro.cli(make_dataclass("ExpertOptions", plain), prog=str(file), args=words, config=MARKERS)
+    made: Any = make_dataclass("ExpertOptions", plain)
+    parsed: Any = tyro.cli(made, prog=str(file), args=words, config=MARKERS)
     return replace(default, **{name: getattr(parsed, name) for name in given})
 
 
