@@ -41,7 +41,8 @@ from instep.core.world import vector
 from instep.gap.gap_result import RunPair
 from instep.physics.engines import open_world
 from instep.robot import RobotServer, WorldDriver
-from instep.scene import Scene, body_poses
+from instep.scene import body_poses
+from instep.scene.folder import Scene
 from instep.twin.tracked_body import load_starts
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}

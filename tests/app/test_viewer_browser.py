@@ -27,7 +27,8 @@ from instep.core.world import stack, take
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.physics import ImageEffects, MujocoRenderer, WithCameras
 from instep.robot import RobotServer, RobotWorld, WorldDriver
-from instep.scene import Scene, body_poses
+from instep.scene import body_poses
+from instep.scene.folder import Scene
 from instep.splat import Gaussians, save_gaussians
 from instep.twin.tracked_body import load_starts
 

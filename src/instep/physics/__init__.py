@@ -1,4 +1,4 @@
-"""Physics engines as Simulators, actuator models, and `open_world`, which makes a Simulator of a scene."""
+"""Actuator models, rendered cameras and engines beyond those that `instep` itself exports."""
 
 from __future__ import annotations
 
@@ -8,30 +8,23 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .actuator_models import ActuatorModel, ActuatorStep, Term
-    from .actuators import ActuatedWorld, with_inputs
-    from .delta_model import DeltaCorrected, DeltaModel
-    from .engines import Engine, open_world, without_delta
+    from .actuators import ActuatedWorld
+    from .engines import rest_action
     from .mujoco_cameras import ImageEffects, MujocoRenderer, WithCameras, render_cameras
-    from .mujoco_world import MujocoWorld
-    from .rapier_world import RapierWorld
     from .warp_world import WarpWorld
 
 __all__ = [
-    "ActuatedWorld", "ActuatorModel", "ActuatorStep", "DeltaCorrected", "DeltaModel", "Engine", "ImageEffects",
-    "MujocoRenderer", "MujocoWorld", "RapierWorld", "Term", "WarpWorld", "WithCameras", "open_world",
-    "render_cameras", "with_inputs", "without_delta",
+    "ActuatedWorld", "ActuatorModel", "ActuatorStep", "ImageEffects", "MujocoRenderer", "Term", "WarpWorld",
+    "WithCameras", "render_cameras", "rest_action",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "actuator_models": "ActuatorModel ActuatorStep Term",
-        "actuators": "ActuatedWorld with_inputs",
-        "delta_model": "DeltaCorrected DeltaModel",
-        "engines": "Engine open_world without_delta",
+        "actuators": "ActuatedWorld",
+        "engines": "rest_action",
         "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",
-        "mujoco_world": "MujocoWorld",
-        "rapier_world": "RapierWorld",
         "warp_world": "WarpWorld",
     },
 )

@@ -9,15 +9,14 @@ from instep.core.imports import lazy_names
 if TYPE_CHECKING:
     from .camera import Camera, look_at
     from .camera_files import Calibration, load_calibration
-    from .folder import LIBRARY, Scene, SceneSimulator, shipped, write_settings
-    from .model import body_poses, site_poses
-    from .new_scene import NewScene, make_scene
+    from .model import body_poses
+    from .new_scene import make_scene
     from .tasks import TASKS, task_of
     from .tasks.task import Task, Tasked
 
 __all__ = [
-    "LIBRARY", "TASKS", "Calibration", "Camera", "NewScene", "Scene", "SceneSimulator", "Task", "Tasked",
-    "body_poses", "load_calibration", "look_at", "make_scene", "shipped", "site_poses", "task_of", "write_settings",
+    "TASKS", "Calibration", "Camera", "Task", "Tasked", "body_poses", "load_calibration", "look_at", "make_scene",
+    "task_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -25,9 +24,8 @@ __getattr__ = lazy_names(
     {
         "camera": "Camera look_at",
         "camera_files": "Calibration load_calibration",
-        "folder": "LIBRARY Scene SceneSimulator shipped write_settings",
-        "model": "body_poses site_poses",
-        "new_scene": "NewScene make_scene",
+        "model": "body_poses",
+        "new_scene": "make_scene",
         "tasks": "TASKS task_of",
         "tasks.task": "Task Tasked",
     },
