@@ -239,15 +239,15 @@ def _check(steps: int) -> None:
 
 
 MEMORY = 64
-"""How many actions before an anchor a simulator is given, for worlds with latency."""
+"""Number of actions before an anchor, for worlds with latency."""
 CHUNK = 4096
-"""How many windows are simulated in one batch."""
+"""Number of windows in one batch."""
 MAX_UNROLLED = 2**15
-"""Control steps, over all worlds of a batch, that are simulated between two calls of `Watch` and `Visit`."""
+"""Control steps, summed over a batch, between two calls of `Watch` and `Visit`."""
 Visit: TypeAlias = Callable[[int, Array, State], None]
-"""Called for each step with the steps done, the windows still running, and their time, positions and velocities."""
+"""Called after each step with its number, the running windows, and a state whose first rows are theirs."""
 Watch: TypeAlias = Callable[[int], None]
-"""Called with the number of control steps that were simulated since the last call."""
+"""Called with the number of control steps since the last call."""
 
 
 def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episode:
@@ -268,7 +268,8 @@ def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episo
     q, v = given.q.copy(), given.v.copy()
 
     def visit(step: int, live: Array, state: State) -> None:
-        q[starts[live] + step], v[starts[live] + step] = state.q, state.v
+        into = starts[live] + step
+        q[into], v[into] = state.q[: len(live)], state.v[: len(live)]
 
     survived = rollout_windows(sim, [given], np.stack([np.zeros_like(starts), starts], axis=1), spans, visit)
     if (lost := np.flatnonzero(survived < spans)).size:
