@@ -9,13 +9,12 @@ from instep.core.imports import lazy_names
 if TYPE_CHECKING:
     from .actuator_models import ActuatorModel, ActuatorStep, Term
     from .actuators import ActuatedWorld
-    from .engines import rest_action
     from .mujoco_cameras import ImageEffects, MujocoRenderer, WithCameras, render_cameras
     from .warp_world import WarpWorld
 
 __all__ = [
     "ActuatedWorld", "ActuatorModel", "ActuatorStep", "ImageEffects", "MujocoRenderer", "Term", "WarpWorld",
-    "WithCameras", "render_cameras", "rest_action",
+    "WithCameras", "render_cameras",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -23,7 +22,6 @@ __getattr__ = lazy_names(
     {
         "actuator_models": "ActuatorModel ActuatorStep Term",
         "actuators": "ActuatedWorld",
-        "engines": "rest_action",
         "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",
         "warp_world": "WarpWorld",
     },
