@@ -1,4 +1,4 @@
-"""Attribution of the gap to causes: one cause planted out of eight, two at once on many arms, and none planted.
+"""Attribution of the gap to causes: one cause planted out of eight, and none planted.
 
 Causes are fitted jointly to training runs, as `instep gap` does; Shapley values are taken on held-out runs.
 With nothing planted, no cause may be reported.
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import two_causes
 from harness import row
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
@@ -45,7 +44,6 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         row("planted cause ranked first", wilson(first, seeds), at_least=0.95),
         row("planted cause's interval above zero", wilson(named, seeds)),
         row("nothing planted, no interval leaves out zero", wilson(clean, seeds), at_least=0.90),
-        *two_causes.rows(quick),
     ]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness import row
+from harness import Row, row
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
 from instep.diagnose.candidates import candidate_causes
@@ -54,23 +54,33 @@ PLAIN = {"step": 0.002, "below": -0.05, "thick": 0.05, "ref": "0.01 1", "imp": "
 ROWS = 200
 
 
-def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+Make = Callable[[int], Any]
+"""Runs of a seed, as the detectors of a family take them."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Failure modes that the same detectors see."""
+
+    modes: dict[str, Make]
+    clean: Make
+    check: Callable[[Any], list[FailureMode]]
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
     """Inject every mode, and nothing, and count."""
     times = 10 if quick else 20
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     alarms, clean = 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        for family, (worlds, check) in stage.families().items():
-            for name, build in worlds.items():
-                hits = sum(_named(check(build(seed)), name) for seed in range(times))
-                rate = wilson(hits, times)
-                rows.append(row(f"{name} named", rate, at_least=0.9))
-            count = sum(any(m.found for m in check(stage.clean(family, 1000 + seed))) for seed in range(times))
+        for title, family in Stage(Path(folder)).families().items():
+            for name, build in family.modes.items():
+                hits = sum(name in {m.name for m in family.check(build(seed)) if m.found} for seed in range(times))
+                rows.append(row(f"{name} named", wilson(hits, times), at_least=0.9))
+            count = sum(any(m.found for m in family.check(family.clean(1000 + seed))) for seed in range(times))
             alarms, clean = alarms + count, clean + times
-            rows.append(row(f"false alarms, {family}", wilson(count, times)))
-    rate = wilson(alarms, clean)
-    rows.append(row("false alarms on clean pairs", rate, at_most=0.05))
+            rows.append(row(f"false alarms, {title}", wilson(count, times)))
+    rows.append(row("false alarms on clean pairs", wilson(alarms, clean), at_most=0.05))
     return rows
 
 
@@ -82,128 +92,111 @@ class Stage:
         self.arm = Scene.load(write_scene(folder / "arm", diagnosed_arm(), ("shoulder", "elbow")))
         self.cube = self._variant("cube", 0)
 
-    def families(self) -> dict[str, tuple[dict[str, Callable[[int], Any]], Callable[[Any], list[FailureMode]]]]:
-        physical = {
-            "friction": self.friction, "latency": self.latency, "actuator limits": self.limits,
-            "backlash": self.backlash, "gains": self.gains, "payload": self.payload, "time step": self.coarse,
-            "sensor noise": self.noise,
-        }  # fmt: skip
+    def families(self) -> dict[str, Family]:
+        """Each family with the runs of each mode, those without any, and the detectors that see them."""
         return {
-            "arm": (physical, self.check_arm),
-            "repeats": ({"dynamics gap": self.dynamics, "stochasticity": self.chance}, self.check_repeats),
-            "objects": (
+            "arm": Family(self.physical(), lambda s: self.moved(self._world(), s), self.check_arm),
+            "repeats": Family(
                 {
-                    "static scene": self.static, "penetration": self.soft, "tunnelling": self.thin,
-                    "contact jitter": self.shaky, "reconstruction artefacts": self.bloated,
+                    "dynamics gap": lambda s: self.again(self._world(_damping(_between(s, 2, 6))), s),
+                    "stochasticity": lambda s: self.again(Dropping(self._world(), action=_between(s, 0.2, 0.5)), s),
                 },
-                self.check_objects,
+                lambda s: self.again(self._world(), s),
+                self.check_repeats,
             ),
-            "policy": ({"perceptual sensitivity": self.texture}, self.check_images),
-            "commands": ({"embodiment mismatch": self.foreign}, self.check_commands),
-            "loop": ({"closed-loop compounding": self.loop}, self.check_loop),
+            "objects": Family(self.objects(), lambda s: self.dropped(self.cube, s), self.check_objects),
+            "policy": Family(
+                {"perceptual sensitivity": lambda s: images(s, smoothed=True)},
+                lambda s: images(s, smoothed=False),
+                lambda actions: [perceptual_sensitivity(*actions)],
+            ),
+            "commands": Family(
+                {"embodiment mismatch": lambda s: self.commanded(s, _between(s, 1.6, 2.5), _between(s, 0.0, 0.1))},
+                lambda s: self.commanded(s, 1.0, 0.0),
+                lambda case: [embodiment_mismatch(*case)],
+            ),
+            "loop": Family(
+                {"closed-loop compounding": lambda s: self.looped(s, _between(s, 0.01, 0.03))},
+                lambda s: self.looped(s, 0.0),
+                lambda case: [compounding(*case)],
+            ),
+        }
+
+    def physical(self) -> dict[str, Make]:
+        """Causes that a parameter can put right, and noise."""
+
+        def tuned(name: str, low: float, high: float) -> Callable[[int], dict[str, Any]]:
+            kinds: dict[str, Callable[[float], dict[str, Any]]] = {
+                "gains": lambda f: {"actuator.shoulder.kp": 30 * f, "actuator.elbow.kp": 15 * f},
+                "payload": lambda f: {"body.upper.mass": 0.5 * f, "body.fore.mass": 0.3 * f},
+                "latency": lambda f: {"action.delay": f},
+                "time step": lambda f: {"option.timestep": 0.01 / int(f)},
+            }
+            return lambda seed: kinds[name](_between(seed, low, high))
+
+        def friction(seed: int) -> dict[str, Any]:
+            rng = np.random.default_rng((seed, 1))
+            if rng.random() < 0.5:
+                return _damping(rng.uniform(3, 8))
+            return {"joint.shoulder.frictionloss": rng.uniform(0.6, 2), "joint.elbow.frictionloss": rng.uniform(0.3, 1)}
+
+        def saturated(seed: int) -> Any:
+            torque = tuple(_between(seed, 0.12, 0.4) * k * 0.3 for k in (30, 15))
+            return Saturated(self._world(), torque=torque, stiffness=(30.0, 15.0), damping=(1.0, 0.4))
+
+        settings = {
+            "friction": friction, "latency": tuned("latency", 0.02, 0.1), "gains": tuned("gains", 0.4, 0.7),
+            "payload": tuned("payload", 1.4, 2.4), "time step": tuned("time step", 4, 11),
         }  # fmt: skip
+        modes: dict[str, Make] = {
+            name: (lambda s, made=made: self.moved(self._world(made(s)), s)) for name, made in settings.items()
+        }
+        modes["actuator limits"] = lambda s: self.moved(saturated(s), s)
+        modes["backlash"] = lambda s: self.moved(Backlash(self._world(), gap=_between(s, 0.04, 0.12)), s)
+        modes["sensor noise"] = lambda s: self.moved(self._world(), s, noise=_between(s, 0.003, 0.02))
+        return modes
 
-    def clean(self, family: str, seed: int) -> Any:
-        """The same without anything injected."""
-        if family == "arm":
-            return self.moved(open_world(self.arm), seed)
-        if family == "repeats":
-            return self.again(open_world(self.arm), seed, noise=2e-4)
-        if family == "objects":
-            return self.dropped(self.cube, self.cube, seed)
-        if family == "policy":
-            return images(seed, smoothed=False)
-        if family == "commands":
-            return self.commanded(seed, scale=1.0, shake=0.0)
-        return self.looped(seed, bias=0.0)
+    def objects(self) -> dict[str, Make]:
+        """A cube that is dropped, pushed, thrown, in scenes with wrong contacts or shapes."""
 
-    # An arm under smooth commands: what a parameter can put right.
+        def soft(seed: int) -> Scene:
+            return self._variant("soft", seed, ref=f"{_between(seed, 0.08, 0.16):.3f} 1", imp="0.2 0.6 0.02")
+
+        def shaky(seed: int) -> Scene:
+            return self._variant("shaky", seed, ref=f"-{_between(seed, 3000, 6000):.0f} -0.01", step=0.01)
+
+        def thin(seed: int) -> Scene:
+            return self._variant("thin", seed, step=0.02, below=-0.0005, thick=0.0005)
+
+        def bloated(seed: int) -> Scene:
+            return self._variant("bloated", seed, half=0.03 + _between(seed, 0.006, 0.012))
+
+        return {
+            "static scene": lambda s: self.dropped(self.cube, s, push=_between(s, 1.0, 2.0)),
+            "penetration": lambda s: self.dropped(soft(s), s),
+            "tunnelling": lambda s: self.dropped(thin(s), s, speed=_between(s, 12, 18)),
+            "contact jitter": lambda s: self.dropped(shaky(s), s),
+            "reconstruction artefacts": lambda s: self.dropped(bloated(s), s),
+        }
 
     def check_arm(self, runs: list[Episode]) -> list[FailureMode]:
-        """Question the candidates, and listen for noise."""
+        """Search for causes, unless noise hides the motion."""
         sim = open_world(self.arm)
         ready = prepare(runs).episodes
         noise = sensor_noise(measure_horizon(sim, ready).pairs)
-        wrapped, candidates = candidate_causes(self.arm, sim)
         if noise.found:
-            # Noise hides motion: where it is loud, causes are sought under it, and it is what is named.
             return [noise]
-        found = identify_causes(wrapped, ready, candidates)
+        extended, candidates = candidate_causes(self.arm, sim)
+        found = identify_causes(extended, ready, candidates)
         return [noise, *physical_modes(replace(found, causes=found.causes[:1]))]
 
-    def friction(self, seed: int) -> list[Episode]:
-        rng = np.random.default_rng((seed, 1))
-        if rng.random() < 0.5:
-            factor = rng.uniform(3, 8)
-            settings = {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}
-        else:
-            settings = {
-                "joint.shoulder.frictionloss": rng.uniform(0.6, 2.0),
-                "joint.elbow.frictionloss": rng.uniform(0.3, 1.0),
-            }
-        return self.moved(open_world(self.arm).tuned(settings), seed)
-
-    def latency(self, seed: int) -> list[Episode]:
-        return self.moved(open_world(self.arm).tuned({"action.delay": _between(seed, 0.02, 0.1)}), seed)
-
-    def limits(self, seed: int) -> list[Episode]:
-        share = _between(seed, 0.12, 0.4)
-        torque = (share * 30 * 0.3, share * 15 * 0.3)
-        world = Saturated(open_world(self.arm), torque=torque, stiffness=(30.0, 15.0), damping=(1.0, 0.4))
-        return self.moved(world, seed)
-
-    def backlash(self, seed: int) -> list[Episode]:
-        return self.moved(Backlash(open_world(self.arm), gap=_between(seed, 0.04, 0.12)), seed)
-
-    def gains(self, seed: int) -> list[Episode]:
-        factor = _between(seed, 0.4, 0.7)
-        return self.moved(
-            open_world(self.arm).tuned({"actuator.shoulder.kp": 30 * factor, "actuator.elbow.kp": 15 * factor}), seed
-        )
-
-    def payload(self, seed: int) -> list[Episode]:
-        factor = _between(seed, 1.4, 2.4)
-        return self.moved(
-            open_world(self.arm).tuned({"body.upper.mass": 0.5 * factor, "body.fore.mass": 0.3 * factor}), seed
-        )
-
-    def coarse(self, seed: int) -> list[Episode]:
-        return self.moved(open_world(self.arm).tuned({"option.timestep": 0.01 / int(_between(seed, 4, 11))}), seed)
-
-    def noise(self, seed: int) -> list[Episode]:
-        return self.moved(open_world(self.arm), seed, noise=_between(seed, 0.003, 0.02))
-
-    def moved(self, world: Any, seed: int, runs: int = 4, noise: float = 1e-4) -> list[Episode]:
-        """Runs under smooth random commands, seen through slightly noisy encoders."""
-        rng = np.random.default_rng((seed, 2))
-        return [_seen(rollout(world, Script(_commands(rng)), steps=ROWS, seed=k), rng, noise) for k in range(runs)]
-
-    # Repeats of one command.
-
     def check_repeats(self, runs: list[Episode]) -> list[FailureMode]:
-        """Lay the error beside the scatter of repeats."""
+        """Compare the error with the scatter of repeats."""
         ready = prepare(runs).episodes
         gap = with_noise_floor(measure_horizon(open_world(self.arm), ready), ready)
         chance = stochasticity(repeated_runs(ready))
         # Scatter that sensors do not explain raises the floor itself; it is the finding.
         return [chance] if chance.found else [chance, dynamics_gap(gap)]
-
-    def dynamics(self, seed: int) -> list[Episode]:
-        factor = _between(seed, 2, 6)
-        world = open_world(self.arm).tuned(
-            {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}
-        )
-        return self.again(world, seed, noise=2e-4)
-
-    def chance(self, seed: int) -> list[Episode]:
-        return self.again(Dropping(open_world(self.arm), action=_between(seed, 0.2, 0.5)), seed, noise=2e-4)
-
-    def again(self, world: Any, seed: int, noise: float) -> list[Episode]:
-        rng = np.random.default_rng((seed, 3))
-        commands = _commands(rng)
-        return [_seen(rollout(world, Script(commands), steps=ROWS, seed=17 * seed + k), rng, noise) for k in range(6)]
-
-    # A cube that is dropped, pushed, thrown.
 
     def check_objects(self, case: tuple[list[Episode], Scene]) -> list[FailureMode]:
         """Replay, and compare where bodies rest."""
@@ -216,29 +209,20 @@ class Stage:
         fallen = any(m.found for m in faults)
         return [*faults, static_scene(gap.pairs), rest if not fallen else replace(rest, found=False)]
 
-    def static(self, seed: int) -> tuple[list[Episode], Scene]:
-        return self.dropped(self.cube, self.cube, seed, push=_between(seed, 1.0, 2.0))
+    def moved(self, world: Any, seed: int, runs: int = 4, noise: float = 1e-4) -> list[Episode]:
+        """Runs under smooth random commands, seen through slightly noisy encoders."""
+        rng = np.random.default_rng((seed, 2))
+        return [_seen(rollout(world, Script(_commands(rng)), steps=ROWS, seed=k), rng, noise) for k in range(runs)]
 
-    def soft(self, seed: int) -> tuple[list[Episode], Scene]:
-        ref = f"{_between(seed, 0.08, 0.16):.3f} 1"
-        imp = "0.2 0.6 0.02"
-        return self.dropped(self.cube, self._variant("soft", seed, ref=ref, imp=imp), seed)
+    def again(self, world: Any, seed: int) -> list[Episode]:
+        """Repeats of one command."""
+        rng = np.random.default_rng((seed, 3))
+        commands = _commands(rng)
+        return [_seen(rollout(world, Script(commands), steps=ROWS, seed=17 * seed + k), rng, 2e-4) for k in range(6)]
 
-    def thin(self, seed: int) -> tuple[list[Episode], Scene]:
-        made = self._variant("thin", seed, step=0.02, below=-0.0005, thick=0.0005)
-        return self.dropped(self.cube, made, seed, speed=_between(seed, 12, 18))
-
-    def shaky(self, seed: int) -> tuple[list[Episode], Scene]:
-        ref = f"-{_between(seed, 3000, 6000):.0f} -0.01"
-        return self.dropped(self.cube, self._variant("shaky", seed, ref=ref, step=0.01), seed)
-
-    def bloated(self, seed: int) -> tuple[list[Episode], Scene]:
-        return self.dropped(self.cube, self._variant("bloated", seed, half=0.03 + _between(seed, 0.006, 0.012)), seed)
-
-    def dropped(
-        self, real: Scene, sim: Scene, seed: int, push: float = 0.0, speed: float = 0.0
-    ) -> tuple[list[Episode], Scene]:
-        world = open_world(real)
+    def dropped(self, sim: Scene, seed: int, push: float = 0.0, speed: float = 0.0) -> tuple[list[Episode], Scene]:
+        """Runs of the true cube, and the scene that replays them."""
+        world = open_world(self.cube)
         rng = np.random.default_rng((seed, 4))
         runs: list[Episode] = []
         for _ in range(3):
@@ -254,30 +238,13 @@ class Stage:
                 rows.append((state.q, state.v))
                 state = world.step(state, np.zeros(0))
             q_rows, v_rows = (np.stack(part) for part in zip(*rows, strict=True))
-            columns = {
-                "timestamp": np.arange(120) * world.spec.dt,
-                "q": q_rows,
-                "v": v_rows,
-                "action": np.zeros((120, 0)),
-            }
+            t = np.arange(120) * world.spec.dt
+            columns = {"timestamp": t, "q": q_rows, "v": v_rows, "action": np.zeros((120, 0))}
             runs.append(Episode(world.spec, columns))
         return runs, sim
 
-    # A policy that uses images, one that commands, one that closes a loop.
-
-    def texture(self, seed: int) -> Any:
-        return images(seed, smoothed=True)
-
-    def check_images(self, actions: Any) -> list[FailureMode]:
-        return [perceptual_sensitivity(*actions)]
-
-    def foreign(self, seed: int) -> Any:
-        return self.commanded(seed, scale=_between(seed, 1.6, 2.5), shake=_between(seed, 0.0, 0.1))
-
-    def check_commands(self, case: Any) -> list[FailureMode]:
-        return [embodiment_mismatch(*case)]
-
     def commanded(self, seed: int, scale: float, shake: float) -> Any:
+        """Runs of a policy, usual runs, and the limits of the commands."""
         rng = np.random.default_rng((seed, 5))
         world = open_world(self.arm)
 
@@ -286,19 +253,12 @@ class Stage:
             return rollout(world, Script(commands), steps=ROWS, seed=0)
 
         usual = [made(1.0, 0.0) for _ in range(24)]
-        limits = {"shoulder": (-1.2, 1.2), "elbow": (-1.2, 1.2)}
-        return [made(scale, shake) for _ in range(3)], usual, limits
-
-    def loop(self, seed: int) -> Any:
-        return self.looped(seed, bias=_between(seed, 0.01, 0.03))
-
-    def check_loop(self, case: Any) -> list[FailureMode]:
-        return [compounding(*case)]
+        return [made(scale, shake) for _ in range(3)], usual, {"shoulder": (-1.2, 1.2), "elbow": (-1.2, 1.2)}
 
     def looped(self, seed: int, bias: float) -> Any:
         """A policy that leans away from where it sees itself, in a world whose camera is off by a little."""
         rng = np.random.default_rng((seed, 6))
-        real, sim = open_world(self.arm), open_world(self.arm).tuned({"joint.elbow.damping": 0.14})
+        real, sim = self._world(), self._world({"joint.elbow.damping": 0.14})
         closed, opened = [], []
         for _ in range(8):
             start = rng.uniform(-0.05, 0.05, 2)
@@ -307,6 +267,9 @@ class Stage:
             closed += error_over_time(compare_runs([runs[0]], [runs[1]]).pairs)
             opened += error_over_time(compare_runs([runs[0]], [replayed]).pairs)
         return closed, opened
+
+    def _world(self, settings: dict[str, Any] | None = None) -> SceneSimulator:
+        return open_world(self.arm).tuned(settings) if settings else open_world(self.arm)
 
     def _variant(self, name: str, seed: int, **changes: Any) -> Scene:
         model = CUBE.format(**{**PLAIN, **changes})
@@ -376,6 +339,5 @@ def _between(seed: int, low: float, high: float) -> float:
     return float(np.random.default_rng((seed, 8)).uniform(low, high))
 
 
-def _named(modes: list[FailureMode], name: str) -> bool:
-    found = [m for m in modes if m.found]
-    return bool(found) and name in {m.name for m in found}
+def _damping(factor: float) -> dict[str, Any]:
+    return {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from math import inf, log
+
 import numpy as np
 import pytest
 
-from instep import BadInput
-from instep.gap.measure import measure_gap, measure_pairs, measure_recordings
+from instep import BadInput, Episode
+from instep.core.world import Spec, vector
+from instep.gap.gap_result import RunPair
+from instep.gap.measure import (
+    crossing,
+    error_growth,
+    growth_difference,
+    measure_gap,
+    measure_pairs,
+    measure_recordings,
+    time_to_threshold,
+)
+from instep.gap.paired_runs import outcomes, split_by_outcome
+from instep.gap.time_alignment import world_lag
 from instep.report.gap_page import gap_page
 from instep.report.page import render
 
@@ -40,3 +54,103 @@ def test_recordings_alone_are_compared_with_their_commands(runs):
 def test_no_runs_are_refused(arm):
     with pytest.raises(BadInput, match="at least one recorded run"):
         measure_gap(arm, [])
+
+
+T = np.arange(1, 400) * 0.01
+
+
+def noisy(curve, runs=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [T] * runs, [curve * np.exp(rng.normal(0, 0.05, len(T))) for _ in range(runs)]
+
+
+@pytest.mark.parametrize(
+    ("curve", "shape", "rate"),
+    [
+        (1e-3 * np.exp(1.5 * T), "exponential", 1.5),
+        (1e-2 * T**0.5, "power", 0.5),
+        (1e-2 * T**2, "power", 2.0),
+        (0.5 / (1 + np.exp(-4 * (T - 1.5))), "logistic", 4.0),
+    ],
+)
+def test_the_shape_of_growth_and_its_rate_are_found(curve, shape, rate):
+    found = error_growth(*noisy(curve))
+    assert found.shape == shape
+    assert found.rate.value == pytest.approx(rate, rel=0.08)
+    assert found.weights[shape] > 0.7
+
+
+def test_an_exponential_error_doubles_in_a_time():
+    found = error_growth(*noisy(1e-3 * np.exp(2 * T)))
+    assert found.doubling.value == pytest.approx(log(2) / 2, rel=0.05)
+    assert found.doubling.low < found.doubling.value < found.doubling.high
+
+
+def test_an_error_that_does_not_rise_has_no_growth():
+    with pytest.raises(BadInput, match="no growth to fit"):
+        error_growth(*noisy(np.full(len(T), 0.1)))
+
+
+def test_closed_loop_compounding_is_a_difference_of_rates():
+    fast, slow = (
+        error_growth(*noisy(1e-3 * np.exp(2 * T), seed=1)),
+        error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=2)),
+    )
+    found = growth_difference(fast, slow)
+    assert found.low > 0 and found.value == pytest.approx(0.8, abs=0.1)
+    same = growth_difference(slow, error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=3)))
+    assert same.low < 0 < same.high
+
+
+def test_a_threshold_must_be_exceeded_for_long_enough():
+    error = np.zeros(len(T))
+    error[100:103] = 1.0
+    error[200:] = 1.0
+    assert crossing(T, error, 0.5) == pytest.approx(T[200])
+    assert crossing(T, error, 2.0) == inf and crossing(T[:3], error[:3], 0.5) == inf
+
+
+def test_the_median_time_has_the_exact_interval_and_never_is_infinite():
+    found = time_to_threshold([1, 2, 3, 4, 5, 6, 7, 8, 9, inf])
+    assert (found.value, found.low, found.high) == (5.5, 2, 9)
+    assert np.isnan(time_to_threshold([1, 2, 3]).low)
+    assert time_to_threshold([1.0, inf, inf]).value == inf
+
+
+SPEC = Spec(0.01, vector(["arm", "pole"], "rad"), vector(["arm", "pole"], "rad/s"), vector(["u"], "V"))
+
+
+def swing(end, seed, **meta):
+    rng = np.random.default_rng(seed)
+    t = np.arange(300) * 0.01
+    pole = end / (1 + np.exp(-6 * (t - 1.5))) + rng.normal(0, 0.02, 300)
+    q = np.stack([0.3 * np.sin(4 * t), pole], axis=-1)
+    return Episode(SPEC, {"timestamp": t, "q": q, "action": np.zeros((300, 1))}, meta)
+
+
+def test_runs_that_end_differently_are_split_before_averaging():
+    runs = [swing(np.pi, i) for i in range(4)] + [swing(-np.pi, i) for i in range(4, 7)]
+    assert outcomes(runs) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert outcomes(runs[:4]) == [[0, 1, 2, 3]] and outcomes(runs[:1]) == [[0]]
+    named = [r.with_columns({}, group="swing", repeat="0") for r in runs]
+    kinds = split_by_outcome([named])
+    assert [k[0].meta["group"] for k in kinds] == ["swing, outcome 1 of 2", "swing, outcome 2 of 2"]
+    spread = np.std([r.q[:, 1] for r in runs], axis=0).mean()
+    within = np.std([r.q[:, 1] for r in kinds[0]], axis=0).mean()
+    assert spread > 20 * within
+
+
+def test_a_lag_between_worlds_is_reported_with_and_without():
+    t = np.arange(500) * 0.01
+
+    def run(shift, seed):
+        s = t - shift
+        q = np.stack([np.sin((2 + 0.1 * seed) * s), np.cos(3 * s)], axis=-1)
+        return Episode(SPEC, {"timestamp": t, "q": q, "action": np.zeros((500, 1))})
+
+    pairs = [RunPair(run(0.0, k), run(0.043, k)) for k in range(5)]
+    found = world_lag(pairs)
+    assert found is not None and found.lag.value == pytest.approx(0.043, abs=2e-3)
+    assert found.after.value < 0.1 * found.before.value
+    still = Episode(SPEC, {"timestamp": t, "q": np.zeros((500, 2)), "action": np.zeros((500, 1))})
+    assert world_lag([RunPair(still, still)]) is None

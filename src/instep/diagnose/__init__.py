@@ -1,4 +1,4 @@
-"""Diagnose a gap: data checks, failure modes, candidate causes, attribution."""
+"""Diagnose a gap: failure modes, candidate causes, attribution."""
 
 from __future__ import annotations
 
@@ -7,31 +7,12 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .candidates import Candidate, candidate_causes
-    from .cause_selection import CandidateOptions, CandidateResult, CauseSelection, identify_causes
-    from .diagnosis import (
-        Attribution,
-        AttributionOptions,
-        DiagnoseOptions,
-        Diagnosis,
-        attribute,
-        components_of,
-        diagnose_gap,
-    )
-    from .failure_modes import MODES, FailureMode
+    from .diagnosis import Attribution, DiagnoseOptions, Diagnosis, attribute, diagnose_gap
+    from .failure_modes import FailureMode
 
-__all__ = [
-    "MODES", "Attribution", "AttributionOptions", "Candidate", "CandidateOptions", "CandidateResult", "CauseSelection",
-    "DiagnoseOptions", "Diagnosis", "FailureMode", "attribute", "candidate_causes",
-    "components_of", "diagnose_gap", "identify_causes",
-]  # fmt: skip
+__all__ = ["Attribution", "DiagnoseOptions", "Diagnosis", "FailureMode", "attribute", "diagnose_gap"]
 
 __getattr__ = lazy_names(
     __name__,
-    {
-        "candidates": "Candidate candidate_causes",
-        "cause_selection": "CandidateOptions CandidateResult CauseSelection identify_causes",
-        "diagnosis": "Attribution AttributionOptions DiagnoseOptions Diagnosis attribute components_of diagnose_gap",
-        "failure_modes": "FailureMode MODES",
-    },
+    {"diagnosis": "Attribution DiagnoseOptions Diagnosis attribute diagnose_gap", "failure_modes": "FailureMode"},
 )

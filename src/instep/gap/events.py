@@ -7,7 +7,7 @@ of two worlds are matched by name and time: delays, missing and extra events, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def signal(episode: Episode, rule: EventRule) -> Array:
         column = np.asarray(episode[rule.signal], float)
         values = column if column.ndim == 1 else np.linalg.norm(column, axis=-1)
     elif kind in SIGNALS and label:
-        values = _MAKERS[kind](episode, label)
+        values = _derived(kind, episode, label)
     else:
         raise UnknownName(
             "signal", rule.signal, [*spec.q.labels, *(f"{s}.{q}" for s in SIGNALS for q in spec.q.labels)]
@@ -144,58 +144,6 @@ def _rule(entry: Mapping[str, Any]) -> EventRule:
     return EventRule(str(entry["name"]), str(entry["signal"]), enter, leave, above, dwell, from_start)
 
 
-def _column(episode: Episode, label: str) -> Array:
-    if label not in episode.spec.q.labels:
-        raise UnknownName("position", label, episode.spec.q.labels)
-    return np.asarray(episode.q, float)[:, episode.spec.q.labels.index(label)]
-
-
-def _action(episode: Episode, label: str) -> Array:
-    if label not in episode.spec.action.labels:
-        raise UnknownName("action", label, episode.spec.action.labels)
-    return np.asarray(episode.action, float)[:, episode.spec.action.labels.index(label)]
-
-
-def _speed(episode: Episode, label: str) -> Array:
-    """The speed of a joint, or of a body in space where the label is one of its coordinates."""
-    body, _, part = label.rpartition(".")
-    space = [f"{body}.{p}" for p in "xyz"]
-    labels = space if part in "xyz" and part and all(s in episode.spec.q.labels for s in space) else [label]
-    values = np.stack([_column(episode, name) for name in labels], axis=-1)
-    return np.linalg.norm(velocity(values, episode.spec.dt), axis=-1)
-
-
-def _residual(episode: Episode, label: str) -> Array:
-    return _action(episode, label) - _column(episode, label)
-
-
-def _away(episode: Episode, label: str) -> Array:
-    names = [q for q in episode.spec.q.labels if "." not in q] if label == "*" else [label]
-    values = np.stack([_column(episode, name) for name in names], axis=-1)
-    return np.abs(values - values[0]).max(axis=-1)
-
-
-def _impact(episode: Episode, label: str) -> Array:
-    """How much a velocity jumps up within 50 ms [m/s]: free fall gives less than nothing, rest gives nothing."""
-    rate = np.gradient(_column(episode, label), episode.spec.dt)
-    span = max(1, round(0.05 / episode.spec.dt))
-    jump = np.zeros(len(rate))
-    if len(rate) > span:
-        change = rate[span:] - rate[:-span]
-        centre = span // 2
-        jump[centre : centre + len(change)] = change
-    return jump
-
-
-_MAKERS: dict[str, Callable[[Episode, str], Array]] = {
-    "action": _action,
-    "speed": _speed,
-    "residual": _residual,
-    "away": _away,
-    "impact": _impact,
-}
-
-
 def match_events(
     real: Sequence[Event], sim: Sequence[Event], *, gate: float = MATCH_S, run: str = ""
 ) -> list[EventMatch]:
@@ -219,6 +167,12 @@ def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | No
     missing = sum(m.sim is None for m in matches)
     extra = sum(m.real is None for m in matches)
     orders = [edit_distance(_order(run, "real"), _order(run, "sim")) for run in runs if run]
+    by_name: dict[str, tuple[int, int, int, float]] = {}
+    for name in dict.fromkeys(m.name for m in matches):
+        same = [m for m in matches if m.name == name]
+        late = [m.dt for m in same if m.dt is not None]
+        counts = len(late), sum(m.sim is None for m in same), sum(m.real is None for m in same)
+        by_name[name] = (*counts, float(np.median(late)) if late else float("nan"))
     quartiles = np.quantile(delays, [0.25, 0.5, 0.75]) if matched else np.full(3, np.nan)
     return EventAgreement(
         jackknife(np.array(medians), unit="s") if medians else Estimate(np.nan, np.nan, np.nan, 0, "s"),
@@ -226,7 +180,7 @@ def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | No
         wilson(missing, matched + missing),
         wilson(extra, matched + extra),
         jackknife(np.array(orders, float), unit="1"),
-        _by_name(matches),
+        by_name,
         tuple(tuple(run) for run in runs),
     )
 
@@ -240,6 +194,39 @@ def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
             row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y)))
         before = row
     return before[-1]
+
+
+def _derived(kind: str, episode: Episode, label: str) -> Array:
+    """The signal of a prefix and a label [rows]."""
+    if kind == "action":
+        return _column(episode, label, "action")
+    if kind == "residual":
+        return _column(episode, label, "action") - _column(episode, label)
+    if kind == "away":
+        names = [q for q in episode.spec.q.labels if "." not in q] if label == "*" else [label]
+        values = np.stack([_column(episode, name) for name in names], axis=-1)
+        return np.abs(values - values[0]).max(axis=-1)
+    if kind == "speed":
+        # Of a body in space if the label is one of its coordinates.
+        body, _, part = label.rpartition(".")
+        space = [f"{body}.{p}" for p in "xyz"]
+        names = space if part in ("x", "y", "z") and all(n in episode.spec.q.labels for n in space) else [label]
+        values = np.stack([_column(episode, name) for name in names], axis=-1)
+        return np.linalg.norm(velocity(values, episode.spec.dt), axis=-1)
+    # The rise of a velocity within 50 ms [m/s]: free fall falls, rest stays.
+    rate = np.gradient(_column(episode, label), episode.spec.dt)
+    span = max(1, round(0.05 / episode.spec.dt))
+    jump = np.zeros(len(rate))
+    if len(rate) > span:
+        jump[span // 2 : span // 2 + len(rate) - span] = rate[span:] - rate[:-span]
+    return jump
+
+
+def _column(episode: Episode, label: str, column: str = "q") -> Array:
+    labels = episode.spec.q.labels if column == "q" else episode.spec.action.labels
+    if label not in labels:
+        raise UnknownName("position" if column == "q" else "action", label, labels)
+    return np.asarray(episode[column], float)[:, labels.index(label)]
 
 
 def _aligned(a: Sequence[Event], b: Sequence[Event], gate: float) -> list[tuple[Event | None, Event | None]]:
@@ -272,13 +259,3 @@ def _aligned(a: Sequence[Event], b: Sequence[Event], gate: float) -> list[tuple[
 def _order(run: Sequence[EventMatch], side: str) -> list[str]:
     happened = [e for m in run if (e := (m.real if side == "real" else m.sim)) is not None]
     return [e.name for e in sorted(happened, key=lambda e: e.t)]
-
-
-def _by_name(matches: Sequence[EventMatch]) -> dict[str, tuple[int, int, int, float]]:
-    found: dict[str, tuple[int, int, int, float]] = {}
-    for name in dict.fromkeys(m.name for m in matches):
-        same = [m for m in matches if m.name == name]
-        delays = [m.dt for m in same if m.dt is not None]
-        missing, extra = sum(m.sim is None for m in same), sum(m.real is None for m in same)
-        found[name] = (len(delays), missing, extra, float(np.median(delays)) if delays else float("nan"))
-    return found

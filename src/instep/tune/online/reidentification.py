@@ -309,7 +309,11 @@ class Reidentifier:
         if not self._filter.begun:
             self._warm_up(window, evidence, t)
         else:
-            self._judge(trials, sizes[1], sizes[3:], t)
+            # Neither the values in use nor those on trial have seen this window.
+            for trial, size in zip(trials, sizes[3:], strict=True):
+                decision = trial.add(float(sizes[1]), float(size))
+                if decision is not None:
+                    self._decide(trial, decision, t)
             self._estimate(evidence, window, t)
             self._propose(t)
         half = Z95 * np.sqrt(self._filter.interval_variance)
@@ -325,7 +329,9 @@ class Reidentifier:
         if len(self._first) < self.options.warm_up:
             return
         windows, found = [one for one, _ in self._first], [one for _, one in self._first]
-        estimate = self._filter.first_estimate(found, self.options.window, _floor(found))
+        # At least a hundredth of the usual error of a channel, so that the noise of a perfect model stays invertible.
+        floor = np.maximum(0.01 * np.sqrt(np.mean([one.error**2 for one in found], axis=(0, 2))), 1e-9)
+        estimate = self._filter.first_estimate(found, self.options.window, floor)
         known, self._mismatch = self._mismatch, scene_mismatch(windows, found, estimate.now.x, self._dt)
         self._first = []
         if self._mismatch is not None:
@@ -342,17 +348,17 @@ class Reidentifier:
         before, found = self._filter.now, self._filter.step(evidence, seconds)
         self._recent.append(window)
         alarm = self._detector.add(FilteredWindow(before, evidence, seconds, t), found.scores)
-        change = self._change() if alarm else None
+        change: Change | None = None
+        if alarm:
+            # Noise that was measured from few windows makes unusual motion look like a change.
+            doubt = 1 + 2 * self.options.warm_up / len(self._points)
+            state = self._filter
+            change = self._detector.confirmed(state.noise, state.drift, state.jumped(), doubt)
         if change is not None:
             self._changed(change, t)
         elif not self._detector.suspected:
             self._filter.learn_noise(evidence, found)
             self._filter.learn_readings(reading_variance(window, self._dt))
-
-    def _change(self) -> Change | None:
-        # Noise that was measured from few windows makes unusual motion look like a change.
-        doubt = 1 + 2 * self.options.warm_up / len(self._points)
-        return self._detector.confirmed(self._filter.noise, self._filter.drift, self._filter.jumped(), doubt)
 
     def _changed(self, change: Change, t: float) -> None:
         """Take the estimate since a change, and begin to look for the next one."""
@@ -396,13 +402,6 @@ class Reidentifier:
         squared = np.where(finite, self._filter.noise.squared(np.nan_to_num(errors)) / errors[0].size, np.inf)
         return np.sqrt(np.minimum(squared, MAX_ERROR**2))
 
-    def _judge(self, trials: Sequence[Trial], used: float, others: Array, t: float) -> None:
-        """Compare the values in use with those on trial by the errors of a window that neither has seen."""
-        for trial, size in zip(trials, others, strict=True):
-            decision = trial.add(float(used), float(size))
-            if decision is not None:
-                self._decide(trial, decision, t)
-
     def _decide(self, trial: Trial, decision: str, t: float) -> None:
         settings = self._settings(trial.other)
         size = f"{abs(trial.reduction):.0%} {'smaller' if trial.reduction >= 0 else 'larger'}"
@@ -426,7 +425,9 @@ class Reidentifier:
         known = [self._used] if self._refused is None else [self._used, self._refused]
         if self._proposal is not None or self._detector.suspected:
             return
-        if min(self._distance(x) for x in known) < self.options.min_shift:
+        now, asked = self._filter.now, slice(len(self.params))
+        deviation = np.sqrt(np.maximum(now.variance[asked], 1e-18))
+        if min(float(np.max(np.abs(now.x - x)[asked] / deviation)) for x in known) < self.options.min_shift:
             return
         x, settings = self._filter.now.x, self._settings(self._filter.now.x)
         ends = [p.address for p, one in zip(self.params, x, strict=False) if not RANGE_END < one < 1 - RANGE_END]
@@ -442,12 +443,6 @@ class Reidentifier:
         proposed = np.concatenate([x[: len(self.params)], self._start[len(self.params) :]])
         self._proposal = Trial(proposed, False, self.options.update)
         self._note(t, "proposed", f"Proposed: {_told(settings)}.", settings)
-
-    def _distance(self, x: Array) -> float:
-        """Largest distance of the estimate from a point, in its standard deviations."""
-        now, asked = self._filter.now, slice(len(self.params))
-        deviation = np.sqrt(np.maximum(now.variance[asked], 1e-18))
-        return float(np.max(np.abs(now.x - x)[asked] / deviation))
 
     def _values(self, x: Array) -> Array:
         """The values of the parameters, without nuisances."""
@@ -493,12 +488,6 @@ def reidentify(
         began, done = float(t[-1]) + episode.spec.dt, done + len(episode)
     progress.advance("replay", 1.0)
     return found.result()
-
-
-def _floor(windows: Sequence[WindowEvidence]) -> Array:
-    """Least noise of each channel: a hundredth of its usual error, so that a perfect model stays invertible."""
-    rms = np.sqrt(np.mean([one.error**2 for one in windows], axis=(0, 2)))
-    return np.maximum(0.01 * rms, 1e-9)
 
 
 def _told(settings: Mapping[str, float]) -> str:

@@ -7,10 +7,9 @@ put on an even grid of control periods at the times they were taken; the command
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
+from scipy.signal import savgol_coeffs
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import MEMORY
@@ -107,7 +106,8 @@ class SampleBuffer:
 
     def _start(self, path: Array) -> tuple[Array, Array]:
         """Position and velocity in the middle of a short path [rows, nq], by a cubic through its rows."""
-        form, (place, slope) = self.tangent, _cubic_weights(self.half)
+        form, rows = self.tangent, 2 * self.half + 1
+        place, slope = (np.asarray(savgol_coeffs(rows, 3, deriv=deriv, use="dot")) for deriv in (0, 1))
         offsets = form.minus(path, path[self.half])
         shift, speed = place @ offsets, slope @ offsets / self._dt
         velocity = np.where(form.measured, speed, self._rest_v)
@@ -120,19 +120,3 @@ class SampleBuffer:
         index = np.searchsorted(times, grid + 0.5 * self._dt, side="left") - 1
         rows = np.stack([command for _, command in self._commands])
         return rows[np.maximum(index, 0)]
-
-
-@lru_cache(maxsize=16)
-def _cubic_weights(half: int) -> tuple[Array, Array]:
-    """Weights of 2 half + 1 rows that give value and slope per row, in the middle, of the least-squares cubic."""
-    at = np.arange(-half, half + 1, dtype=float)
-    inverse = np.linalg.pinv(np.vander(at, 4, increasing=True))
-    return inverse[0], inverse[1]
-
-
-def joined(windows: Sequence[Windows]) -> Windows:
-    """Several windows of one buffer as one batch."""
-    names = ("q", "v", "past", "action", "target", "inside", "run")
-    first = windows[0]
-    parts = {name: np.concatenate([getattr(w, name) for w in windows]) for name in names}
-    return Windows(**parts, tangent=first.tangent, noise_q=first.noise_q, noise_v=first.noise_v)
