@@ -33,7 +33,7 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import Scene
 
 from .candidates import candidate_causes, supported
-from .cause_selection import CandidateOptions, CandidateResult, CauseSelection, identify_causes, physical_modes
+from .cause_selection import CandidateOptions, CandidateResult, identify_causes, physical_modes
 from .failure_modes import MODES, FailureMode, closed_loop_modes, found_modes, observed_modes
 
 Watch = Callable[[str], None]
@@ -139,18 +139,13 @@ def _searched(
     components = {cause.candidate.cause: cause.settings for cause in found.causes}
     shares = _attributed(extended, runs, components, gap, watch)
     modes = [*known.modes, *physical_modes(found)]
-    ties = tuple(_ties(found))
-    made = _diagnosis(gap.with_scores({}, [*notes, *ties]), modes, found.alone, shares, known.checks)
-    return replace(made, ties=ties)
-
-
-def _ties(found: CauseSelection) -> list[str]:
-    """A sentence about each cause in whose place another one explains as much."""
     others: dict[str, list[str]] = {}
     for cause, other in found.ties:
         others.setdefault(cause, []).append(other)
     why = "cannot be separated by these recordings: each explains as much"
-    return [f"{cause.capitalize()} and {' or '.join(names)} {why}." for cause, names in others.items()]
+    ties = tuple(f"{cause.capitalize()} and {' or '.join(names)} {why}." for cause, names in others.items())
+    made = _diagnosis(gap.with_scores({}, [*notes, *ties]), modes, found.alone, shares, known.checks)
+    return replace(made, ties=ties)
 
 
 def _percent(share: Estimate) -> str:

@@ -60,16 +60,23 @@ class Arm:
 
 def arms_of(scene: Scene) -> list[Arm]:
     """The arms of a scene, one per tip: the joints that move it, and the gripper on the tip's body."""
+    model: Any = scene.model
     limits = {name: high - low for name, (low, high) in joint_ranges(scene).items()}
     joints = {tip: _joints_to(scene, tip) for tip in scene.tips}
     taken = {joint for some in joints.values() for joint in some}
     found: list[Arm] = []
     for tip, some in joints.items():
-        gripper = next((g for g in _joints_on(scene, tip) if g not in taken), None)
+        # The gripper is a free joint of the robot whose body hangs on the body of the tip.
+        hanging = model.body_parentid[model.jnt_bodyid] == int(model.site(tip).bodyid[0])
+        names = [str(model.joint(int(j)).name) for j in np.flatnonzero(hanging)]
+        gripper = next((g for g in names if g in scene.robot and g not in taken), None)
         labels = (*some, gripper) if gripper else some
         if all(limits.get(label, 0.0) > 0 for label in labels):
             ranges = {label: limits[label] for label in labels}
-            found.append(Arm(_arm_name(tip, labels, len(scene.tips)), some, gripper, ranges, tip=tip))
+            # Several arms are named by what their tip and joints begin with.
+            shared = next((k for k, c in enumerate(zip(tip, *labels, strict=False)) if len(set(c)) > 1), len(tip))
+            name = "arm" if len(scene.tips) == 1 else tip[:shared].rstrip("_/.-") or tip
+            found.append(Arm(name, some, gripper, ranges, tip=tip))
     return found
 
 
@@ -234,22 +241,6 @@ def _joints_to(scene: Scene, tip: str) -> tuple[str, ...]:
     if not names:
         raise BadInput(f"No joint of the robot moves the site {tip!r}; name a tip of the robot in scene.toml.")
     return tuple(reversed(names))
-
-
-def _joints_on(scene: Scene, tip: str) -> list[str]:
-    """Joints of the robot whose bodies hang on the body of a tip, such as a gripper."""
-    model: Any = scene.model
-    body = int(model.site(tip).bodyid[0])
-    names = [(str(model.joint(j).name), int(model.jnt_bodyid[j])) for j in range(model.njnt)]
-    return [name for name, owner in names if name in scene.robot and int(model.body_parentid[owner]) == body]
-
-
-def _arm_name(tip: str, labels: Sequence[str], tips: int) -> str:
-    """The beginning that a tip shares with its joints; 'arm' if there is only one."""
-    if tips == 1:
-        return "arm"
-    shared = next((k for k, some in enumerate(zip(tip, *labels, strict=False)) if len(set(some)) > 1), len(tip))
-    return tip[:shared].rstrip("_/.-") or tip
 
 
 def _columns(run: Episode, labels: Sequence[str]) -> Array:

@@ -218,18 +218,14 @@ def _in_step(real: Episode, sim: Episode) -> RunPair:
     t = t_real if same else t_real[t_real <= t_sim[-1] + 0.5 * real.spec.dt]
     if len(t) < 2:
         raise BadInput(f"Run {run_name(real)!r} and its counterpart share no time; check their clocks.")
-    spec = _shared_spec(real.spec, sim.spec, shared)
+    units = dict(zip(real.spec.q.labels, real.spec.q.units, strict=True))
+    action_units = dict(zip(real.spec.action.labels, real.spec.action.units, strict=True))
+    actions = [label for label in real.spec.action.labels if label in sim.spec.action.labels]
+    q = vector(shared, [units[label] for label in shared])
+    spec = replace(real.spec, q=q, action=vector(actions, [action_units[label] for label in actions]))
     columns = {"timestamp": t, **_columns(real, spec, t_real, t, len(t))}
     answer = {"timestamp": t, **_columns(sim, spec, t_sim, t, len(t) if same else None)}
     return RunPair(Episode(spec, columns, real.meta), Episode(spec, answer, sim.meta), run_name(real))
-
-
-def _shared_spec(real: Spec, sim: Spec, shared: Sequence[str]) -> Spec:
-    units = dict(zip(real.q.labels, real.q.units, strict=True))
-    q = vector(shared, [units[label] for label in shared])
-    actions = [label for label in real.action.labels if label in sim.action.labels]
-    kinds = dict(zip(real.action.labels, real.action.units, strict=True))
-    return replace(real, q=q, action=vector(actions, [kinds[label] for label in actions]))
 
 
 def _columns(episode: Episode, spec: Spec, stamps: Array, t: Array, rows: int | None) -> dict[str, Array]:

@@ -98,7 +98,14 @@ def clock_offset(first: Stream, second: Stream, *, longest: float = 5.0, windows
             f"Only {len(found)} of {windows} windows show a common motion, and a clock offset needs {MIN_WINDOWS}; "
             "record longer, or move more."
         )
-    return _offset(np.array(found), float(np.median(matches)))
+    middle, n = float(np.median(found)), len(found)
+    # Of few values the median deviation is too small on average, by about n / (n - 0.8).
+    spread = float(1.4826 * n / (n - 0.8) * np.median(np.abs(np.array(found) - middle)))
+    # A median is noisier than a mean by sqrt(pi / 2). Student's quantile pays for the few windows; a median deviation
+    # knows the spread only as well as the standard deviation of about half as many would.
+    half = max(spread, 1e-12) * (np.pi / 2 / n) ** 0.5 * student_quantile(0.975, max(1, round(0.55 * (n - 1))))
+    seconds = Estimate(middle, middle - half, middle + half, n, "s")
+    return ClockOffset(seconds, spread, tuple(found), float(np.median(matches)))
 
 
 def angular_speed(stamps: Array, quats: Array, *, baseline: float = 0.6) -> Stream:
@@ -174,7 +181,11 @@ def world_lag(
     if not lags:
         return None
     before, after = pooled(np.array(sums), np.array(counts), unit="1")
-    return WorldLag(_median(np.array(lags)), before, after)
+    middle, n, half = float(np.median(lags)), len(lags), float("nan")
+    if n >= 3:
+        spread = float(1.4826 * np.median(np.abs(np.array(lags) - middle)))
+        half = student_quantile(0.975, n - 1) * spread * (np.pi / 2 / n) ** 0.5
+    return WorldLag(Estimate(middle, middle - half, middle + half, n, "s"), before, after)
 
 
 def warped_error(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> Estimate | None:
@@ -243,16 +254,6 @@ def _speed(episode: Episode) -> tuple[Stream, str]:
     return (t, np.sqrt((rates**2).sum(axis=-1))), f"{episode.spec.q.units[0]}/s"
 
 
-def _offset(found: Array, match: float) -> ClockOffset:
-    middle, n = float(np.median(found)), len(found)
-    # Of few values the median deviation is too small on average, by about n / (n - 0.8).
-    spread = float(1.4826 * n / (n - 0.8) * np.median(np.abs(found - middle)))
-    # A median is noisier than a mean by sqrt(pi / 2). Student's quantile pays for the few windows; a median deviation
-    # knows the spread only as well as the standard deviation of about half as many would.
-    half = max(spread, 1e-12) * (np.pi / 2 / n) ** 0.5 * student_quantile(0.975, max(1, round(0.55 * (n - 1))))
-    return ClockOffset(Estimate(middle, middle - half, middle + half, n, "s"), spread, tuple(found.tolist()), match)
-
-
 def _shift_scores(first: Stream, second: Stream, grid: Array, shifts: Array) -> Array:
     """The correlation of two streams at the moments of a grid, for each shift of the second clock."""
     a, b = _sampled(first)(grid), _sampled(second)
@@ -308,12 +309,3 @@ def _shifted(q: Array, seconds: float, dt: float) -> Array:
     out = np.stack([np.interp(at, rows, q[:, i]) for i in range(q.shape[1])], axis=-1)
     out[(at < 0) | (at > len(q) - 1)] = np.nan
     return out
-
-
-def _median(values: Array) -> Estimate:
-    middle, n = float(np.median(values)), len(values)
-    if n < 3:
-        return Estimate(middle, np.nan, np.nan, n, "s")
-    spread = float(1.4826 * np.median(np.abs(values - middle)))
-    half = student_quantile(0.975, n - 1) * spread * (np.pi / 2 / n) ** 0.5
-    return Estimate(middle, middle - half, middle + half, n, "s")

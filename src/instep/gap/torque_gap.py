@@ -250,14 +250,26 @@ def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) ->
     joints, torque, source = _torques(scene, episode, name)
     labels = [label for label in joints if label in episode.spec.q.labels]
     places = [episode.spec.q.labels.index(label) for label in labels]
-    t, columns = _even(episode, {"q": episode.q[:, places], "torque": torque, **_recorded(episode, places)})
+    stamps = np.asarray(episode.t, float)
+    if len(stamps) < MIN_ROWS or (np.diff(stamps) <= 0).any():
+        raise BadInput(f"The times of {name!r} do not advance, or it is too short.")
+    recorded = {"q": episode.q[:, places], "torque": torque}
+    if (
+        ACCELERATION in episode
+        and "v" in episode
+        and episode["v"].shape == episode[ACCELERATION].shape == episode.q.shape
+    ):
+        recorded |= {"v": episode["v"][:, places], "a": episode[ACCELERATION][:, places]}
+    t = np.linspace(float(stamps[0]), float(stamps[-1]), len(stamps))  # filters need even times
+    columns = {key: onto(t, stamps, np.asarray(values, float), "linear") for key, values in recorded.items()}
     rate = (len(t) - 1) / (t[-1] - t[0])
     cutoff = options.cutoff or _cutoff(columns["q"], rate)
     if not 0 < cutoff < rate / 2:
         raise BadInput(f"--cutoff must lie between 0 and {rate / 2:g} Hz, half the rate of {name!r}, not {cutoff:g}.")
     smooth = columns
     if "a" not in columns or options.cutoff:
-        smooth = {key: _low_passed(column, cutoff, rate) for key, column in columns.items()}
+        sections, padding = butter(4, cutoff, fs=rate, output="sos"), min(len(t) - 1, int(2 * rate / cutoff))
+        smooth = {k: np.asarray(sosfiltfilt(sections, x, axis=0, padlen=padding)) for k, x in columns.items()}
     if "a" not in smooth:
         smooth["v"] = np.gradient(smooth["q"], t, axis=0)
         smooth["a"] = np.gradient(smooth["v"], t, axis=0)
@@ -324,24 +336,6 @@ def _labels(scene: Scene, episode: Episode, labels: Sequence[str], count: int) -
     return list(episode.spec.q.labels) if count == len(episode.spec.q.labels) else named
 
 
-def _recorded(episode: Episode, places: Sequence[int]) -> dict[str, Array]:
-    """Velocities and accelerations, where both were recorded."""
-    if ACCELERATION not in episode or "v" not in episode:
-        return {}
-    size = episode.q.shape[-1]
-    v, a = np.asarray(episode["v"], float), np.asarray(episode[ACCELERATION], float)
-    return {"v": v[:, places], "a": a[:, places]} if v.shape[-1] == size == a.shape[-1] else {}
-
-
-def _even(episode: Episode, columns: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Columns at evenly spaced times, which filters need."""
-    t = np.asarray(episode.t, float)
-    if len(t) < MIN_ROWS or (np.diff(t) <= 0).any():
-        raise BadInput(f"The times of {episode.meta.get('name', 'a recording')!r} do not advance, or it is too short.")
-    grid = np.linspace(float(t[0]), float(t[-1]), len(t))
-    return grid, {key: onto(grid, t, values, "linear") for key, values in columns.items()}
-
-
 def _cutoff(q: Array, rate: float) -> float:
     """The cut-off that keeps the motion: some times the frequency below which 99 % of the velocities' power lies.
 
@@ -355,12 +349,6 @@ def _cutoff(q: Array, rate: float) -> float:
         return min(MIN_CUTOFF_HZ, 0.4 * rate)
     edge = int((total < 0.99 * total[-1]).sum()) * rate / len(q)
     return float(np.clip(BANDWIDTH * edge, min(MIN_CUTOFF_HZ, 0.2 * rate), 0.4 * rate))
-
-
-def _low_passed(column: Array, cutoff: float, rate: float) -> Array:
-    sections = butter(4, cutoff, fs=rate, output="sos")
-    padding = min(len(column) - 1, int(2 * rate / cutoff))
-    return np.asarray(sosfiltfilt(sections, column, axis=0, padlen=padding))
 
 
 def payload_of(episode: Episode) -> str:

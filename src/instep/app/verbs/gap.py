@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, OutFolder, Positional
+from instep.app.arguments import Expert, Options, OutFolder, Positional
 from instep.app.data_args import DataArgs, is_scene, located, open_scene, read_runs, spread_runs
 from instep.app.output import Output, broken_limits, new_output, progress_bar
 from instep.app.viewer.report_view import pair_viewer
@@ -43,7 +43,7 @@ class GapArgs:
     source: Options[DataArgs] = DataArgs()
     runs: int = 0
     """measure only so many runs, spread over all; 0 is all."""
-    every: float = 0.5
+    every: Expert[float] = 0.5
     """distance between the recorded states at which the simulator is placed [s]."""
     allow: tuple[str, ...] = ()
     """checks that may fail: finite stamps rate units frozen gain order offset."""

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from instep.app.arguments import Options, OutFolder, SceneArg
+from instep.app.arguments import Expert, Options, OutFolder, Positional, SceneArg
 from instep.app.data_args import DataArgs
 from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
     from instep.core.statistics import Estimate
     from instep.tune.online.reidentification import Reidentification
-
-Positional = tyro.conf.Positional
 
 
 @options_dataclass
@@ -31,7 +29,7 @@ class ReidentifyArgs:
     source: Options[DataArgs] = DataArgs()
     window: float = 0.2
     """length of the windows that are predicted [s]."""
-    drift: float = 0.02
+    drift: Expert[float] = 0.02
     """how fast a parameter usually drifts, as a share of its value per second."""
     out: OutFolder = None
 
@@ -46,8 +44,8 @@ def reidentify(
 
     Recordings are one run, in their order. Estimates at a time depend on nothing after it. OUT/report.html shows every
     parameter with its interval over time, sudden changes, and the updates that passed the gate; OUT/drift.parquet holds
-    the numbers. Nothing is written into the scene. Exits 1 where there is no
-    estimate: the recordings are too short, or the scene does not describe the robot and must be identified first.
+    the numbers. Nothing is written into the scene. Exits 1 if there is no estimate: the recordings are too short, or
+    the scene does not describe the robot and must be identified first.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.

@@ -251,8 +251,14 @@ def choose_terms(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[tup
     start[:inertial] = first.x[:inertial]
     left = problem.left - problem.matrix[:, :, :inertial] @ problem.theta(start)[:inertial]
     scaled = problem.matrix @ jacobian
-    folds = _folds(problem.run)
-    grams = [_weighted(scaled[rows], left[rows], first.weight) for rows in folds]
+    # Stretches of rows, each from all runs.
+    parts = [np.array_split(np.flatnonzero(problem.run == r), FOLDS) for r in np.unique(problem.run)]
+    grams: list[tuple[Array, Array, float]] = []
+    for k in range(FOLDS):
+        rows = np.concatenate([part[k] for part in parts])
+        a = (scaled[rows] * first.weight[:, None]).reshape(-1, scaled.shape[2])
+        y = (left[rows] * first.weight).ravel()
+        grams.append((a.T @ a, a.T @ y, float(y @ y)))
     centre = np.where(np.arange(len(prior)) < inertial, -start, 0.0)
 
     def errors(terms: Sequence[TorqueTerm]) -> Array:
@@ -265,7 +271,8 @@ def choose_terms(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[tup
         tried = {term: errors([*chosen, term]) for term in problem.terms if term not in chosen}
         for term, error in tried.items():
             gains[term.name] = float(1 - np.sqrt(error.sum() / best.sum()))
-        good = [t for t, error in tried.items() if _pays(best, error)]
+        spread = {t: float((best - error).std(ddof=1)) * len(best) ** 0.5 for t, error in tried.items()}
+        good = [t for t in tried if gains[t.name] >= MIN_GAIN and float((best - tried[t]).sum()) > spread[t]]
         if not good:
             return tuple(t for t in problem.terms if t in chosen), gains
         chosen.append(min(good, key=lambda t: float(tried[t].sum())))
@@ -295,29 +302,12 @@ def joint_weights(residual: Array, run: Array) -> Array:
     return 1 / (deviation * np.sqrt([correlation_rows(column, run) for column in residual.T]))
 
 
-def _pays(before: Array, after: Array) -> bool:
-    gain = before - after
-    spread = float(gain.std(ddof=1)) * len(gain) ** 0.5
-    return 1 - np.sqrt(after.sum() / before.sum()) >= MIN_GAIN and float(gain.sum()) > spread
-
-
 def _prior(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[Array, Array]:
     """Standard deviations of the prior, and lower limits."""
     bodies, payloads = 10 * len(problem.bodies), 10 * len(problem.payloads)
     wide = [np.full(bodies, options.prior), np.full(payloads, PAYLOAD_WIDTH), *(c.scale for c in problem.columns)]
     low = [np.full(bodies + payloads, -np.inf), *(c.low for c in problem.columns)]
     return np.concatenate(wide), np.concatenate(low)
-
-
-def _weighted(matrix: Array, left: Array, weight: Array) -> tuple[Array, Array, float]:
-    a, y = (matrix * weight[:, None]).reshape(-1, matrix.shape[2]), (left * weight).ravel()
-    return a.T @ a, a.T @ y, float(y @ y)
-
-
-def _folds(run: Array) -> list[Array]:
-    """Stretches of rows, each from all runs."""
-    parts = [np.array_split(np.flatnonzero(run == r), FOLDS) for r in np.unique(run)]
-    return [np.concatenate([part[k] for part in parts]) for k in range(FOLDS)]
 
 
 def _left_out(grams: Sequence[tuple[Array, Array, float]], columns: Array, limits: tuple[Array, Array, Array]) -> Array:
@@ -468,7 +458,11 @@ def term_columns(model: mujoco.MjModel, runs: list[TorqueRun], term: TorqueTerm)
     if term.kind == "tilt":
         names, free = ("option.gravity_x", "option.gravity_y"), np.full(2, -np.inf)
         return TermColumns(names, ("m/s2", "m/s2"), np.full(2, TILT_M_S2), free, np.array(model.opt.gravity[:2]))
-    sizes = _sizes(runs)
+    # Values of each kind that would explain the whole torque of a joint.
+    torque = _rms([run.torque for run in runs])
+    speed, rate = (_rms([getattr(run.motion, part)[:, dofs] for run in runs]) for part in ("v", "a"))
+    sizes = {"coulomb": torque, "viscous": torque / speed, "armature": torque / rate, "offset": torque}
+    sizes |= {"drag": torque / speed**2, "load": np.full(len(dofs), LOAD_SHARE)}
     if term.kind == "coupling":
         kinds, k = ("coulomb", "viscous", "armature"), joints.index(term.joints[1])
         scale = np.array([sizes[kind][k] for kind in kinds])
@@ -482,15 +476,6 @@ def term_columns(model: mujoco.MjModel, runs: list[TorqueRun], term: TorqueTerm)
     # Friction and rotors cannot push; drag may be negative where damping falls with speed, as that of grease does.
     low = -own if term.kind in ("coulomb", "viscous", "armature", "load") else np.full(len(joints), -np.inf)
     return TermColumns(names, (UNITS[term.kind],) * len(joints), sizes[term.kind], low, own)
-
-
-def _sizes(runs: list[TorqueRun]) -> dict[str, Array]:
-    """Values of each kind that would explain the whole torque of a joint."""
-    dofs = runs[0].dofs
-    torque = _rms([run.torque for run in runs])
-    speed, rate = (_rms([getattr(run.motion, part)[:, dofs] for run in runs]) for part in ("v", "a"))
-    sizes = {"coulomb": torque, "viscous": torque / speed, "armature": torque / rate, "offset": torque}
-    return sizes | {"drag": torque / speed**2, "load": np.full(len(dofs), LOAD_SHARE)}
 
 
 def _rms(parts: list[Array]) -> Array:

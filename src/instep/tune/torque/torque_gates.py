@@ -20,10 +20,11 @@ import numpy as np
 
 from instep.core.statistics import Z95, Estimate, normal_quantile, wilson
 from instep.core.world import Array, array_dataclass
-from instep.gap.torque_gap import NORM, RELATIVE
+from instep.gap.torque_gap import BLOCKS, NORM, RELATIVE
 from instep.physics.inverse_dynamics import INERTIAL, Motion, body_inertia, inertial_regressor, rigid_groups
 from instep.tune.fit.least_squares import FitStatus
 from instep.tune.gates import GateResult
+from instep.tune.held_out import relative_reduction
 from instep.tune.posterior.posterior_checks import MIN_RECOVERED
 
 from .torque_fit import TorqueFitOptions, TorqueSolution, consistent, correlation_rows, fit_torques
@@ -60,12 +61,14 @@ class TorqueEvidence:
 
 def torque_gates(found: TorqueIdentification, evidence: TorqueEvidence) -> tuple[GateResult, ...]:
     """The gates in order: telemetry, identifiability, solve, recovery, whiteness, consistency, held-out, reopened."""
+    rows = max(correlation_rows(column, found.solution.problem.run) for column in found.solution.residual.T)
+    white = f"Up to {rows:.0f} neighbouring residuals count as one; intervals take this into account."
     return (
         _telemetry(found),
         _identifiability(found),
         _solve(found, evidence),
         _recovery(found, evidence),
-        _whiteness(found.solution),
+        GateResult("whiteness", "passed" if rows < 3 else "failed", white),
         _consistency(found),
         _held_out(found),
         _reopened(found, evidence),
@@ -140,12 +143,6 @@ def _recovery(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResu
     return GateResult("recovery", "passed" if good else "failed", message, {"recovered": share}, remedy)
 
 
-def _whiteness(solution: TorqueSolution) -> GateResult:
-    rows = max(correlation_rows(column, solution.problem.run) for column in solution.residual.T)
-    message = f"Up to {rows:.0f} neighbouring residuals count as one; intervals take this into account."
-    return GateResult("whiteness", "passed" if rows < 3 else "failed", message)
-
-
 def _consistency(found: TorqueIdentification) -> GateResult:
     inertial, bad = found.solution.inertial, list[str]()
     names = [found.scene.model.body(body).name for body in found.solution.problem.bodies]
@@ -162,7 +159,13 @@ def _consistency(found: TorqueIdentification) -> GateResult:
 
 
 def _held_out(found: TorqueIdentification) -> GateResult:
-    gain = reduction([run.torque for run in found.held_out], found.predicted["before"], found.predicted["after"])
+    parts = max(1, BLOCKS // len(found.held_out))
+    pairs = [
+        [((run.torque - side)[rows] ** 2).sum() for side in (before, after)]
+        for run, before, after in zip(found.held_out, *found.predicted.values(), strict=True)
+        for rows in np.array_split(np.arange(len(run)), parts)
+    ]
+    gain = relative_reduction(np.array(pairs), np.ones(len(pairs)), 0)
     message = (
         f"On held-out recordings the torque error is {found.after[RELATIVE].value:.3g} % "
         f"({found.after[NORM].value:.3g} Nm), that of the scene as given {found.before[RELATIVE].value:.3g} % "
@@ -186,23 +189,6 @@ def _reopened(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResu
     )
     remedy = "" if good else "The scene has parts that its description cannot hold; report it with the scene."
     return GateResult("reopened", "passed" if good else "failed", message, {"torque error": now}, remedy)
-
-
-def reduction(measured: Sequence[Array], before: Sequence[Array], after: Sequence[Array], blocks: int = 20) -> Estimate:
-    """The relative reduction of the torque error, by a paired bootstrap of blocks of neighbouring rows."""
-    parts = max(1, blocks // len(measured))
-    pairs = np.array(
-        [
-            [((torque - side)[rows] ** 2).sum() for side in (first, second)]
-            for torque, first, second in zip(measured, before, after, strict=True)
-            for rows in np.array_split(np.arange(len(torque)), parts)
-        ]
-    )
-    picks = np.random.default_rng(0xB10C).integers(0, len(pairs), (2000, len(pairs)))
-    drawn = pairs[picks].sum(axis=1)
-    low, high = np.quantile(1 - np.sqrt(drawn[:, 1] / drawn[:, 0]), [0.025, 0.975])
-    whole = pairs.sum(axis=0)
-    return Estimate(float(1 - np.sqrt(whole[1] / whole[0])), float(low), float(high), len(pairs), "1")
 
 
 def calibrated(solution: TorqueSolution, base: Array, fit: TorqueFitOptions, draws: int, seed: int) -> TorqueSolution:
@@ -310,7 +296,10 @@ def base_combinations(model: mujoco.MjModel, bodies: Sequence[int], dofs: Array,
         q[:, model.jnt_qposadr[joint]] = rng.uniform(low, high, ROWS)
         v[:, dof], a[:, dof] = rng.normal(0, 2, ROWS), rng.normal(0, 10, ROWS)
     columns = inertial_regressor(model, Motion(q, v, a), bodies)[:, dofs].reshape(-1, 10 * len(bodies))
-    order = np.array([10 * k + i for k in _outward(model, bodies) for i in ORDER])
+    # From the base to the tips; MuJoCo numbers parents before children.
+    groups = {body: i for i, body in enumerate(rigid_groups(model))}
+    outward = sorted(range(len(bodies)), key=lambda k: groups.get(bodies[k], bodies[k]))
+    order = np.array([10 * k + i for k in outward for i in ORDER])
     size = np.linalg.norm(columns, axis=0)
     triangle = np.linalg.qr((columns / np.where(size > 0, size, 1.0))[:, order], mode="r")
     free = order[np.abs(np.diag(triangle)) > INDEPENDENT]
@@ -342,12 +331,6 @@ def base_parameters(solution: TorqueSolution, combined: BaseCombinations) -> tup
         )  # fmt: skip
         out.append(BaseParameter(name, float(before[k]), value, deviation < LEARNT * free))
     return tuple(out)
-
-
-def _outward(model: mujoco.MjModel, bodies: Sequence[int]) -> list[int]:
-    """Places of the bodies from the base to the tips; MuJoCo numbers parents before children."""
-    groups = {body: i for i, body in enumerate(rigid_groups(model))}
-    return sorted(range(len(bodies)), key=lambda k: groups.get(bodies[k], bodies[k]))
 
 
 def _words(row: Array, labels: Sequence[str], lead: int) -> str:

@@ -70,6 +70,7 @@ class IdentifyTorqueOptions:
     draws: int = 10
     """Planted parameter sets in the recovery gate; with 0 the gate is not run, and nothing is promoted."""
     seed: int = 0
+    """Seed of planted values and of further searches."""
 
     def __post_init__(self) -> None:
         if self.draws < 0:
@@ -146,25 +147,12 @@ class TorqueIdentification:
         """The terms beside rigid bodies that were fitted."""
         return self.solution.problem.terms
 
-    def changes(self, payload: str = "") -> TorqueChanges:
-        """What is written into a scene, with one of the payloads or without."""
-        problem, inertial = self.solution.problem, self.solution.inertial
-        if payload and payload not in problem.payloads:
-            raise UnknownName("payload", payload, problem.payloads)
-        offsets = {n.removeprefix(OFFSET): e.value for n, e in self.values.items() if n.startswith(OFFSET)}
-        settings = {n: e.value for n, e in self.values.items() if not n.startswith(OFFSET)}
-        settings = {n: v / OPPOSED if n.endswith(".load") else v for n, v in settings.items()}
-        carried = None
-        if payload:
-            carried = self.carrier, inertial[len(problem.bodies) + problem.payloads.index(payload)]
-        bodies = dict(zip(problem.bodies, inertial, strict=False))
-        couplings = [term for term in self.terms if term.kind == "coupling"]
-        return TorqueChanges(bodies, settings, offsets, couplings, carried)
-
     def save(self, folder: str | Path, *, payload: str = "", provenance: Mapping[str, Any] | None = None) -> Path:
         """Write a copy of the scene with what was identified into a new folder; check `passed` before using it."""
+        if payload and payload not in self.payloads:
+            raise UnknownName("payload", payload, self.payloads)
         facts = {**(provenance or {}), "seed": self.seed, **self.as_dict()}
-        write_torque_scene(self.scene, self.changes(payload), Path(folder), facts)
+        write_torque_scene(self, payload, Path(folder), facts)
         return Path(folder)
 
     def inertias(self) -> dict[str, tuple[BodyInertia, BodyInertia]]:
@@ -229,7 +217,8 @@ def identify_torque(
     solution, gains, layout = _solve(scene, fitted, TorqueLayout(bodies, all_terms(fitted[0].joints), carrier), options)
     before = tuple(scene_torques(scene, run) for run in held_out)
     problem = torque_problem(scene.model, held_out, layout, like=solution.problem)
-    after = _by_run(solution.predict(problem) + _torque(held_out) - problem.left, held_out)
+    lengths = np.cumsum([len(run) for run in held_out])[:-1]
+    after = tuple(np.split(solution.predict(problem) + _torque(held_out) - problem.left, lengths))
     scores = [_scores(held_out, side) for side in (before, after)]
     combined = base_combinations(scene.model, bodies, fitted[0].dofs, options.seed) if bodies else None
     matrix = combined.matrix if combined else np.zeros((0, 0))
@@ -360,10 +349,6 @@ def _torque(runs: Sequence[TorqueRun]) -> Array:
     return np.concatenate([run.torque for run in runs])
 
 
-def _by_run(rows: Array, runs: Sequence[TorqueRun]) -> tuple[Array, ...]:
-    return tuple(np.split(rows, np.cumsum([len(run) for run in runs])[:-1]))
-
-
 INERTIAL_FIELDS = ("mass", "com_x", "com_y", "com_z", "inertia_x", "inertia_y", "inertia_z")
 """Settings of bodies that the model file now holds."""
 
@@ -374,81 +359,73 @@ NOT_KEPT = (
 """Settings of the compiler that would change inertias, or look for files elsewhere."""
 
 
-@array_dataclass
-class TorqueChanges:
-    """What a torque identification changes in a scene."""
-
-    inertial: Mapping[int, Array]
-    """Inertial parameters [10] by body."""
-    settings: Mapping[str, float]
-    """Values by address: friction, damping, rotor inertia, and gravity along x and y."""
-    offsets: Mapping[str, float]
-    """Offset of each joint's torque sensor [Nm]."""
-    couplings: Sequence[TorqueTerm] = ()
-    payload: tuple[int, Array] | None = None
-    """The body that carries a payload, and its inertial parameters in the frame of that body."""
-
-
-def write_torque_scene(scene: Scene, changes: TorqueChanges, out: Path, provenance: Mapping[str, Any]) -> Scene:
-    """Write a copy of the scene with the changes, and return it as opened again from disk.
+def write_torque_scene(found: TorqueIdentification, payload: str, out: Path, provenance: Mapping[str, Any]) -> Scene:
+    """Write a copy of the scene with the identified values, and return it as opened again from disk.
 
     Masses, centres of mass and full inertias are written into the model file, friction, damping and rotor inertia into
     `[settings]`, load-dependent friction into `[actuators]`, and sensor offsets into `torque_sensors.toml`, which
     `instep torque --compare` reads.
     """
+    scene = found.scene
+    offsets = {n.removeprefix(OFFSET): e.value for n, e in found.values.items() if n.startswith(OFFSET)}
+    settings = {n: e.value for n, e in found.values.items() if not n.startswith(OFFSET)}
+    settings = {n: v / OPPOSED if n.endswith(".load") else v for n, v in settings.items()}
     copy_scene(scene, out)
     name = str(read_table(out / SCENE_FILE).get("model", "scene.xml"))
-    (out / name).write_text(_description(scene, changes), encoding="utf-8")
+    (out / name).write_text(_description(found, payload, settings), encoding="utf-8")
     for file, content in scene.source.files.items():
         (out / file).parent.mkdir(parents=True, exist_ok=True)
         (out / file).write_bytes(content)
     # Patterns are resolved, since a new value may belong to one of their joints only.
     kept = {k: float(v) for k, v in address.ordered(scene.model, scene.settings).items()}  # type: ignore[arg-type]
-    kept = {k: v for k, v in kept.items() if not _in_model_file(k)}
-    loads = {k: v for k, v in changes.settings.items() if Address.parse(k).field == "load"}
-    plain = {k: v for k, v in changes.settings.items() if k not in loads and not k.startswith("option.gravity_")}
+    parsed = {k: Address.parse(k) for k in kept}
+    kept = {k: v for k, v in kept.items() if not (parsed[k].kind == "body" and parsed[k].field in INERTIAL_FIELDS)}
+    loads = {k: v for k, v in settings.items() if Address.parse(k).field == "load"}
+    plain = {k: v for k, v in settings.items() if k not in loads and not k.startswith("option.gravity_")}
     write_settings(out / SCENE_FILE, {**kept, **plain})
     if loads:
         write_actuators(out / SCENE_FILE, scene, loads)
-    write_settings(out / OFFSETS_FILE, changes.offsets)
+    write_settings(out / OFFSETS_FILE, offsets)
     record = {
         "instep": __version__,
         "mujoco": mujoco.__version__,
         "scene": scene.name,
         "parent": scene_hash(scene.root),
     }
-    record |= {"settings": dict(changes.settings), "torque_offsets": dict(changes.offsets), **provenance}
+    record |= {"settings": settings, "torque_offsets": offsets, **provenance}
     (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return Scene.load(out)
 
 
-def _in_model_file(name: str) -> bool:
-    at = Address.parse(name)
-    return at.kind == "body" and at.field in INERTIAL_FIELDS
-
-
-def _description(scene: Scene, changes: TorqueChanges) -> str:
+def _description(found: TorqueIdentification, payload: str, settings: Mapping[str, float]) -> str:
     """The scene's MJCF with new inertias, gravity, couplings and payload."""
-    spec = named_spec(scene.source)
+    problem, inertial, model = found.solution.problem, found.solution.inertial, found.scene.model
+    identified = dict(zip(problem.bodies, inertial, strict=False))
+    spec = named_spec(found.scene.source)
     exclude_overlaps(spec, spec.compile())
     spec.compile()
     tree = ET.fromstring(spec.to_xml())  # noqa: S314 - written by MuJoCo
     for compiler in tree.findall("compiler"):
         for word in NOT_KEPT:
             compiler.attrib.pop(word, None)
-    model = scene.model
     for body in list(tree.iter("body")):
         number = int(model.body(body.get("name", "")).id)
         if model.body_mass[number] > 0:
-            pi = changes.inertial[number] if number in changes.inertial else inertial_parameters(model, [number])[0]
+            pi = identified[number] if number in identified else inertial_parameters(model, [number])[0]
             for old in body.findall("inertial"):
                 body.remove(old)
             body.insert(0, _inertial_element(pi))
-        if changes.payload is not None and changes.payload[0] == number:
+        if payload and found.carrier == number:
             carried = ET.SubElement(body, "body", name="payload")
-            carried.append(_inertial_element(changes.payload[1]))
-    _set_gravity(tree, model, changes.settings)
-    for coupling in changes.couplings:
+            carried.append(_inertial_element(inertial[len(problem.bodies) + problem.payloads.index(payload)]))
+    if "option.gravity_x" in settings:
+        options = tree.find("option")
+        if options is None:
+            options = ET.Element("option")
+            tree.insert(0, options)
+        down = [settings["option.gravity_x"], settings["option.gravity_y"], float(model.opt.gravity[2])]
+        options.set("gravity", _digits(down))
+    for coupling in (term for term in found.terms if term.kind == "coupling"):
         tendons = tree.find("tendon")
         tendons = ET.SubElement(tree, "tendon") if tendons is None else tendons
         fixed = ET.SubElement(tendons, "fixed", name=coupling.tendon)
@@ -462,17 +439,6 @@ def _inertial_element(pi: Array) -> ET.Element:
     mass, centre, inertia = body_inertia(pi)
     order = [inertia[i, j] for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))]
     return ET.Element("inertial", pos=_digits(centre), mass=_digits([mass]), fullinertia=_digits(order))
-
-
-def _set_gravity(tree: ET.Element, model: mujoco.MjModel, settings: Mapping[str, float]) -> None:
-    if "option.gravity_x" not in settings:
-        return
-    options = tree.find("option")
-    if options is None:
-        options = ET.Element("option")
-        tree.insert(0, options)
-    down = [settings["option.gravity_x"], settings["option.gravity_y"], float(model.opt.gravity[2])]
-    options.set("gravity", _digits(down))
 
 
 def _digits(values: Sequence[float] | Array) -> str:
