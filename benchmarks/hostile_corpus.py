@@ -81,6 +81,7 @@ MAY_BE_READ = {
     ("unknown log", "text"), ("glTF", "UTF-16"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
     ("message of a policy server", "one byte"), ("zarr", "UTF-16"), ("HDF5", "not finite"), ("HDF5", "odd shapes"),
     ("stills", "missing"), ("stills", "a folder"), ("zarr", "a folder"),
+    ("ROS bag", "link to itself"),
 }  # fmt: skip
 """Damage that leaves a sound file, or one whose meaning only a mapping can judge."""
 
