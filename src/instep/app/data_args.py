@@ -1,7 +1,4 @@
-"""Options of every command that reads recordings, and the one way to read them: by a mapping, or by a draft of one.
-
-The joints and actuators of a scene, as a guess of a mapping needs them.
-"""
+"""Options of every command that reads recordings, and how they are read: by a mapping, or by a draft of one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a robot did to the commands of a run: limited, refused, held, stopped; counted by the robot itself.
-
-The operator of a run: a twin that was handed over goes on only after a word at the terminal.
-"""
+"""What a robot did to the commands of a run, as it counted it, and the operator who resumes a run."""
 
 from __future__ import annotations
 

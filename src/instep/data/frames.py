@@ -1,7 +1,4 @@
-"""Image columns decoded on access: frames of a video file, or compressed still images.
-
-Decoded frames of video files that a process keeps, and decoders that go on where they were.
-"""
+"""Image columns decoded on access: frames of a video file with a cache, or compressed still images."""
 
 from __future__ import annotations
 

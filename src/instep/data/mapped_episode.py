@@ -1,7 +1,4 @@
-"""Episodes from the raw columns of a file, by a mapping; velocities of thrown bodies from a ballistic fit.
-
-Times written as text: ISO 8601, clock times, and a date and a time in two columns.
-"""
+"""Episodes from the raw columns of a file, by a mapping: channels, times, and velocities of thrown bodies."""
 
 from __future__ import annotations
 

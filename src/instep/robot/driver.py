@@ -1,7 +1,4 @@
-"""Driver: the calls that a robot implements to be served, and any world as a driver.
-
-Recorded episodes as worlds: each step returns the next row, whatever the action.
-"""
+"""Driver: the calls that a robot implements to be served; any world as a driver, and recorded episodes as worlds."""
 
 from __future__ import annotations
 

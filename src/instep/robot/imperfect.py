@@ -1,11 +1,7 @@
-"""Imperfect sensors and motors as wrappers of any world: delay, noise, loss, quantisation, lag, backlash, drift.
+"""Imperfect sensors and motors as wrappers of any world: delay, noise, loss, rounding, lag, backlash, drift, an IMU.
 
 They compose: `Noisy(Late(Sluggish(world, 0.05), 3), 0.01)`. Each keeps its memory in `State.hidden`, so that a step
 still depends on nothing but its arguments; randomness is a function of the seed of the reset.
-
-Inertial sensors and disturbances of a robot with a free base, as wrappers of any simulator.
-
-The readings come from the motion of the base alone, so every engine has the same sensor.
 """
 
 from __future__ import annotations

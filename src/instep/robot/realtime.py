@@ -1,7 +1,4 @@
-"""Real-time context: SCHED_FIFO where the machine allows it, frozen garbage collector, short GIL switch interval.
-
-Clock synchronisation: the robot's own clock, and a client's estimate of its offset and drift.
-"""
+"""Real time: priority, garbage collection and thread switching; the robot's clock, and estimates of its offset."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How a served robot is kept safe.
-
-Predicted collisions: how near a robot's commands come to itself and to what stands around it.
+"""Safety options of a served robot, and collisions predicted before they happen.
 
 Distances are those of the scene's collision shapes. A command is allowed only where the robot could still stop before
 it is nearer than `stop_m`; on the way there its speed falls in proportion to the distance. Objects that are meant to be

@@ -1,15 +1,10 @@
-"""Checks of a robot's readings against what its joints can do: size, range, jumps, frozen values, time.
+"""Checks of a robot's readings and of its answers to commands.
 
-A reading is compared with the last good one. A joint moves at most `SPEED_FACTOR` times as fast as its commands may, so
-a larger change is no motion: a spike, a wrap by 2 pi, another unit or another order of joints. A joint that moves
-cannot show the same bits again and again. Joints are those that the robot's commands drive; of the other coordinates,
-such as poses of objects, only the size and whether they are finite are checked.
-
-Checks of how a robot answers its commands: order, sign and unit of its joints, and how far it lags behind.
-
-What a joint reads is correlated with what the joints were commanded, at lags up to `MAX_LAG_S`. A joint that follows
-its own command with a slope near 1 is verified. One that moves against it has the wrong sign; one whose command moves
-another joint stands in another order; a slope near 57.3 or 1000, or their inverse, is another unit.
+Readings are compared with the last good one: size, range, jumps, frozen values, time. A joint moves at most
+`SPEED_FACTOR` times as fast as its commands may; a larger change is a spike, a wrap by 2 pi, another unit or order.
+Readings are then correlated with the commands, at lags up to `MAX_LAG_S`. A slope near 1 verifies a joint. A negative
+one means a wrong sign, one near 57.3 or 1000 (or their inverse) another unit, and an answer of another joint another
+order.
 """
 
 from __future__ import annotations

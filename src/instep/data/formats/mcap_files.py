@@ -1,7 +1,4 @@
-"""MCAP files: ROS 2 and JSON messages in, episodes out, without ROS.
-
-Episodes as Rerun recordings (.rrd): every number a curve under its label, every camera a stream of images.
-"""
+"""MCAP files with ROS 2 or JSON messages, read and written without ROS, and Rerun recordings (.rrd), written."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""ROS logs without ROS: bags (1 and 2), and decoded messages of any log collected by topic into one run.
+"""ROS messages of any log, collected by topic into one run.
 
 Rows are at the stamps of the joint states. The command of a row is the one in force in the middle of its period, images
-are the latest ones at each row, poses are interpolated.
-
-The joints of a command array that names none, from the motion that follows the commands.
+are the latest ones at each row, poses are interpolated. The joints of a command array without names follow from the
+motion that answers it.
 """
 
 from __future__ import annotations

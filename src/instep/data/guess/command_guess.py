@@ -1,6 +1,6 @@
 """Guess which columns are commands, of which actuators and in which unit: by names, then by which joint answers.
 
-The joints of columns without names: by the robot's order, its ranges, and the dynamics that its motion shows.
+Columns without names get their joints by the robot's order, its ranges, and the dynamics that the motion shows.
 """
 
 from __future__ import annotations

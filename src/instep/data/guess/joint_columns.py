@@ -1,8 +1,6 @@
-"""Parts of a guess of a mapping: the robot's joints and actuators, columns with labels, units, rows with doubts.
+"""Columns of a log with their joints and units, and the relations between signals that show them.
 
-How signals of a log relate: which answers which command, which is the derivative of which, which comes first.
-
-Guess the units of joint positions, and the joints of columns without names, by the ranges of the robot's joints.
+Ranges of the robot's joints tell units and the joints of columns without names.
 """
 
 from __future__ import annotations

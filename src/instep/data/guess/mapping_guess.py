@@ -1,9 +1,7 @@
-"""Guess the mapping of logs that nobody described: times, units, commands and the order of joints, with confidence.
+"""Guess the mapping of a log without a mapping, and write it as a commented TOML file to be corrected.
 
-Names are read first, then the numbers check them: joint ranges, the ratio of velocities to derivatives, and which state
+Names are read first. Then the numbers check them: joint ranges, the ratio of velocities to derivatives, and which state
 answers which command. Each row of a guess is sure or says why it is not.
-
-Write a guessed mapping as a commented TOML file, to be corrected and given with `--map`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""LeRobot features: how the columns of an episode are declared, and a `Spec` as JSON (units, labels, period).
-
-Statistics of each feature of a dataset, in the form LeRobot normalises by.
-"""
+"""LeRobot features of an episode, a `Spec` as JSON, and the statistics that LeRobot normalises by."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""LeRobot datasets written without the lerobot package: version 3.0, and 2.1 with `modality.json` for GR00T.
-
-Sharded files: parquet tables and videos that hold many episodes each, up to a size.
-"""
+"""Write LeRobot datasets without the lerobot package: version 3.0, and 2.1 with `modality.json` for GR00T."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Crash-safe recorder: a watcher of a rollout that hands each row to a writer process and never waits for the disk.
 
-Producer side of the ring buffer: the loop reserves space and returns; a thread copies the bytes and notifies.
+The loop reserves space in a ring buffer and returns; a thread copies the bytes and notifies the writer.
 """
 
 from __future__ import annotations
