@@ -293,11 +293,11 @@ def _channels(episodes: Sequence[Episode]) -> list[ChannelInfo]:
             shown = len(some) / len(episodes)
             out.append(ChannelInfo(name, "", "", f"image {shape}", 0.0, 255.0, shown))
         elif some[0][name].dtype.kind in "fiub":
-            out += _numbers_2(name, some)
+            out += _number_channels(name, some)
     return out
 
 
-def _numbers_2(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:
+def _number_channels(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:
     first = episodes[0]
     channel = channel_of(name, first.spec)
     width = int(np.prod(first[name].shape[1:], dtype=int))

@@ -343,7 +343,7 @@ def text_seconds(cells: Sequence[str]) -> Array | None:
 
     Clock times without a date go on after midnight.
     """
-    found = [_seconds_2(cell) for cell in cells]
+    found = [_cell_seconds(cell) for cell in cells]
     times = np.array([second for second in found if second is not None])
     if len(times) < len(found):
         return None
@@ -361,7 +361,7 @@ def text_clocks(raw: RawRun) -> list[str]:
     return [*pairs, *whole]
 
 
-def _seconds_2(cell: str) -> float | None:
+def _cell_seconds(cell: str) -> float | None:
     text = cell.strip().strip('"').replace(",", ".")
     if (clock := _CLOCK.fullmatch(text)) is not None:
         return _of_clock(clock)
