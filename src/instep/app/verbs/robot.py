@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from instep.app.arguments import Options, SceneArg, kept_token, write_secret
+from instep.app.arguments import Expert, Options, SceneArg, kept_token, write_secret
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import SensorDriver
 from instep.app.viewer.live_view import Viewed, live_view
@@ -48,9 +48,9 @@ class RobotArgs:
     """cameras to render: names, 'all', or a calibration FILE.json whose cameras take the place of the scene's."""
     camera_rate: float = 10.0
     """images per second of each camera; in real time fewer where the machine renders fewer."""
-    noise: float = 2e-4
+    noise: Expert[float] = 2e-4
     """standard deviation of position sensors [rad or m]."""
-    late: int = 1
+    late: Expert[int] = 1
     """control steps by which sensors are late."""
     token: Path | None = None
     """file with the token of the link; a fresh one is written to it where there is no such file."""
