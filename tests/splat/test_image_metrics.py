@@ -53,7 +53,7 @@ def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:
     real = np.concatenate([a**2, a], axis=-1) @ matrix.T + [0.02, 0.0, 0.01]
     spoiled = real.copy()
     spoiled[10:25, 10:30] = [1.0, 0.2, 0.0]
-    found = fit_colour_map(a, spoiled)
+    found = fit_colour_map(a.reshape(-1, 3), spoiled.reshape(-1, 3))
     good = np.ones(a.shape[:2], bool)
     good[10:25, 10:30] = False
     assert np.abs(found(a) - np.clip(real, 0, 1))[good].max() < 2e-3
@@ -61,4 +61,4 @@ def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:
 
 def test_a_colour_map_needs_some_pixels() -> None:
     with pytest.raises(BadInput, match="at least 100 pairs"):
-        fit_colour_map(np.zeros((3, 3, 3)), np.zeros((3, 3, 3)))
+        fit_colour_map(np.zeros((9, 3)), np.zeros((9, 3)))

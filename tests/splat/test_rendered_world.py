@@ -11,7 +11,7 @@ from instep.core.rollout import Constant, rollout, rollouts
 from instep.core.world import Array, Observation, Spec, State, stack, vector
 from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
 from instep.splat.raster.rasterizer import LayeredRasterizer
-from instep.splat.rendered_world import Seen, Sensor, Shutter, apply_sensor, expose_image, extrapolate_poses
+from instep.splat.rendered_world import Seen, Sensor, apply_sensor
 
 NAMES = ("world", "puck")
 SPEC = Spec(0.1, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"), {"observation.state": vector(["x"])})
@@ -37,12 +37,6 @@ def poses(state: State, _: Observation) -> Array:
     out = np.zeros((*state.batch, 2, 7))
     out[..., 3] = 1.0
     out[..., 1, 0] = state.q[..., 0]
-    return out
-
-
-def velocities(state: State, _: Observation) -> Array:
-    out = np.zeros((*state.batch, 2, 6))
-    out[..., 1, 0] = state.v[..., 0]
     return out
 
 
@@ -129,50 +123,6 @@ def test_gain_tint_and_noise_are_parameters_of_every_world_of_a_batch() -> None:
     noisy = world.tuned({"appearance.noise": np.array([0.0, 8.0, 0.0])}).observe(state)["observation.images.eye"]
     np.testing.assert_array_equal(noisy[[0, 2]], plain[[0, 2]])
     assert np.std(noisy[1] - plain[1]) == pytest.approx(8.0, rel=0.25), "clipping at 0 takes some of it"
-
-
-def test_a_slow_shutter_needs_velocities() -> None:
-    with pytest.raises(BadInput, match="velocities"):
-        seen(shutter=Shutter(exposure=0.01))
-
-
-def test_exposure_smears_what_moves_and_nothing_else() -> None:
-    still, moving = (
-        Seen(
-            Sliding(),
-            LayeredRasterizer(scene()),
-            (a_camera(64, 48),),
-            poses,
-            velocities,
-            Shutter(exposure=0.05, samples=8),
-        )
-        for _ in range(2)
-    )
-    sharp = seen().observe(seen().reset())["observation.images.eye"].astype(float)
-    at_rest = still.observe(still.reset())["observation.images.eye"].astype(float)
-    assert np.abs(at_rest - sharp).max() <= 1
-    state = moving.reset()
-    state = moving.step(replace(state, q=state.q - 0.2), np.array([2.0]))
-    smeared = moving.observe(state)["observation.images.eye"].astype(float)
-    crisp = seen().observe(seen().step(seen().reset(), np.zeros(1)))["observation.images.eye"].astype(float)
-    assert width(smeared) > 1.15 * width(crisp)
-    assert bright(smeared) == pytest.approx(bright(crisp), abs=0.7)
-
-
-def test_a_rolling_shutter_reads_each_band_at_its_own_time() -> None:
-    camera = a_camera(8, 40)
-    image = expose_image(lambda t, r: np.full((r[3] - r[1], 8, 3), t), camera, Shutter(readout=0.02, bands=10), t=1.0)
-    assert image.shape == (40, 8, 3)
-    np.testing.assert_allclose(image[0, 0], 1.0 - 0.009, atol=1e-6)
-    np.testing.assert_allclose(image[-1, 0], 1.0 + 0.009, atol=1e-6)
-    assert (np.diff(image[:, 0, 0]) >= 0).all()
-
-
-def test_a_turning_body_is_carried_on_by_its_velocity() -> None:
-    pose = np.array([[1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0]])
-    after = extrapolate_poses(pose, np.array([[0.1, 0.0, 0.0, 0.0, 0.0, np.pi]]), 0.5)
-    np.testing.assert_allclose(after[0, :3], [1.05, 2.0, 3.0])
-    np.testing.assert_allclose(after[0, 3:], [np.sqrt(0.5), 0, 0, np.sqrt(0.5)], atol=1e-12)
 
 
 def test_a_sensor_brightens_tints_and_bends() -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.poses import transform
 from instep.core.world import Array, Observation, State, options_dataclass
-from instep.scene.camera import Camera
 from instep.splat.gaussians import C0, Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop, Region, RenderedImage
 from instep.splat.raster.gradients import ImageGradient
@@ -191,7 +190,12 @@ class VisualForces:
         elif crop is not None and (beside := target[crop.mask < 0.05]).size:
             # The unknown background behind the body: the median colour beside it. Elsewhere the image shows it.
             colour[top:bottom, left:right] = np.where(crop.mask[..., None] < 0.5, target, np.median(beside, axis=0))
-        return region, target, weight, Backdrop(colour, _far(camera))
+        return (
+            region,
+            target,
+            weight,
+            Backdrop(colour, np.broadcast_to(np.float32(np.inf), (camera.height, camera.width))),
+        )
 
     def _add_wrench(self, b: int, means: Array, T: Array, wrench: Array) -> dict[str, float]:
         """Add the springs of a body to the wrenches of all bodies [n, 6]; returns force, torque and pull."""
@@ -206,10 +210,6 @@ class VisualForces:
         wrench[i - 1] += np.concatenate([force, torque - np.cross(lever, force)])
         pull = float(np.linalg.norm(displacement, axis=1).mean())
         return {"force": float(np.linalg.norm(force)), "torque": float(np.linalg.norm(torque)), "pull": pull}
-
-
-def _far(camera: Camera) -> Array:
-    return np.broadcast_to(np.float32(np.inf), (camera.height, camera.width))
 
 
 def _squared_error(raster: Rasterizer, frames: Shown, targets: Sequence[Target], pose: Array) -> tuple[Array, float]:
@@ -235,8 +235,9 @@ def volume_gaussians(outline: Outline, colour: Array, spacing: float = 0.012) ->
     points: list[Array] = []
     for part in outline.parts:
         low, high = part.min(axis=0) + spacing / 2, part.max(axis=0) - spacing / 2
-        axes = [np.linspace(a, b, max(2, round((b - a) / spacing) + 1)) for a, b in zip(low, high, strict=True)]
-        points.append(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3))
+        counts = np.maximum(2, np.rint((high - low) / spacing).astype(int) + 1)
+        share = np.indices(tuple(counts.tolist())).reshape(3, -1).T / (counts - 1)
+        points.append(low + share * (high - low))
     means = np.concatenate(points)
     colours = np.tile(colour, (len(means), 1))
-    return gaussians_from_colours(means, spacing / 2, colours, opacities=0.56).attached_to(outline.name)
+    return gaussians_from_colours(means, np.full(3, spacing / 2), colours, opacities=0.56).attached_to(outline.name)

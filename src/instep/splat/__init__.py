@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .raster.fused_kernels import RenderChannels, RenderedTensors
     from .raster.gradients import Gradients, ImageGradient
     from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
-    from .rendered_world import RenderedCameras, Seen, Sensor, Shutter, load_rendered_cameras
+    from .rendered_world import RenderedCameras, Seen, Sensor, load_rendered_cameras
     from .rendering import Rendering, framing_camera, render, scene_gaussians
     from .scene_fit import SceneFit, SceneFitOptions, fit_scene
     from .video_background import background_near, colour_mask, foreground_mask, inpaint, static_background
@@ -45,7 +45,6 @@ __all__ = [
     "SceneFitOptions",
     "Seen",
     "Sensor",
-    "Shutter",
     "SurfaceConstraint",
     "WeightedImage",
     "align_on_plane",
@@ -84,7 +83,7 @@ __getattr__ = lazy_names(
         "raster.fused_kernels": "RenderChannels RenderedTensors",
         "raster.gradients": "Gradients ImageGradient",
         "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",
-        "rendered_world": "RenderedCameras Seen Sensor Shutter load_rendered_cameras",
+        "rendered_world": "RenderedCameras Seen Sensor load_rendered_cameras",
         "rendering": "Rendering framing_camera render scene_gaussians",
         "scene_fit": "SceneFit SceneFitOptions fit_scene",
         "video_background": "background_near colour_mask foreground_mask inpaint static_background",

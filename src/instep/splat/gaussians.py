@@ -101,14 +101,19 @@ def harmonic_colour(sh: Array, direction: Array) -> Array:
     return np.maximum(0.5 + np.einsum("...k,...kc->...c", weights, np.asarray(sh, float)), 0.0)
 
 
-def _harmonic_rotation(matrix: Array, degree: int) -> Array:
+def harmonic_rotation(matrix: Array, degree: int) -> Array:
     """The matrix by which coefficients [(degree + 1)^2] change under a rotation matrix.
 
     A rotated body has along d the colour that it had along matrix^T d. Each band is mapped onto itself, so its
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
     out = np.zeros(((degree + 1) ** 2,) * 2)
-    directions = _sphere_directions(32)
+    # n directions spread over the sphere, on a golden spiral.
+    k = np.arange(32) + 0.5
+    height = 1 - 2 * k / 32
+    turn = math.pi * (1 + 5**0.5) * k
+    ring = np.sqrt(1 - height**2)
+    directions = np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
     after, before = harmonic_basis(directions, degree), harmonic_basis(directions @ np.asarray(matrix, float), degree)
     for band in range(degree + 1):
         rows = slice(band * band, (band + 1) ** 2)
@@ -121,16 +126,7 @@ def rotated_harmonics(sh: Array, matrix: Array) -> Array:
     degree = degree_of(sh.shape[-2])
     if degree == 0:
         return sh
-    return np.einsum("ij,njc->nic", _harmonic_rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
-
-
-def _sphere_directions(n: int) -> Array:
-    """n directions spread over the sphere, on a golden spiral."""
-    k = np.arange(n) + 0.5
-    height = 1 - 2 * k / n
-    turn = math.pi * (1 + 5**0.5) * k
-    ring = np.sqrt(1 - height**2)
-    return np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
+    return np.einsum("ij,njc->nic", harmonic_rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
 
 
 Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -23,7 +22,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
-from instep.core.poses import matrix_from_quat, quat_exp, quat_mul
+from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.reading import is_list, is_table, read_toml
 from instep.core.world import (
     Array,
@@ -42,7 +41,6 @@ from instep.scene.camera_files import load_calibration
 from instep.scene.folder import Scene
 
 from .gaussians import C0, concatenate
-from .image import Region, full_region
 from .raster.rasterizer import Device, LayeredRasterizer
 from .rendering import is_static, scene_gaussians, scene_poses
 
@@ -54,29 +52,9 @@ _CAMERA_KEYS = ("body", "at", "towards", "up", "angle", "size")
 _MAX_SIDE_PX = 4096
 
 Poses: TypeAlias = Callable[[State, Observation], Array]
-"""Body poses [..., bodies, 7] or velocities [..., bodies, 6] of a state, in the order of the Gaussians' names."""
-RenderRegion: TypeAlias = Callable[[float, Region], Array]
-"""Colours [height, width, 3] of a region of the image at a time [s]."""
+"""Body poses [..., bodies, 7] of a state, in the order of the Gaussians' names."""
 Amount: TypeAlias = float | Array
 """A number, or an array of one per world of a batch."""
-
-
-@options_dataclass
-class Shutter:
-    """When the rows of an image collect light."""
-
-    readout: float = 0.0
-    """Time from the first row to the last [s]; 0 for a global shutter."""
-    exposure: float = 0.0
-    """Exposure time of each row [s]; 0 for an instant."""
-    bands: int = 8
-    """Groups of rows that are rendered at one time."""
-    samples: int = 4
-    """Instants averaged over the exposure."""
-
-    def __post_init__(self) -> None:
-        if self.readout < 0 or self.exposure < 0 or self.bands < 1 or self.samples < 1:
-            raise BadInput("A shutter needs times of 0 or above, and at least one band and one sample.")
 
 
 @options_dataclass
@@ -128,9 +106,6 @@ class Seen(Wrapper[W]):
     cameras: tuple[Camera, ...]
     """Fixed in the world, or mounted on a body."""
     poses: Poses
-    velocities: Poses | None = None
-    """Needed by shutters that are not instant."""
-    shutter: Shutter = field(default_factory=Shutter)
     sensor: Sensor = field(default_factory=Sensor)
     brightness: Amount = 1.0
     """Factor on top of the sensor's gain."""
@@ -142,12 +117,6 @@ class Seen(Wrapper[W]):
     params: ClassVar[Mapping[str, str]] = {
         f"appearance.{name}": name for name in ("brightness", "red", "green", "blue", "noise")
     }
-
-    def __post_init__(self) -> None:
-        if (self.shutter.readout or self.shutter.exposure) and self.velocities is None:
-            raise BadInput(
-                "A shutter that is not instant needs the bodies' velocities; give Seen(..., velocities=...)."
-            )
 
     @property
     def spec(self) -> Spec:
@@ -180,12 +149,13 @@ class Seen(Wrapper[W]):
                 f"of {', '.join(self.layers.gaussians.names)}, was expected."
             )
         sensors = self._sensors(state.batch)
-        if self.shutter == Shutter() and all(sensor == Sensor() for sensor in set(sensors)):
+        if all(sensor == Sensor() for sensor in set(sensors)):
             return self.layers.render_batch(camera, poses)
         out = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
+        flat = poses.reshape(-1, *expected[-2:])
         keys = np.asarray(state.hidden[self.key])
         for world, sensor, colour in zip(
-            np.ndindex(*state.batch), sensors, self._colours(camera, poses, state, observed), strict=True
+            np.ndindex(*state.batch), sensors, self.layers.render_colours(camera, flat), strict=True
         ):
             seed = int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
             out[world] = apply_sensor(colour, sensor, seed)
@@ -201,24 +171,6 @@ class Seen(Wrapper[W]):
         amounts = {address: getattr(self, name) for address, name in self.params.items()}
         chosen = {name: np.asarray(amount)[world] if np.ndim(amount) else amount for name, amount in amounts.items()}
         return self.sensor.adjusted(chosen)
-
-    def _colours(self, camera: Camera, poses: Array, state: State, observed: Observation) -> Iterator[Array]:
-        """Colours [height, width, 3] of one world after the other, before the sensor."""
-        flat = poses.reshape(-1, *poses.shape[-2:])
-        if self.shutter == Shutter():
-            yield from self.layers.render_colours(camera, flat)
-            return
-        twists = None if self.velocities is None else np.asarray(self.velocities(state, observed), float)
-        turns = [None] * len(flat) if twists is None else twists.reshape(-1, *twists.shape[-2:])
-        for placed, twist in zip(flat, turns, strict=True):
-            yield self._exposed(camera, placed, twist)
-
-    def _exposed(self, camera: Camera, poses: Array, twists: Array | None) -> Array:
-        def colours(t: float, region: Region) -> Array:
-            there = poses if twists is None else extrapolate_poses(poses, twists, t)
-            return self.layers.render(camera, there, region=region).colour
-
-        return expose_image(colours, camera, self.shutter)
 
 
 @array_dataclass
@@ -266,26 +218,6 @@ def spec_with_images(spec: Spec, cameras: Sequence[Camera]) -> Spec:
     return replace(spec, observation={**spec.observation, **images})
 
 
-def expose_image(colours: RenderRegion, camera: Camera, shutter: Shutter, t: float = 0.0) -> Array:
-    """The image of a shutter whose middle row is halfway through its exposure at time t.
-
-    A rolling shutter is rendered in bands of rows, each at its own time; blur is the mean over samples of the exposure.
-    """
-    left, top, right, bottom = full_region(camera)
-    bands = min(shutter.bands, camera.height) if shutter.readout > 0 else 1
-    samples = shutter.samples if shutter.exposure > 0 else 1
-    edges = np.linspace(top, bottom, bands + 1).round().astype(int)
-    out = np.empty((camera.height, camera.width, 3), np.float32)
-    for first, last in pairwise(edges):
-        middle = t + shutter.readout * ((first + last) / (2 * camera.height) - 0.5)
-        light = np.zeros((last - first, camera.width, 3), np.float32)
-        for sample in range(samples):
-            instant = middle + shutter.exposure * ((sample + 0.5) / samples - 0.5)
-            light += colours(float(instant), (left, int(first), right, int(last)))
-        out[first:last] = light / samples
-    return out
-
-
 def apply_sensor(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
     """Colours 0 to 1 as a sensor reads them, uint8; its noise is that of the seed."""
     light = np.asarray(colour, np.float32) * (np.float32(sensor.gain) * np.asarray(sensor.tint, np.float32))
@@ -297,13 +229,6 @@ def apply_sensor(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
     if sensor.gamma != 1.0:
         light = light ** np.float32(sensor.gamma)
     return (light * 255.0 + 0.5).astype(np.uint8)
-
-
-def extrapolate_poses(poses: Array, twists: Array, dt: float) -> Array:
-    """Poses [..., 7] after a time, with velocities [..., 6] (m/s, then rad/s, along the world's axes)."""
-    return np.concatenate(
-        [poses[..., :3] + dt * twists[..., :3], quat_mul(quat_exp(dt * twists[..., 3:]), poses[..., 3:])], axis=-1
-    )
 
 
 class _LazyImages(Mapping[str, Array]):

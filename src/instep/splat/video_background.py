@@ -332,17 +332,18 @@ def fit_colour_map(rendered: Array, real: Array, *, rounds: int = 50) -> Callabl
     weight, ridge = bright / max(float(bright.max()), 1e-6), 1e-6 * len(x) * np.eye(7)
     matrix = np.zeros((7, 3))
     for channel in range(3):
-        robust, last = np.ones(len(x)), np.zeros(7)
+        robust: Array = np.ones(len(x))
         for _ in range(rounds):
             scaled = features * (weight * robust)[:, None]
+            last = matrix[:, channel].copy()
             # The ridge regularises towards the identity.
-            now = np.linalg.solve(scaled.T @ features + ridge, scaled.T @ y[:, channel] + ridge[3 + channel])
-            residual = y[:, channel] - features @ now
+            matrix[:, channel] = np.linalg.solve(
+                scaled.T @ features + ridge, scaled.T @ y[:, channel] + ridge[3 + channel]
+            )
+            residual: Array = y[:, channel] - np.sum(features * matrix[:, channel], axis=1)
             spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 1e-6)
             robust = np.maximum(1 - (residual / (_TUKEY * spread)) ** 2, 0.0) ** 2
-            matrix[:, channel], step = now, np.abs(now - last).max()
-            last = now
-            if step < 1e-6:
+            if np.abs(matrix[:, channel] - last).max() < 1e-6:
                 break
 
     def mapped(colours: Array) -> Array:

@@ -242,9 +242,12 @@ def _first_stride(outline: Outline, near: Array, frames: Sequence[CameraFrame]) 
 
 def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> Array:
     """The mean contrast over cameras of each pose [n]."""
+
+    def of(image: tuple[CalibratedCamera, Array]) -> Array:
+        return region_kernels.contrasts(outline.convex_parts, poses, *image, BANDS)
+
     with ThreadPoolExecutor(len(images)) as pool:
-        found = pool.map(lambda one: region_kernels.contrasts(outline.convex_parts, poses, *one, BANDS), images)
-        return sum(found, np.zeros(len(poses))) / len(images)
+        return sum(pool.map(of, images), np.zeros(len(poses))) / len(images)
 
 
 def _best(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> tuple[float, Array]:

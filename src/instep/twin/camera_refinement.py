@@ -41,7 +41,7 @@ from .camera_rig import (
     recorded_rig,
 )
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from .scene_geometry import SupportPlane, support_plane
+from .scene_geometry import support_plane
 from .tracked_body import StartPose, free_body
 
 TRACKING_PRIOR = np.diag([0.01**2] * 3 + [0.1**2] * 3)
@@ -139,7 +139,9 @@ def refine_rig(
     rows = np.arange(0, len(episode), stride)
     frames = [recorded_frames(rig, episode, int(row)) for row in rows]
     track = _tracked_crops if options.named else _region_crops
-    crops = track(rig, frames, _rest_pose(scene, outline, support), (outline, support.normal), held)
+    # Where the scene begins with the body, at rest on its support.
+    begun = support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
+    crops = track(rig, frames, begun, (outline, support.normal), held)
     used = len(names) - len(set(held))
     whole = [i for i, row in enumerate(crops) if sum(crop.camera.name not in held for crop in row) == used]
     spread = np.unique(np.linspace(0, len(whole) - 1, min(KEY_FRAMES, len(whole))).astype(int))
@@ -223,11 +225,6 @@ def _region_crops(
 def _fitted_pose(outline: Outline, shown: Sequence[MaskCrop], pose: Array, basis: Array, held: Sequence[str]) -> Array:
     fitted = [crop for crop in shown if crop.camera.name not in held]
     return moved(pose, solve_pose(outline, fitted, TRACKING_PRIOR, basis, 5).xi) if fitted else pose
-
-
-def _rest_pose(scene: Scene, outline: Outline, support: SupportPlane) -> Array:
-    """Where the scene begins with the body, at rest on its support."""
-    return support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
 
 
 def refine_cameras(

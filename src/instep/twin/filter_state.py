@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -120,8 +120,8 @@ class FilterState:
 
     def copy(self) -> FilterState:
         """A copy that may be changed."""
-        values: list[Any] = [getattr(self, one.name) for one in fields(self)]
-        return FilterState(*(None if value is None else value.copy() for value in values))
+        changes: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: None if value is None else value.copy() for name, value in changes.items()})
 
 
 def widest_covariance(options: FilterOptions) -> Array:

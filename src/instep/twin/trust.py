@@ -177,7 +177,10 @@ def feature_rows(log: Mapping[str, Array]) -> Array:
         values = feature(columns)
         if values is not None:
             found[:, i] = values
-    return _filled(found)
+    # Values [rows, features] with each unknown one replaced by the last known.
+    known = np.where(np.isfinite(found), np.arange(len(found))[:, None], -1)
+    last = np.maximum.accumulate(known, axis=0)
+    return np.where(last >= 0, np.take_along_axis(found, np.maximum(last, 0), axis=0), np.nan)
 
 
 def _named(columns: Mapping[str, Array], word: str) -> list[Array]:
@@ -240,13 +243,6 @@ _FEATURE_OF: dict[str, Feature] = {
     "excluded": lambda c: _share(c, "excluded"),
     "fault": lambda c: _share(c, "fault"),
 }
-
-
-def _filled(rows: Array) -> Array:
-    """Values [rows, features] with each unknown one replaced by the last known."""
-    known = np.where(np.isfinite(rows), np.arange(len(rows))[:, None], -1)
-    last = np.maximum.accumulate(known, axis=0)
-    return np.where(last >= 0, np.take_along_axis(rows, np.maximum(last, 0), axis=0), np.nan)
 
 
 def _window_means(values: Array, skip: int) -> Array:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -211,8 +212,8 @@ class TrustState:
 
     def copy(self) -> TrustState:
         """A copy that may be changed."""
-        values = (getattr(self, one.name) for one in fields(self))
-        return TrustState(*(value.copy() if isinstance(value, np.ndarray) else value for value in values))
+        changes: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: v.copy() for name, v in changes.items() if isinstance(v, np.ndarray)})
 
     def observed(self) -> Array:
         """The numbers of `LABELS`."""

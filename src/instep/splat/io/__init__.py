@@ -24,6 +24,10 @@ MAX_FILE = 16 << 30
 """Largest file of Gaussians [bytes]."""
 
 
+def _load_embodied(path: Path) -> Gaussians:
+    return load_scanned_body(path).gaussians
+
+
 class _Format(NamedTuple):
     load: Callable[[Path], Gaussians]
     save: Callable[[Path, Gaussians], None] | None
@@ -42,7 +46,7 @@ FORMATS = {
     ".usda": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdc": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdz": _Format(load_usd, save_usd, scene=True, frame="z"),
-    ".json": _Format(lambda path: load_scanned_body(path).gaussians, None, scene=True, frame="z"),
+    ".json": _Format(_load_embodied, None, scene=True, frame="z"),
 }
 
 

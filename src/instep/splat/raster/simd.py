@@ -99,16 +99,88 @@ def constant(*numbers: float) -> Any:
     return make
 
 
-@extending.intrinsic
-def broadcast(typing: Any, number: Any) -> Any:
-    """One float32 in all elements."""
+def _unary(emit: Callable[[Any, Any], Any], result: Any, given: Any) -> Any:
+    """An intrinsic of one argument; `emit` makes it from a builder and the argument."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        nothing = ir.Constant(_FLOATS, ir.Undefined)
-        first = builder.insert_element(nothing, args[0], ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(_INTS, [0] * WIDTH))
+        return emit(builder, args[0])
 
-    return float8(types.float32), code
+    def make(typing: Any, x: Any) -> Any:
+        return result(given), code
+
+    return extending.intrinsic(make)
+
+
+def _float_pair(emit: Callable[[Any, Any, Any], Any], result: Any) -> Any:
+    """An intrinsic of two Float8."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit(builder, args[0], args[1])
+
+    def make(typing: Any, x: Any, y: Any) -> Any:
+        return result(float8, float8), code
+
+    return extending.intrinsic(make)
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """A call of an intrinsic function of LLVM."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, list(args), fastmath=_FLAGS if result != ir.IntType(1) else ())
+
+
+def _broadcast(b: Any, number: Any) -> Any:
+    nothing = ir.Constant(_FLOATS, ir.Undefined)
+    first = b.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
+    return b.shuffle_vector(first, nothing, ir.Constant(_INTS, [0] * WIDTH))
+
+
+def _larger(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.fcmp_ordered(">", x, y, flags=_FLAGS), x, y)
+
+
+def _smaller(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.fcmp_ordered("<", x, y, flags=_FLAGS), x, y)
+
+
+def _exp2(b: Any, x: Any) -> Any:
+    whole = b.fptosi(x, _INTS)
+    part, value = b.fsub(x, b.sitofp(whole, _FLOATS), flags=_FLAGS), ir.Constant(_FLOATS, [_EXP2[0]] * WIDTH)
+    for factor in _EXP2[1:]:
+        value = b.fadd(b.fmul(value, part, flags=_FLAGS), ir.Constant(_FLOATS, [factor] * WIDTH), flags=_FLAGS)
+    # Adding to the exponent's bits multiplies by 2^whole.
+    exponent = b.shl(whole, ir.Constant(_INTS, [23] * WIDTH))
+    return b.bitcast(b.add(b.bitcast(value, _INTS), exponent), _FLOATS)
+
+
+def _cell_bits(b: Any, low: Any, high: Any) -> Any:
+    one, zero, full = ir.Constant(_INTS, [1] * WIDTH), *(ir.Constant(_FLOATS, [k] * WIDTH) for k in (0.0, 8.0))
+
+    def below(numbers: Any) -> Any:
+        cut = b.select(b.fcmp_ordered(">", numbers, zero), numbers, zero)
+        cut = b.select(b.fcmp_ordered("<", cut, full), cut, full)
+        return b.sub(b.shl(one, b.fptosi(cut, _INTS)), one)
+
+    bits = b.and_(below(high), b.not_(below(low)))
+    return b.bitcast(b.trunc(bits, ir.VectorType(ir.IntType(8), WIDTH)), ir.IntType(64))
+
+
+def _reduce_sums(b: Any, given: Any) -> Any:
+    steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
+        [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
+    ), ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])  # fmt: skip
+    vectors = [b.extract_value(given, i) for i in range(WIDTH)]
+    for low, high in steps:
+        vectors = [
+            b.fadd(*(b.shuffle_vector(x, y, ir.Constant(_INTS, picked)) for picked in (low, high)), flags=_FLAGS)
+            for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+def _sum(b: Any, x: Any) -> Any:
+    return _call(b, f"llvm.vector.reduce.fadd.v{WIDTH}f32", ir.FloatType(), ir.Constant(ir.FloatType(), -0.0), x)
 
 
 @extending.intrinsic
@@ -121,133 +193,28 @@ def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
     return float8(bool8, float8, float8), code
 
 
-@extending.intrinsic
-def maximum(typing: Any, x: Any, y: Any) -> Any:
-    """Elementwise maximum."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[0], args[1], flags=_FLAGS), args[0], args[1])
-
-    return float8(float8, float8), code
-
-
-@extending.intrinsic
-def minimum(typing: Any, x: Any, y: Any) -> Any:
-    """Elementwise minimum."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1], flags=_FLAGS), args[0], args[1])
-
-    return float8(float8, float8), code
-
-
-@extending.intrinsic
-def exp2(typing: Any, x: Any) -> Any:
-    """2^x for x from -126 to 0; undefined outside."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = builder.fptosi(args[0], _INTS)
-        part = builder.fsub(args[0], builder.sitofp(whole, _FLOATS), flags=_FLAGS)
-        value = ir.Constant(_FLOATS, [_EXP2[0]] * WIDTH)
-        for factor in _EXP2[1:]:
-            product = builder.fmul(value, part, flags=_FLAGS)
-            value = builder.fadd(product, ir.Constant(_FLOATS, [factor] * WIDTH), flags=_FLAGS)
-        # Adding to the exponent's bits multiplies by 2^whole.
-        exponent = builder.shl(whole, ir.Constant(_INTS, [23] * WIDTH))
-        return builder.bitcast(builder.add(builder.bitcast(value, _INTS), exponent), _FLOATS)
-
-    return float8(float8), code
-
-
-@extending.intrinsic
-def sqrt8(typing: Any, x: Any) -> Any:
-    """Elementwise square root."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS])
-        sqrt = cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{WIDTH}f32")
-        return builder.call(sqrt, [args[0]], fastmath=_FLAGS)
-
-    return float8(float8), code
-
-
-@extending.intrinsic
-def any_of(typing: Any, where: Any) -> Any:
-    """Whether any element is true."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(1), [_BOOLS])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.or.v{WIDTH}i1")
-        return builder.call(reduce, [args[0]])
-
-    return types.boolean(bool8), code
-
-
-@extending.intrinsic
-def cell_bits(typing: Any, low: Any, high: Any) -> Any:
-    """A uint64 whose byte l has the bits from low[l] to high[l] - 1 set; both are cut to 0 to 8."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        one = ir.Constant(_INTS, [1] * WIDTH)
-
-        def below(numbers: Any) -> Any:
-            zero, full = ir.Constant(_FLOATS, [0.0] * WIDTH), ir.Constant(_FLOATS, [8.0] * WIDTH)
-            cut = builder.select(builder.fcmp_ordered(">", numbers, zero), numbers, zero)
-            cut = builder.select(builder.fcmp_ordered("<", cut, full), cut, full)
-            return builder.sub(builder.shl(one, builder.fptosi(cut, _INTS)), one)
-
-        bits = builder.and_(below(args[1]), builder.not_(below(args[0])))
-        small = builder.trunc(bits, ir.VectorType(ir.IntType(8), WIDTH))
-        return builder.bitcast(small, ir.IntType(64))
-
-    return types.uint64(float8, float8), code
-
-
-@extending.intrinsic
-def reduce_max(typing: Any, x: Any) -> Any:
-    """The largest element."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.FloatType(), [_FLOATS])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{WIDTH}f32")
-        return builder.call(reduce, [args[0]], fastmath=_FLAGS)
-
-    return types.float32(float8), code
-
-
-@extending.intrinsic
-def reduce_sum(typing: Any, x: Any) -> Any:
-    """The sum of the elements."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{WIDTH}f32")
-        return builder.call(reduce, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=_FLAGS)
-
-    return types.float32(float8), code
-
-
-@extending.intrinsic
-def reduce_sums(typing: Any, vectors: Any) -> Any:
-    """The sums of a tuple of eight Float8, as one: neighbours are shuffled together and added, three times."""
-    steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
-        [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
-    ), ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])  # fmt: skip
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vectors = [builder.extract_value(args[0], i) for i in range(WIDTH)]
-        for low, high in steps:
-            vectors = [
-                builder.fadd(
-                    builder.shuffle_vector(x, y, ir.Constant(_INTS, low)),
-                    builder.shuffle_vector(x, y, ir.Constant(_INTS, high)),
-                    flags=_FLAGS,
-                )
-                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
-
-    return float8(types.UniTuple(float8, WIDTH)), code
+broadcast = _unary(_broadcast, float8, types.float32)
+"""One float32 in all elements."""
+maximum, minimum = _float_pair(_larger, float8), _float_pair(_smaller, float8)
+exp2 = _unary(_exp2, float8, float8)
+"""2^x for x from -126 to 0; undefined outside."""
+sqrt8 = _unary(lambda b, x: _call(b, f"llvm.sqrt.v{WIDTH}f32", _FLOATS, x), float8, float8)
+any_of = _unary(lambda b, x: _call(b, f"llvm.vector.reduce.or.v{WIDTH}i1", ir.IntType(1), x), types.boolean, bool8)
+"""Whether any element is true."""
+cell_bits = _float_pair(_cell_bits, types.uint64)
+"""A uint64 whose byte l has the bits from low[l] to high[l] - 1 set; both are cut to 0 to 8."""
+reduce_max = _unary(
+    lambda b, x: _call(b, f"llvm.vector.reduce.fmax.v{WIDTH}f32", ir.FloatType(), x), types.float32, float8
+)
+reduce_sum = _unary(_sum, types.float32, float8)
+reduce_sums = _unary(_reduce_sums, float8, types.UniTuple(float8, WIDTH))
+"""The sums of a tuple of eight Float8, as one: neighbours are shuffled together and added, three times."""
+bits_as_float = _unary(lambda b, bits: b.bitcast(bits, ir.FloatType()), types.float32, types.int32)
+"""The float32 with the bits of an int32."""
+float_as_bits = _unary(lambda b, number: b.bitcast(number, ir.IntType(32)), types.int32, types.float32)
+"""The int32 with the bits of a float32; positive numbers keep their order."""
+trailing_zeros = _unary(lambda b, word: b.cttz(word, ir.Constant(ir.IntType(1), 1)), types.int64, types.uint64)
+"""The place of the lowest 1 in a uint64 that is not 0."""
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -274,6 +241,17 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.int64, float8), code
+
+
+@extending.intrinsic
+def fetch_add(typing: Any, counter: Any) -> Any:
+    """Atomically increment counter[0] and return its old value."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.atomic_rmw("add", array.data, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.Array(types.int64, 1, "C")), code
 
 
 F = np.float32
@@ -307,44 +285,3 @@ INLINE: Any = {**KERNEL, "forceinline": True, "_nrt": False}
 
 They neither allocate nor return arrays, so they count no references: to an array in a tuple numba would count one at
 every access, atomically, which takes as long as blending a Gaussian."""
-
-
-@extending.intrinsic
-def bits_as_float(typing: Any, bits: Any) -> Any:
-    """The float32 with the bits of an int32."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), code
-
-
-@extending.intrinsic
-def float_as_bits(typing: Any, number: Any) -> Any:
-    """The int32 with the bits of a float32; positive numbers keep their order."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), code
-
-
-@extending.intrinsic
-def trailing_zeros(typing: Any, word: Any) -> Any:
-    """The place of the lowest 1 in a uint64 that is not 0."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), code
-
-
-@extending.intrinsic
-def fetch_add(typing: Any, counter: Any) -> Any:
-    """Atomically increment counter[0] and return its old value."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.atomic_rmw("add", array.data, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.Array(types.int64, 1, "C")), code
