@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, OutFolder, Positional, SceneArg
+from instep.app.arguments import Expert, Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput, UnknownName, Unsupported
 from instep.core.world import options_dataclass
 from instep.scene.camera import Camera, aimed_place, pinhole
@@ -40,13 +40,13 @@ class CameraArgs:
     add: str = ""
     """name of a camera to add."""
     move: str = ""
-    """name of a camera to change: its place, body, image size or lens; what is not given stays."""
+    """name of a camera to change; options that are not given keep their values."""
     remove: str = ""
     """name of a camera to remove."""
     cameras: Path | None = None
-    """a calibration file (JSON): its cameras are written into the scene, in place of those of the same name."""
+    """calibration file (JSON) whose cameras replace those of the same name."""
     frame: bool = False
-    """place the camera so that it frames the robot."""
+    """frame the whole robot."""
     at: Point | None = None
     """where the camera is [m], in the frame of its body."""
     towards: Point | None = None
@@ -54,16 +54,16 @@ class CameraArgs:
     up: Point = (0.0, 0.0, 1.0)
     """the direction that is up in its image."""
     body: str = ""
-    """body that carries the camera, such as a gripper; the world where not given."""
+    """body that carries the camera, such as a gripper (default: the world)."""
     size: Size | None = None
-    """width and height of its images [pixels]; 640 480 where not given."""
+    """width and height of its images [pixels] (default: 640 480)."""
     angle: float | None = None
-    """horizontal field of view [deg]; 45 degrees along the shorter side where neither this nor --focal is given."""
-    focal: tuple[float, float] | None = None
+    """horizontal field of view [deg]; 45 degrees along the shorter side by default."""
+    focal: Expert[tuple[float, float] | None] = None
     """focal lengths fx fy [pixels], in place of --angle."""
-    centre: tuple[float, float] | None = None
+    centre: Expert[tuple[float, float] | None] = None
     """principal point cx cy [pixels]; the middle of the image where not given."""
-    distortion: tuple[float, ...] | None = None
+    distortion: Expert[tuple[float, ...] | None] = None
     """lens distortion k1 k2 p1 p2 k3 as in OpenCV; none where not given."""
     out: OutFolder = None
 
@@ -152,7 +152,7 @@ def _cameras(scene: Scene, args: CameraArgs) -> dict[str, Camera]:
 def _with_lens(given: Camera, args: CameraArgs) -> Camera:
     """The camera with the image size, field of view and distortion that are given."""
     if args.angle is not None and args.focal is not None:
-        raise BadInput("Give the field of view by --angle or by --focal, not by both.")
+        raise BadInput("Give the field of view by --angle or by focal, not by both.")
     if args.angle is not None and not 1 <= args.angle <= 150:
         raise BadInput(f"--angle must be 1 to 150 degrees across, not {args.angle:g}.")
     if args.size is not None:
@@ -168,12 +168,12 @@ def _with_lens(given: Camera, args: CameraArgs) -> Camera:
         given = replace(given, focal=wide.focal, centre=wide.centre)
     if args.focal is not None:
         if min(args.focal) <= 0:
-            raise BadInput(f"--focal takes fx and fy above 0 in pixels, not {args.focal}.")
+            raise BadInput(f"focal takes fx and fy above 0 in pixels, not {args.focal}.")
         given = replace(given, focal=args.focal)
     given = given if args.centre is None else replace(given, centre=args.centre)
     if args.distortion is not None:
         if len(args.distortion) > 5:
-            raise BadInput("--distortion takes up to 5 numbers: k1 k2 p1 p2 k3.")
+            raise BadInput("distortion takes up to 5 numbers: k1 k2 p1 p2 k3.")
         given = replace(given, distortion=args.distortion)
     return given
 
