@@ -16,9 +16,9 @@ from .world import Array, Observation, Spec, State, array_dataclass
 class Episode:
     """Rows of one run. Row i holds the state before action i, its observation, and action i.
 
-    The usual columns are `timestamp` [s], `q`, `v`, `action` and the observations under their LeRobot names; `inputs`
-    are what motors were given beside the action (`elbow.enable`, 0 while the motor was switched off);
-    `q.stamp` or `observation.images.top.stamp` [s] are the times of a channel that was captured at another time.
+    The usual columns are `timestamp` [s], `q`, `v`, `action` and the observations under their LeRobot names. `inputs`
+    are inputs of motors beside the action (`elbow.enable`: 0 while the motor is off). `q.stamp` or
+    `observation.images.top.stamp` [s] are capture times of a channel.
     """
 
     spec: Spec
@@ -53,7 +53,7 @@ class Episode:
 
     @property
     def v(self) -> Array:
-        """Velocities [rows, nv]; the central difference of `q` where none was recorded and the sizes allow it."""
+        """Velocities [rows, nv]; central differences of `q` if none were recorded and the sizes agree."""
         if "v" in self.columns or self.q.shape[-1] != self.spec.v.shape[-1]:
             return self["v"]
         return np.gradient(self.q, self.t, axis=0) if len(self) > 1 else np.zeros_like(self.q)
@@ -65,12 +65,12 @@ class Episode:
 
     @property
     def powered(self) -> Array:
-        """Rows in which no motor was switched off [rows]."""
+        """Rows with all motors on [rows]."""
         off = [i for i, label in enumerate(self.spec.inputs.labels) if label.endswith(".enable")]
         return np.all(self["inputs"][:, off] > 0, axis=1) if "inputs" in self else np.ones(len(self), bool)
 
     def powered_stretch(self) -> Episode:
-        """The longest stretch in which no motor was switched off; all of it where none ever was."""
+        """The longest stretch with all motors on."""
         powered = self.powered
         if powered.all():
             return self
@@ -88,7 +88,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Log:
-    """Rows as they happen, for one world or a batch, made into episodes at the end."""
+    """A recorder of rows, for one world or a batch, that returns episodes at the end."""
 
     spec: Spec
     meta: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -123,7 +123,7 @@ class Log:
 
 
 def longest_stretch(flags: Array) -> tuple[int, int]:
-    """Where the longest stretch of true begins, and how long it is."""
+    """Start and length of the longest run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
     if not len(edges):
         return 0, 0
@@ -133,7 +133,7 @@ def longest_stretch(flags: Array) -> tuple[int, int]:
 
 
 def by_label(values: Array, labels: Sequence[str], wanted: Sequence[str], default: Array) -> Array:
-    """Columns of `values` in the order of `wanted`, those that are missing taken from `default`."""
+    """Columns of `values` in the order of `wanted`; missing ones come from `default`."""
     place = {label: i for i, label in enumerate(labels)}
     out = np.broadcast_to(default, (*values.shape[:-1], len(wanted))).astype(float)
     for i, label in enumerate(wanted):

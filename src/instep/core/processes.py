@@ -32,7 +32,7 @@ def usable_cores() -> int:
 
 
 def main_thread_ended(pid: int) -> bool:
-    """Whether the main thread of a process has ended, although other threads may still be on their way out.
+    """Whether the main thread of a process has ended, even if other threads are still ending.
 
     A killed process is reported to its parent only after its last thread has left the kernel; one that waits for a
     disk took more than three seconds. Where the system has no /proc this is False, and the parent hears of it later.

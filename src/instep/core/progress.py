@@ -22,35 +22,35 @@ UNITS_S = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(slots=True)
 class Progress:
-    """Where a computation stands, how long it may take, and whether it was asked to stop.
+    """Progress, time budget and stop request of a computation.
 
-    A search calls `advance` and `iterated`, and ends with the best it has as soon as `ended` is true.
+    A search calls `advance` and `iterated`, and returns its best result as soon as `ended` is true.
     """
 
     budget: float = inf
-    """Seconds the whole may take."""
+    """Time budget of the whole [s]."""
     report: ProgressReport | None = None
     watch: IterationWatch | None = None
     stopped: bool = False
-    """Whether somebody asked to stop."""
+    """Whether a stop was requested."""
     stage: str = ""
-    """What is under way."""
+    """Current stage."""
     share: float = 0.0
     """Share of the whole that is done, 0 to 1."""
     clock: Callable[[], float] = time.perf_counter
-    """What the budget is measured by; `time.process_time` for the time of the processor, whatever else it does."""
+    """Clock of the budget; `time.process_time` counts processor time."""
     began: float = field(init=False)
-    """When it began, by the clock."""
+    """Start, by the clock."""
     whole: Progress | None = None
-    """What this is a part of."""
+    """The computation that this is a part of."""
     span: tuple[float, float] = (0.0, 1.0)
-    """Where this part begins and ends in the share of the whole."""
+    """First and last share of this part in the whole."""
     step: float = 0.0
-    """Longest step so far, by the clock [s]; 0 where none is known."""
+    """Longest step so far, by the clock [s]."""
     spent: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds of each stage that was left, by the clock, in the order in which they began."""
+    """Seconds of each finished stage, by the clock, in order."""
     entered: float = field(init=False)
-    """When the stage was entered, by the clock."""
+    """Start of the current stage, by the clock."""
 
     def __post_init__(self) -> None:
         self.began = self.entered = self.clock()
@@ -67,30 +67,30 @@ class Progress:
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody asked to stop this or what it is a part of."""
+        """Whether a stop of this or of the whole was requested."""
         return self.stopped or (self.whole is not None and self.whole.interrupted)
 
     @property
     def ended(self) -> bool:
-        """Whether to end now: the budget is spent, or somebody asked to stop."""
+        """Whether to end now: the budget is spent, or a stop was requested."""
         return self.interrupted or self.out_of_time
 
     def stepped(self, seconds: float) -> None:
-        """Say how long a step took, or would take."""
+        """Record the duration of a step."""
         self.step = max(self.step, seconds)
 
     def affords(self, steps: float) -> bool:
-        """Whether there is time for some steps as long as the longest so far."""
+        """Whether the budget allows some steps as long as the longest so far."""
         return self.left >= steps * self.step
 
     def stop(self) -> None:
-        """Ask to stop: what is under way ends with the best so far."""
+        """Request a stop: the computation returns its best result so far."""
         self.stopped = True
         if self.whole is not None:
             self.whole.stop()
 
     def advance(self, stage: str, share: float) -> None:
-        """Say what is under way and which share of all is done; within one stage the share never falls."""
+        """Report the current stage and the share done; within a stage the share never falls."""
         least = self.share if stage == self.stage else 0.0
         self.leave_stage(stage)
         self.share = min(1.0, max(least, share))
@@ -101,7 +101,7 @@ class Progress:
             self.report(stage, self.share, self.left)
 
     def leave_stage(self, following: str = "") -> None:
-        """End the stage that is under way, where another one follows or all is done."""
+        """End the current stage."""
         if following == self.stage:
             return
         now = self.clock()
@@ -109,12 +109,12 @@ class Progress:
         self.stage, self.entered = following, now
 
     def iterated(self, iteration: int, cost: float, x: Array) -> None:
-        """Say that a search did one more iteration."""
+        """Report one more iteration of a search."""
         if self.watch is not None:
             self.watch(iteration, cost, x)
 
     def part(self, first: float, last: float, *, of_time_left: float = 1.0) -> Progress:
-        """The part of this from one share to another, which may take some share of the time that is left."""
+        """The part from one share to another, with a share of the time left as its budget."""
         budget = max(0.0, of_time_left * self.left) if isfinite(self.budget) else inf
         return Progress(budget, watch=self.watch, clock=self.clock, whole=self, span=(first, last))
 

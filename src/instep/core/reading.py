@@ -58,7 +58,7 @@ MAX_DOCUMENT = 64 << 20
 
 
 def read_file(path: Path, most: int = MAX_DOCUMENT) -> bytes:
-    """The bytes of a regular file of at most so many [bytes]; no pipe is waited for, and no device is read."""
+    """The bytes of a regular file of at most `most` bytes; pipes and devices are refused."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def read_file(path: Path, most: int = MAX_DOCUMENT) -> bytes:
 
 
 def check_regular(path: Path, most: int) -> None:
-    """Refuse what is not a regular file of at most so many bytes, before a library opens it."""
+    """Refuse anything but a regular file of at most `most` bytes, before a library opens it."""
     try:
         _check_regular(path, path.stat(), most)
     except FileNotFoundError:
@@ -84,8 +84,7 @@ def check_regular(path: Path, most: int) -> None:
 
 
 def present(path: Path) -> bool:
-    """Whether anything is at a path, a broken link included: an optional file of the wrong kind is refused, not passed
-    over."""
+    """Whether a path exists, broken links included: an optional file of the wrong kind is refused, not ignored."""
     return os.path.lexists(path)
 
 
@@ -133,9 +132,9 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def parsing(path: Path | str, form: str) -> Generator[None]:
-    """Turn whatever a parser raises about a file into one sentence with its name; `form` is what it should be.
+    """Turn any error of a parser into one sentence with the file's name; `form` is the expected format.
 
-    Libraries raise errors of any kind about a damaged file. Only what reads foreign content belongs into the block.
+    Libraries raise errors of any kind about a damaged file. Only put code that reads foreign content into the block.
     """
     try:
         yield
@@ -156,7 +155,7 @@ def inside(root: Path, name: str) -> Path:
 
 
 def check_inside(root: Path, path: Path) -> Path:
-    """A path below a folder, such as one that a pattern found; refused where it is a link that leads out."""
+    """A path below a folder; refused if it is a link that leads out."""
     try:
         resolved = path.resolve()
     except (OSError, RuntimeError):
@@ -167,7 +166,7 @@ def check_inside(root: Path, path: Path) -> Path:
 
 
 def find_inside(root: Path, pattern: str) -> list[Path]:
-    """The regular files below a folder that a pattern selects; patterns and links that lead out are refused."""
+    """The regular files below a folder that match a pattern; patterns and links that lead out are refused."""
     pure = PurePosixPath(pattern)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in pattern:
         raise BadInput(f"The pattern {pattern!r} leads out of its folder, or selects nothing; a name was expected.")
@@ -183,12 +182,12 @@ def find_inside(root: Path, pattern: str) -> list[Path]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind: what one sentence quotes."""
+    """The first line of an error's message, or its kind."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def described(error: BaseException) -> str:
-    """The first line of an error; with its kind where the words alone say nothing, as a missing key's."""
+    """The first line of an error, with its kind if the message alone is unclear (a missing key)."""
     words = first_line(error)
     plain = isinstance(error, KeyError | IndexError | AttributeError | TypeError) or words == type(error).__name__
     return f"{type(error).__name__}: {words}" if plain and words != type(error).__name__ else words

@@ -38,7 +38,7 @@ from .world import (
 )
 
 MAX_RECORDED_STATES = 100
-"""How many of the last states a `Diverged` carries."""
+"""Number of last states in the record of a `Diverged`."""
 
 Ending: TypeAlias = Callable[[State], Array | bool]
 """Whether a run is over, per world of a batch: a task's success, a fall, a limit."""
@@ -71,7 +71,7 @@ def run_policy(
     until: Ending | None = None,
     watch: Sequence[Watcher] = (),
 ) -> str:
-    """As `rollout`, for runs of any length: only watchers keep rows. Returns how it ended, "steps" or "until"."""
+    """As `rollout`, without keeping rows; returns the ending, "steps" or "until"."""
     _check(steps)
     state = world.reset(seed)
     policy.reset(seed)
@@ -204,7 +204,7 @@ def checked_action(action: Array, spec: Spec, batch: tuple[int, ...]) -> Array:
 
 
 class _Endings:
-    """Where and why each episode of a batch ends."""
+    """End row and reason of each episode of a batch."""
 
     def __init__(self, n: int, steps: int):
         self._rows = np.full(n, steps)
@@ -251,7 +251,7 @@ Watch: TypeAlias = Callable[[int], None]
 
 
 def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episode:
-    """Predict each row of an episode in a simulator that is placed anew at every `anchor`-th row.
+    """Predict each row of an episode in a simulator that is placed at every `anchor`-th row.
 
     `anchor=1` predicts each row from the one before (one-step), `anchor=k` from up to k rows before, and
     `anchor=None` from the first row only (open loop). Row 0 is where the simulator was placed.
@@ -295,9 +295,9 @@ class Aligned:
     action: Array
     """Actions [rows, nu], followed by the simulator's inputs where the episode has any that are not 1."""
     past: Array
-    """The actions before each row [rows, MEMORY, nu], oldest first; before the first row it repeats the first."""
+    """The actions before each row [rows, MEMORY, nu], oldest first; the first action is repeated before row 0."""
     seen: tuple[Array, Array]
-    """Which positions and velocities the episode holds, the rest being the simulator's own at rest."""
+    """Which positions and velocities the episode holds; others are the simulator's at rest."""
 
 
 def aligned(episode: Episode, sim: Simulator) -> Aligned:
@@ -325,7 +325,7 @@ def aligned(episode: Episode, sim: Simulator) -> Aligned:
 
 
 def same_width(actions: Sequence[Array]) -> list[Array]:
-    """Actions of several runs [..., nu], those without inputs filled up with ones where others have some."""
+    """Actions of several runs [..., nu], padded with inputs of 1."""
     width = max(action.shape[-1] for action in actions)
     return [
         np.concatenate([action, np.ones((*action.shape[:-1], width - action.shape[-1]))], axis=-1)
@@ -359,7 +359,7 @@ def rollout_windows(
     """Step windows (run, first row) [windows, 2] for their spans [steps], and return the steps each survived.
 
     Longer windows go first, so that a batch shrinks as windows end. A window that diverges waits at its last finite
-    state; what is visited of it from then on does not count.
+    state; its later visits do not count.
     """
     lengths = np.array([len(run.action) for run in runs])
     ends = np.cumsum(lengths)
@@ -394,9 +394,8 @@ def rollout_batch(
 ) -> Array:
     """Step a batch of worlds for their spans [worlds], longest first, and return the steps each survived.
 
-    `actions` takes the worlds still running and the number of steps done. Worlds whose span is over leave the batch
-    once they are half of it; a world that diverges waits at a finite state, and what is visited of it from then on
-    does not count.
+    `actions` takes the running worlds and the number of steps done. Finished worlds leave the batch once they are half
+    of it. A world that diverges waits at a finite state; its later visits do not count.
     """
     live, remaining, survived = np.arange(len(spans)), np.array(spans, int), np.array(spans, int)
     lost = np.zeros(len(live), bool)
@@ -419,7 +418,7 @@ def rollout_batch(
                 State(state.t + (i + 1) * sim.spec.dt, path.q[:running, i], path.v[:running, i], {}),
             )
         state = path.state
-        # Making a smaller batch costs a copy, so it waits until half of the worlds are over.
+        # A smaller batch costs a copy, so wait until half of the worlds are finished.
         running = int(np.searchsorted(-remaining, -step, side="left"))
         if 0 < running <= len(live) // 2:
             keep = slice(0, running)
@@ -428,7 +427,7 @@ def rollout_batch(
 
 
 def _steps_together(remaining: Array, step: int) -> int:
-    """How many steps are simulated before half of the worlds are over and leave the batch."""
+    """Number of steps before half of the worlds are finished and leave the batch."""
     half = int(remaining[len(remaining) // 2])
     end = half if half > step else int(remaining[0])
     return min(end - step, max(1, MAX_UNROLLED // len(remaining)))
@@ -464,7 +463,7 @@ def rollout_positions(sim: Simulator, state: State, actions: Array) -> Array:
 
 
 def _inputs(episode: Episode, spec: Spec) -> Array:
-    """The episode's inputs in the order of a simulator's [rows, inputs], none where all of them are 1."""
+    """The episode's inputs in the order of the simulator's [rows, inputs]; no columns if all are 1."""
     none = np.ones((len(episode), 0))
     if "inputs" not in episode:
         return none

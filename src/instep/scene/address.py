@@ -22,7 +22,7 @@ DELAY = "action.delay"
 TIMESTEP = "option.timestep"
 """Physics step [s]; the engine takes the nearest that divides the control period."""
 LONGEST_DELAY = 0.25
-"""Largest delay [s]: how long actuators buffer their commands."""
+"""Maximum delay: length of the command buffers [s]."""
 
 # Plain numbers: MuJoCo's enums do not equal the integers of a model's arrays.
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
@@ -77,7 +77,7 @@ _OFFSET = {"bias": _Mapping((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, F
 _OF_MOTOR = {"gain": _Mapping((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
 _OF_ACTUATOR = {"gear": _Mapping((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
 _SCALES = ("gear",)
-"""Fields that may be negative, but whose sign is known: their range is a decade either side too."""
+"""Signed fields whose sign is known: their range is a decade either side too."""
 _RANGED = {
     "low": _Mapping((("actuator_ctrlrange", (0,), 1),), "rad", -1e3, 1e3, False),
     "high": _Mapping((("actuator_ctrlrange", (1,), 1),), "rad", -1e3, 1e3, False),
@@ -138,7 +138,7 @@ def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
     known = [*table, *[DELAY] * bool(model.nu)]
     found: dict[str, None] = {}
     for pattern in patterns:
-        # Most are plain addresses, asked for thousands of times in a fit.
+        # A fit looks up plain addresses thousands of times.
         hits = [pattern] if pattern in table else [address for address in known if fnmatchcase(address, pattern)]
         if not hits and _of_body(model, pattern)[1]:
             hits = [pattern]
@@ -151,7 +151,7 @@ def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
 def params(
     model: mujoco.MjModel, patterns: Iterable[str] = ("*",), bounds: Mapping[str, Sequence[float]] | None = None
 ) -> list[Param]:
-    """The parameters that match, with units and the range worth searching: a decade either side of a nonzero value."""
+    """The parameters that match, with unit and search range: a decade either side of a nonzero value."""
     kinds = {address: kind for address, (kind, _) in _table(model).items()}
     kinds[DELAY] = _DELAYED["delay"]
     values = read(model, matching(model, patterns))
@@ -223,7 +223,7 @@ def _check_simple_body(model: mujoco.MjModel, name: str) -> None:
 
 
 def needs_memory(settings: Iterable[str]) -> bool:
-    """Whether some of these parameters delay commands, so that actuators must remember them."""
+    """Whether any of these parameters delays commands."""
     return any(name == DELAY or fnmatchcase(name, "actuator.*.delay") for name in settings)
 
 

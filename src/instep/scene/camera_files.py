@@ -33,7 +33,7 @@ from .model import compile_model
 from .model_source import MAX_XML
 
 CALIBRATION_SUFFIX = ".json"
-"""What the name of a calibration file ends with, by which it is told from the name of a camera."""
+"""Suffix of a calibration file."""
 MAX_BYTES = 16 << 20
 """Size of the largest file [bytes]."""
 MAX_SIDE_PX = 1 << 14

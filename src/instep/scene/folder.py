@@ -111,9 +111,9 @@ class Scene:
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     """Metadata field of a recording that holds an action which is not among its columns, by action label."""
     jointed: tuple[str, ...] = ()
-    """Bodies on a hinge or slide that no motor drives, such as drawers and lids, which a twin finds in images."""
+    """Bodies on a passive hinge or slide, such as drawers and lids, which a twin tracks in images."""
     _delayed: list[mujoco.MjModel] = field(default_factory=list[mujoco.MjModel], init=False, repr=False)
-    """`delayed_model`, once it was asked for: compiling costs many times what a simulated window does."""
+    """Cache of `delayed_model`: compiling costs many simulated windows."""
 
     @property
     def spec(self) -> Spec:
@@ -152,7 +152,7 @@ class Scene:
         return address.params(self.model, patterns or ("*",), self.bounds)
 
     def delayed_model(self) -> mujoco.MjModel:
-        """The same model, whose actuators buffer their commands, as native delays need. Shared: never change it."""
+        """The same model with command buffers for native delays. Shared: never change it."""
         if not self._delayed:
             model = compile_model(self.source, history=address.LONGEST_DELAY)
             self._delayed.append(address.write(model, self.settings) if self.settings else model)
@@ -174,7 +174,7 @@ class Scene:
         return q, v
 
     def rest_action(self) -> Array:
-        """The action that keeps the scene where it starts: the keyframe's, or the initial position of each servo."""
+        """The action that holds the start: the keyframe's, or the initial position of each servo."""
         q, _, action = self._rest()
         if action is not None:
             return action
@@ -182,7 +182,7 @@ class Scene:
         data.qpos[:] = q
         mujoco.mj_forward(model, data)
         servo = (model.actuator_biasprm[:, 1] != 0) & (model.actuator_gainprm[:, 0] != 0)
-        # A servo is at rest where gain * command + bias * length = 0; of most, the command is the length.
+        # A servo is at rest where gain * command + bias * length = 0.
         gain = np.where(servo, model.actuator_gainprm[:, 0], 1.0)
         return np.where(servo, -model.actuator_biasprm[:, 1] / gain * data.actuator_length, 0.0)
 
@@ -207,9 +207,9 @@ def load_scene(where: str | Path, *, rate: float | None = None) -> Scene:
 
 
 def scene_for(where: str | Path, episodes: Sequence[Episode], *, rate: float | None = None) -> Scene:
-    """The scene to replay recordings in: a robot file at their rate, or at `rate` [Hz]; a scene folder at its own.
+    """The scene for a replay: a robot file at the rate of the recordings or at `rate` [Hz], a folder at its own.
 
-    Where the recordings' rate is no whole number of physics steps, the nearest one that is.
+    The period is rounded to whole physics steps.
     """
     path = Path(where)
     if rate is not None or path.suffix not in ROBOT_FILES or not episodes:
@@ -240,7 +240,7 @@ class SceneSimulator(Simulator, Protocol):
 
 
 class BodyDynamics(NamedTuple):
-    """The dynamics of a model at a state, as one of its bodies feels them; made in every control period."""
+    """The dynamics of a model at a state, for one of its bodies."""
 
     inertia: Array
     """Mass matrix [nv, nv]."""
@@ -251,10 +251,10 @@ class BodyDynamics(NamedTuple):
 
 
 class DynamicsSimulator(SceneSimulator, Protocol):
-    """A simulator that also gives the dynamics of a body where a step ends, at about the cost of the step."""
+    """A simulator that also returns the dynamics of a body after a step, at about the cost of the step."""
 
     def step_dynamics(self, state: State, action: Array, body: int) -> tuple[State, BodyDynamics]:
-        """One world a control period later, bit for bit as `step`, and the dynamics of a body there."""
+        """One world after a control period, equal to `step` bit by bit, and the dynamics of a body."""
         ...
 
 
@@ -311,7 +311,7 @@ def shipped() -> list[str]:
 def scene_of_file(path: Path, rate: float | None = None) -> Scene:
     """The scene of a robot file alone: an MJCF or URDF file, all its joints, free bodies and cameras.
 
-    `rate` is the control rate [Hz]; where it is not given, the whole number of physics steps nearest to 60 Hz.
+    `rate` is the control rate [Hz] (default: the whole number of physics steps nearest to 60 Hz).
     """
     source = _source(path)
     model = compile_model(source)
@@ -361,7 +361,7 @@ def _from_folder(root: Path) -> Scene:
 
 
 def _source(path: Path, root: Path | None = None) -> ModelSource:
-    """The description of a model; one that does not come with instep is compiled in another process first."""
+    """The description of a model; foreign models are compiled in another process first."""
     shipped = Path(os.path.realpath(path)).is_relative_to(LIBRARY)
     return read_source(path, root) if shipped else checked_source(path, root)
 
@@ -488,7 +488,7 @@ _KINDS = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 
 def joint_of(model: mujoco.MjModel, body: str) -> int:
-    """The only joint of a body, a hinge or slide, below which nothing moves it."""
+    """The joint of a body that hangs on the world by a single hinge or slide."""
     names = [model.body(b).name for b in range(1, model.nbody)]
     if body not in names:
         raise UnknownName("body", body, names)
@@ -503,7 +503,7 @@ def joint_of(model: mujoco.MjModel, body: str) -> int:
     if model.body_weldid[parent] != 0:
         raise BadInput(
             f"Body {body!r} under 'jointed' of [objects] is carried by {model.body(parent).name!r}, which moves too; "
-            "only bodies on something that stands still can be followed. Leave it out."
+            "only bodies on a static parent can be tracked. Leave it out."
         )
     return int(joints[0])
 

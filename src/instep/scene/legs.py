@@ -23,11 +23,11 @@ from .model import scalar_joints
 FOOT_BAND_M = 0.12
 """Height above the lowest point of a robot within which the end of a leg lies, joints at zero [m]."""
 MIN_UPRIGHT = 0.6
-"""Cosine of the tilt of the base from which on a robot has fallen."""
+"""Cosine of the tilt below which a robot has fallen."""
 MIN_HEIGHT = 0.6
-"""Height of the base from which on it has fallen, as a share of that in which it stands."""
+"""Height of the base below which a robot has fallen, as a share of its standing height."""
 MIN_AXIS = 0.9
-"""Cosine from which on an axis counts as that of the base."""
+"""Minimum cosine between an axis and that of the base."""
 _HINGE = int(mujoco.mjtJoint.mjJNT_HINGE)
 
 

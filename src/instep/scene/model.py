@@ -36,9 +36,9 @@ mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
 SERVO_STIFFNESS = 10.0
 """Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
 MAX_SERVO_FREQUENCY = 100.0
-"""Natural frequency up to which an added servo is stable at common time steps, also at its torque limit [rad/s]."""
+"""Maximum natural frequency of an added servo, stable at common time steps [rad/s]."""
 MIN_OVERLAP = 3e-4
-"""Depth from which on links overlap, rather than touch [m]."""
+"""Minimum depth of an overlap; less counts as touching [m]."""
 
 
 def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjModel:
@@ -49,7 +49,7 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     do not collide (see `exclude_overlaps`).
     """
     spec = named_spec(source)
-    # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
+    # On a NaN, MuJoCo resets the state to the default and continues; a follower would chase it.
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     buffer_commands(spec, history)
     model = _compiled(source, spec)
@@ -62,8 +62,8 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
 def named_spec(source: ModelSource) -> Any:
     """The description of a model as an MjSpec, with every element named, and servos where it is a URDF.
 
-    Names depend on the description alone: an actuator without one is called as the joint or tendon it drives. Whatever
-    writes a description again starts from here, so that addresses mean the same in it.
+    Names depend on the description alone: an unnamed actuator gets the name of its joint or tendon. Start from here to
+    write a description again, so that addresses keep their meaning.
     """
     spec = _spec(source)
     if source.urdf:
@@ -84,10 +84,9 @@ def buffer_commands(spec: Any, history: float) -> None:
 def exclude_overlaps(spec: Any, model: mujoco.MjModel) -> list[tuple[str, str]]:
     """Exclude contacts between links up to two joints apart where their shapes overlap at rest; which pairs.
 
-    No robot overlaps itself: the convex shapes of its links are larger than they are. MuJoCo lets neighbouring links
-    overlap, as their meshes do at a joint, but not where one of them is fixed to the world, nor the neighbours of
-    neighbours, as about a wrist; there the overlap would brake joints with all the force of the contact. A link that
-    only rests on another, as a lid on its box, still collides with it.
+    Convex collision shapes are larger than the links. MuJoCo ignores overlaps of direct neighbours, but not with a
+    link fixed to the world or a second neighbour (wrists); there the contact would brake the joints. A link that only
+    rests on another, as a lid on its box, still collides.
     """
     data, found = mujoco.MjData(model), set[tuple[int, int]]()
     mujoco.mj_forward(model, data)
@@ -126,9 +125,9 @@ def overlapping_links(model: mujoco.MjModel) -> list[tuple[str, str]]:
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:
     """Give each joint of a robot without actuators a position servo; how many were added.
 
-    Their gains are a guess from the torque limit of the joint, to be identified. A URDF describes no rotors: a joint
-    whose links alone are too light for its servo gets the armature that it takes (see `MAX_SERVO_FREQUENCY`). Damping
-    is integrated implicitly: explicitly, a light joint would chatter or diverge at any common time step.
+    Their gains are guessed from the torque limit of the joint, to be identified. A URDF describes no rotors: a joint
+    with links too light for its servo gets armature (see `MAX_SERVO_FREQUENCY`). Damping is integrated implicitly;
+    explicitly, a light joint chatters at common time steps.
     """
     if model.nu:
         return 0

@@ -24,9 +24,9 @@ _TRANSMISSION = mujoco.mjtTrn
 
 
 def without_free_bodies(scene: Scene) -> Scene | None:
-    """The same scene without free bodies, at the same start; None where other parts of its model refer to them.
+    """The same scene without free bodies; None if other parts of its model refer to them.
 
-    A robot that touches none of them moves the same, and several times as fast to simulate.
+    A robot that touches none of them moves the same, several times faster to simulate.
     """
     bodies = free_bodies(scene.model)
     if not bodies:
@@ -92,7 +92,7 @@ _ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 
 
 def driven_joints(model: mujoco.MjModel, actuator: int | str) -> tuple[str, ...]:
-    """The joints that an actuator moves: those its force acts on first, then those that follow them."""
+    """The joints that an actuator moves: first those with its force, then those coupled to them."""
     a = int(model.actuator(actuator).id)
     direct = _joints_of(model, a)
     groups = joint_groups(model)
@@ -101,7 +101,7 @@ def driven_joints(model: mujoco.MjModel, actuator: int | str) -> tuple[str, ...]
 
 
 def driving_actuators(model: mujoco.MjModel, joint: str) -> tuple[str, ...]:
-    """The actuators that move a joint, directly or through what it is coupled to."""
+    """The actuators that move a joint, directly or through couplings."""
     return tuple(model.actuator(a).name for a in range(model.nu) if joint in driven_joints(model, a))
 
 
@@ -135,7 +135,7 @@ def moved_coordinates(model: mujoco.MjModel) -> dict[str, tuple[str, ...]]:
 
 
 def with_actuator_labels(model: mujoco.MjModel, episodes: Sequence[Episode]) -> list[Episode]:
-    """The recordings with their actions labelled by actuator, where they are labelled by the joint that one drives."""
+    """The recordings with actions labelled by actuator instead of by joint."""
     actuators = {model.actuator(a).name for a in range(model.nu)}
     by_joint: dict[str, list[str]] = {}
     for a in range(model.nu):
@@ -146,9 +146,9 @@ def with_actuator_labels(model: mujoco.MjModel, episodes: Sequence[Episode]) -> 
 
 
 def with_joint_labels(model: mujoco.MjModel, episodes: Sequence[Episode]) -> list[Episode]:
-    """The recordings with their actions labelled by the joint that an actuator drives, where it drives one alone.
+    """The recordings with actions labelled by joint, for actuators of a single joint.
 
-    So labelled, commands can be compared with the positions of the joints.
+    Such commands can be compared with the positions of the joints.
     """
     joints = {model.joint(j).name for j in range(model.njnt)}
     driven = {model.actuator(a).name: _joints_of(model, a) for a in range(model.nu) if model.actuator_gear[a, 0] == 1}
