@@ -123,7 +123,7 @@ def test_the_timestep_param_keeps_the_control_period():
 
 
 def test_values_per_world_must_be_as_many():
-    with pytest.raises(BadInput, match="as many values"):
+    with pytest.raises(BadInput, match="equal numbers of values"):
         MujocoWorld("pusht").tuned({"body.tee.mass": np.ones(2), "geom.tee.friction": np.ones(3)})
 
 

@@ -161,7 +161,7 @@ def test_a_step_with_dynamics_is_the_step_bit_by_bit_wherever_it_begins(tuned: P
 def test_a_step_with_dynamics_says_what_it_cannot_do_and_when_it_diverges(tuned: Path):
     world = MujocoWorld(tuned)
     state = world.reset(0)
-    with pytest.raises(BadInput, match="one world without inputs"):
+    with pytest.raises(BadInput, match="one world without actuator inputs"):
         world.step_dynamics(stack([state, state]), np.zeros((2, 1)), 1)
     lost = world.place(state.q, np.array([1e12]))
     with pytest.raises(Diverged, match="diverged in MuJoCo"):
