@@ -72,7 +72,7 @@ def test_parameters_differ_between_the_worlds_of_a_batch(mujoco_warp, servo):
             rows.append(state.q)
         q.append(np.stack(rows))
     assert np.abs(q[0] - q[1]).max() < 2e-5 and np.ptp(q[1][10]) > 0.01
-    with pytest.raises(BadInput, match="so it steps 3 worlds .got 1"):
+    with pytest.raises(BadInput, match=r"so it steps 3 worlds \(got 1\)"):
         pair[0].step(pair[0].reset(0), np.zeros(1))
 
 
