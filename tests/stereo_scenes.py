@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from build_scenes import ring
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.shape.object_shape import ObjectShape, ShapeKind, object_shape
+from instep.reconstruct.shape.object_shape import ObjectShape, ShapeKind, ShapeOptions, object_shape
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface
 from instep.reconstruct.shape.visual_hull import coverage, depth_image
 from instep.scene.camera import Camera
@@ -62,4 +62,4 @@ def around(count: int = 6) -> list[Camera]:
 def shape_of(mesh: TriangleMesh, cameras: list[Camera], kind: ShapeKind = "auto", grey: Grey = marbled) -> ObjectShape:
     """The shape that is built of images of a mesh."""
     pairs = [seen(mesh, camera, grey) for camera in cameras]
-    return object_shape("it", [mask for _, mask in pairs], PLANE, kind, views=[view for view, _ in pairs])
+    return object_shape("it", [mask for _, mask in pairs], PLANE, ShapeOptions(kind), views=[view for view, _ in pairs])

@@ -9,7 +9,7 @@ import pytest
 
 from build_scenes import ring, tee
 from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.shape.object_shape import object_shape
+from instep.reconstruct.shape.object_shape import ShapeOptions, object_shape
 from instep.reconstruct.shape.outline_fit import refine_cameras, seen_object
 from instep.reconstruct.shape.outlines import coarse_extrusion, outline_of
 from instep.reconstruct.shape.visual_hull import contour_points, coverage, mask_field, residuals
@@ -42,14 +42,14 @@ def test_points_of_the_silhouette_lie_on_the_outline_of_an_exact_mask():
 
 def test_planted_errors_of_three_cameras_are_found_and_the_shape_gains():
     masks = planted(3, 0.006, 0.008)
-    before = object_shape("tee", masks, PLANE, "extrusion")
+    before = object_shape("tee", masks, PLANE, ShapeOptions("extrusion"))
     done = refine_cameras([mask.camera for mask in masks], [outlined(masks)])
     assert done.info["refined"], done.info
     first, last = done.info["disagreement_px"]
     assert last < 0.5 * first
     assert done.info["held_out_px"][1] < 0.95 * done.info["held_out_px"][0]
     moved = [replace(mask, camera=camera) for mask, camera in zip(masks, done.cameras, strict=True)]
-    after = object_shape("tee", moved, PLANE, "extrusion")
+    after = object_shape("tee", moved, PLANE, ShapeOptions("extrusion"))
     assert min(after.info["overlap"].values()) > min(before.info["overlap"].values())
     assert abs(after.info["height_m"] - 0.04) < max(0.003, abs(before.info["height_m"] - 0.04))
     assert after.mesh.volume == pytest.approx(tee().volume, rel=0.08)

@@ -12,7 +12,7 @@ from build_scenes import box, ring, surface_distances, tee
 from instep.core.errors import BadInput
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.reconstruct.shape.convex_parts import convex_parts, hull_mesh, with_flat_base
-from instep.reconstruct.shape.object_shape import object_shape, silhouette_overlap
+from instep.reconstruct.shape.object_shape import ShapeOptions, object_shape, silhouette_overlap
 from instep.reconstruct.shape.outline_fit import right_angled
 from instep.reconstruct.shape.outlines import PrismOutline, outline_rings, raised
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface, joined, separated, simplified
@@ -240,7 +240,7 @@ def test_a_thin_top_is_kept_and_what_floats_beside_it_is_not():
             middle, name = carton.bounds.mean(axis=0), f"v{len(cameras)}"
             lens = pinhole(name, (320, 240), 40.0)
             cameras.append(replace(lens, body_from_camera=look_at(middle + 0.26 * way, middle)))
-    found = object_shape("carton", exact_masks(carton, cameras), PLANE, "hull").mesh
+    found = object_shape("carton", exact_masks(carton, cameras), PLANE, ShapeOptions("hull")).mesh
     assert len(separated(found)) == 1
     assert found.bounds[1, 2] > 0.113
     assert np.abs(found.bounds - carton.bounds).max() < 0.006

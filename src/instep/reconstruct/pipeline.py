@@ -31,6 +31,7 @@ from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
 from .appearance.object_appearance import (
+    HELD_OUT_EVERY,
     WORLD,
     MeshTexture,
     bake_texture,
@@ -50,7 +51,7 @@ from .masks.table_masks import split_objects
 from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, write_scene
 from .shape.convex_parts import convex_parts, with_flat_base
 from .shape.generated_shape import GeneratedOptions, ShapeGenerator, generated_shape
-from .shape.object_shape import ShapeKind, check_single, is_hull, object_shape
+from .shape.object_shape import ShapeKind, ShapeOptions, check_single, is_hull, object_shape
 from .shape.outline_fit import Refinement, SeenObject, refine_cameras, seen_object
 from .shape.outlines import coarse_extrusion, outline_of
 from .shape.triangle_mesh import TriangleMesh
@@ -71,8 +72,6 @@ from .stages import (
 BUILD_FILE = "build.json"
 Seen: TypeAlias = Mapping[str, Sequence[tuple[PosedView, ObjectMask]]]
 """The views that show each object, with its masks."""
-_HELD_OUT_EVERY = 6
-"""One view in so many is held out to score the appearance, if there are twice as many or more."""
 
 
 @options_dataclass
@@ -380,7 +379,8 @@ def _meshes(seen: Seen, plane: Array, options: ReconstructOptions, work: Path, r
         report(i / len(seen), name)
         part: Progress = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
         views, masks = [view for view, _ in pairs], [mask for _, mask in pairs]
-        by_silhouettes = partial(object_shape, name, masks, plane, options.shape, options.height, views, part)
+        shape = ShapeOptions(options.shape, options.height)
+        by_silhouettes = partial(object_shape, name, masks, plane, shape, views, part)
         if options.generator is None:
             found = by_silhouettes()
         else:
@@ -410,7 +410,7 @@ def _looks(
     textures, colours, info = dict[str, MeshTexture](), dict[str, Array](), dict[str, Any]()
     for i, (name, mesh) in enumerate(shapes.meshes.items()):
         part: Progress = lambda s, words, i=i: report(share * (i + s) / len(shapes.meshes), words)  # noqa: E731
-        held = _HELD_OUT_EVERY if len(seen[name]) >= 2 * _HELD_OUT_EVERY else len(seen[name]) + 1
+        held = HELD_OUT_EVERY if len(seen[name]) >= 2 * HELD_OUT_EVERY else len(seen[name]) + 1
         kept = [pair for k, pair in enumerate(seen[name]) if (k + 1) % held]
         back = [pair for k, pair in enumerate(seen[name]) if not (k + 1) % held]
         views, masks = [view for view, _ in kept], [mask for _, mask in kept]
@@ -443,7 +443,7 @@ def _background(
     fit = GaussianFitOptions(
         steps=options.steps // 3, max_count=2 * options.background, degree=0, seed=options.seed, densify_every=30
     )
-    world = fit_world(taken.views, seen, _table(taken), options.background, fit, _HELD_OUT_EVERY, report)
+    world = fit_world(taken.views, seen, _table(taken), options.background, fit, report)
     save_gaussians(work / FOLDER / "splats" / f"{WORLD}.ply", world.gaussians)
     facts = {"gaussians": len(world.gaussians), "psnr_db": world.psnr.as_dict(), "held_out": world.held_out}
     return {**facts, "seconds": round(time.perf_counter() - begin, 2)}

@@ -22,6 +22,8 @@ from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import orientations
 from instep.splat.video_background import inpaint
 
+HELD_OUT_EVERY = 6
+"""One view in so many is held out to score the appearance, if there are twice as many or more."""
 WORLD = "world"
 """The body of the background's Gaussians."""
 _CELL_TEXELS = 10
@@ -206,18 +208,18 @@ class WorldGaussians:
 
 def fit_world(
     views: Sequence[PosedView], objects: Mapping[str, Sequence[tuple[PosedView, ObjectMask]]], plane: Plane, count: int,
-    options: GaussianFitOptions, held_out_every: int, progress: Progress | None = None,
+    options: GaussianFitOptions, progress: Progress | None = None,
 ) -> WorldGaussians:  # fmt: skip
     """About `count` Gaussians of the background behind the objects, fitted for some steps; not fitted for 0.
 
-    One view in `held_out_every` is held out for the score, if there are twice as many or more.
+    One view in HELD_OUT_EVERY is held out for the score, if there are twice as many or more.
     """
     inside = {view.name: np.zeros(view.image.shape[:2], bool) for view in views}
     for pairs in objects.values():
         for view, mask in pairs:
             inside[view.name] |= mask.alpha > 0.02
     targets = [_target(view, inside[view.name]) for view in views]
-    held = held_out_every if len(views) >= 2 * held_out_every else len(views) + 1
+    held = HELD_OUT_EVERY if len(views) >= 2 * HELD_OUT_EVERY else len(views) + 1
     kept = [target for k, target in enumerate(targets) if (k + 1) % held]
     back = [target for k, target in enumerate(targets) if not (k + 1) % held]
     start = initial_gaussians(kept, np.zeros((0, 3)), plane, count, options.seed)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.world import Array, array_dataclass
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.scene.camera import Camera
@@ -75,6 +75,15 @@ _LOW = 2.0
 """Height above the table, in bands, below which nothing is restored: masks hold shadows there."""
 
 
+@frozen_dataclass
+class ShapeOptions:
+    """The kind of a shape, and its height if it is known."""
+
+    kind: ShapeKind = "auto"
+    height: float | None = None
+    """Height of an extruded outline [m]."""
+
+
 @array_dataclass
 class ObjectShape:
     """The mesh of an object and its derivation."""
@@ -89,15 +98,15 @@ def object_shape(
     name: str,
     masks: Sequence[ObjectMask],
     plane: Array,
-    kind: ShapeKind = "auto",
-    height: float | None = None,
+    options: ShapeOptions | None = None,
     views: Sequence[PosedView] = (),
     report: Progress | None = None,
 ) -> ObjectShape:
     """The shape of an object above a table from its masks in several views.
 
-    A visual hull is carved by stereo if the images are given, unless `kind` is "hull".
+    A visual hull is carved by stereo if the images are given, unless its kind is "hull".
     """
+    kind, height = ("auto", None) if options is None else (options.kind, options.height)
     span = viewed_span(masks)
     if len(masks) < 2:
         check_single(repr(name), len(masks), height=height, generated=False)
@@ -300,7 +309,7 @@ def carved_field(
     """The field of a hull without points in front of the surface that views see; silhouettes keep their support."""
     from scipy.ndimage import binary_dilation, gaussian_filter
 
-    band = BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
+    band = _band(grid)
     chosen = np.nonzero((field > -2 * grid.pitch).ravel())[0]
     flat, places = field.ravel().copy(), grid.points().reshape(-1, 3)
     seen = np.zeros(len(flat), bool)
@@ -313,7 +322,7 @@ def carved_field(
         out = without_slivers(out, field, seen.reshape(field.shape), grid)
     near = binary_dilation((field > 0) & (out <= 0), iterations=2)
     smooth = gaussian_filter(np.clip(out, -band, band), _SMOOTHING)
-    return _restored(np.where(near, np.minimum(smooth, field), out), field, grid, depths, masks, plane, band)
+    return _restored(np.where(near, np.minimum(smooth, field), out), field, grid, depths, masks, plane)
 
 
 def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
@@ -326,6 +335,10 @@ def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
     carved = (hull > 0) & ~solid
     beside = np.asarray(distance_transform_edt(~carved), float) <= radius if carved.any() else carved
     return np.where(solid & ~opened & ~seen & beside, -0.5 * grid.pitch, out)
+
+
+def _band(grid: Grid) -> float:
+    return BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
 
 
 def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tuple[Array, Array]:
@@ -352,7 +365,6 @@ def _restored(
     depths: Sequence[SurfaceDepth],
     masks: Sequence[ObjectMask],
     plane: Array,
-    band: float,
 ) -> Array:
     """The field with parts of the hull restored for pixels of a mask that show nothing of the carved shape.
 
@@ -360,6 +372,7 @@ def _restored(
     """
     from scipy.ndimage import binary_dilation, binary_erosion
 
+    band = _band(grid)
     found, out = {one.camera.name: one for one in depths}, out.copy()
     for _ in range(_RESTORE_ROUNDS):
         mesh, put = isosurface(out, grid), np.zeros(out.shape, bool)
