@@ -218,9 +218,9 @@ def twin_live(folder: Path) -> Path:
         return command(words, folder / "twin")
 
 
-def build_check(folder: Path) -> Path:
+def scene_check(folder: Path) -> Path:
     """The checks of a scene."""
-    return command("build check pusht", folder / "build_check", passes=(0, 1))
+    return command("scene check pusht", folder / "scene_check", passes=(0, 1))
 
 
 def experiment_legs(folder: Path) -> Path:
@@ -245,7 +245,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
     "reidentify": (reidentify, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
-    "build check": (build_check, 0), "lab legs": (experiment_legs, 1), "lab closing": (closing, 0),
+    "scene check": (scene_check, 0), "lab legs": (experiment_legs, 1), "lab closing": (closing, 0),
 }  # fmt: skip
 """Kind -> what makes its page, and how many videos it shows."""
 NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "lab legs"}

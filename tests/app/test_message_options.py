@@ -27,7 +27,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "gap": ("gap", "tune", "start"),
     "diagnose": ("gap", "start"),
     "scene": ("gap", "tune", "run", "eval", "train", "lab augment", "gate"),
-    "build": ("build", "build pose", "scene edit"),
+    "reconstruct": ("reconstruct", "reconstruct pose", "scene edit"),
     "splat": ("scene splat", "run", "eval", "train"),
     "policy": ("run", "eval", "train", "lab augment", "gate", "serve", "check", "lab legs"),
     "twin": ("run", "robot"),

@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, Positional
+from instep.app.arguments import Expert, Options, Positional
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 
@@ -71,7 +71,7 @@ class ReconstructArgs:
     """first stage to compute; earlier ones are read from OUT."""
     robot: str | None = None
     """scene whose robot is added; the poses of the cameras must be in its world frame."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed of everything random."""
 
 
@@ -228,7 +228,7 @@ class PromptArgs:
     """folder with the weights of SAM 2 (`instep reconstruct weights`); a graph cut if not given."""
     time: float | None = None
     """time of the frames of videos [s]; the first common one if not given."""
-    port: int = 0
+    port: Expert[int] = 0
     """port on this machine; a free one if 0."""
     no_browser: bool = False
     """print the address, but open no browser."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, Positional
+from instep.app.arguments import Expert, Options, Positional
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 
@@ -45,9 +45,9 @@ class PoseArgs:
     """FX FY CX CY [pixels] and, if known, K1 K2 P1 P2 K3; from the images if not given."""
     thickness: float = 0.0
     """thickness of the board, which lies on the table [m]."""
-    frames: int = 40
+    frames: Expert[int] = 40
     """most frames of a video."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed of everything random."""
 
 
