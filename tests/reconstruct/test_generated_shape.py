@@ -254,12 +254,3 @@ def test_one_image_and_a_program_build_a_scene_that_rests(command, tmp_path, cap
     findings = {f.check: f for f in check_scene(Scene.load(tmp_path / "scene"))}
     assert findings["silhouettes"].state == findings["views"].state == "unknown"
     assert findings["rest in mujoco"].state == "green" and findings["penetration"].state == "green"
-
-
-def test_a_build_whose_generator_fails_leaves_nothing(command, tmp_path, capsys):
-    images = write_capture(tmp_path / "images", tee(), CAMERAS)
-    clicks = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
-    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", *clicks, "--steps", "0"]
-    assert main([*words, "--generator", command("rubbish", tee())]) == 2
-    assert "is no mesh" in " ".join(capsys.readouterr().err.split())
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("scene")]

@@ -174,15 +174,6 @@ def test_prompts_of_a_file_are_those_in_words(tmp_path):
         load_prompts(path)
 
 
-def test_a_twin_sees_the_convex_parts_of_a_built_object(built):
-    from instep.twin.body_outlines import outline_of
-    from instep.twin.camera_rig import colour_of
-
-    scene = Scene.load(built / "scene")
-    assert len(outline_of(scene.model, "tee").parts) == 2
-    assert colour_of(scene, "tee")[0] > 1.5 * colour_of(scene, "tee")[2]
-
-
 def test_what_stands_on_a_table_is_found_without_a_prompt():
     cameras = ring(8, size=(96, 72))
     views = [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in cameras]

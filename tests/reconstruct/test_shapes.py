@@ -68,10 +68,6 @@ def test_a_fine_mesh_keeps_its_shape_where_few_faces_are_asked_for(unit):
     assert np.abs(small.bounds - mug.bounds).max() < 0.01 * mug.diagonal
 
 
-def test_a_mesh_without_a_face_is_open(ball):
-    assert not TriangleMesh(ball.vertices, ball.faces[1:]).watertight
-
-
 def test_pieces_of_a_mesh_are_separated_by_volume():
     assert [len(piece.faces) for piece in separated(tee())] == [12, 12]
 
@@ -169,11 +165,6 @@ def test_convex_parts_of_a_tee_are_two():
     assert len(found.meshes) == 2
     assert found.volume_ratio == pytest.approx(1.0, abs=0.08)
     assert all(part.watertight for part in found.meshes)
-
-
-def test_the_hull_of_points_faces_outwards():
-    points = np.random.default_rng(0).normal(size=(40, 3))
-    assert hull_mesh(points).watertight and hull_mesh(points).volume > 0
 
 
 def test_masks_of_different_objects_have_nothing_in_common():

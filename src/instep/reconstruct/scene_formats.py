@@ -28,6 +28,12 @@ from instep.splat.rendering import scene_poses
 
 from .shape.triangle_mesh import TriangleMesh, hull_mesh
 
+MESHES = "meshes"
+"""Folder of the meshes beside a URDF file."""
+_LINK_KG, _LINK_KGM2 = 1e-6, 1e-9
+"""Mass and inertia of URDF links between two joints of one body."""
+_EFFORT, _VELOCITY = 1e3, 1e2
+"""Limits of joints without any in the model; URDF demands some."""
 _FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
 _NEAREST, _REPEAT = 9728, 10497
 _SIDES = 24
@@ -226,14 +232,6 @@ def _write_mesh(folder: Path, scene: Scene, element: ET.Element) -> None:
     )
     element.attrib.update(name=name, file=f"meshes/{place.name}", scale="1 1 1", refpos="0 0 0", refquat="1 0 0 0")
     element.attrib.pop("content_type", None)
-
-
-MESHES = "meshes"
-"""Folder of the meshes beside the file."""
-_LINK_KG, _LINK_KGM2 = 1e-6, 1e-9
-"""Mass and inertia of the links between two joints of one body."""
-_EFFORT, _VELOCITY = 1e3, 1e2
-"""Limits of joints without any in the model; URDF demands some."""
 
 
 def save_scene_urdf(path: Path, scene: Scene) -> None:

@@ -14,13 +14,16 @@ from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.box_masks import masks_by_boxes
 from instep.reconstruct.masks.object_mask import overlap
 from instep.reconstruct.masks.prompts import parse_prompts
-from instep.reconstruct.masks.table_map import map_table
+from instep.reconstruct.masks.table_map import density_in_any_light, map_table
 from instep.reconstruct.masks.table_masks import masks_on_table
 from instep.reconstruct.shape.visual_hull import coverage
 from instep.splat.fitting import pixel_rays
 
 TABLE = np.array([0.0, 0.0, 1.0, 0.0])
 BLOCK = box((-0.05, -0.03, 0.0), (0.05, 0.03, 0.06))
+PLAIN, RED = np.array([0.47, 0.53, 0.57]), np.array([0.6, 0.12, 0.1])
+COLOURS = [(PLAIN, np.linalg.inv(0.02**2 * np.eye(3)))]
+SHADING = (0.45, 1.3)
 TEXELS = 1100.0
 """Texels of the table in a metre."""
 
@@ -73,3 +76,19 @@ def test_only_a_table_with_a_pattern_is_mapped_finely():
     assert map_table(views, TABLE, none).patterned
     plain = [PosedView(v.camera, (0.4 + 0.02 * v.image).astype(np.float32)) for v in views]
     assert not map_table(plain, TABLE, none).patterned
+
+
+def test_a_shadow_is_as_likely_for_the_table_as_the_table_in_light():
+    image = np.array([[PLAIN, 0.6 * PLAIN, 1.2 * PLAIN]])
+    density = density_in_any_light(image, COLOURS, SHADING)
+    assert np.allclose(density, density[0, 0])
+
+
+def test_another_colour_or_a_darker_one_than_a_shadow_is_not_the_table():
+    image = np.array([[PLAIN, 0.6 * RED, RED, 0.3 * PLAIN]])
+    [table, *others] = density_in_any_light(image, COLOURS, SHADING)[0]
+    assert max(others) < table - 8
+
+
+def test_a_table_of_no_known_colour_is_not_likely_anywhere():
+    assert (density_in_any_light(np.ones((2, 3, 3)), [], SHADING) == -np.inf).all()
