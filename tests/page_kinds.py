@@ -250,7 +250,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
 """Kind -> what makes its page, and how many videos it shows."""
 NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "lab legs"}
 """Kinds that take long to make."""
-PAGE_FREE = {"scene", "data", "robot", "excite", "train", "lab augment", "lab adr", "serve", "runs", "open", "bench",
+PAGE_FREE = {"scene", "data", "robot", "excite", "train", "lab augment", "lab adr", "serve", "runs", "bench",
              "doctor", "demo", "view"}  # fmt: skip
 """Commands that write no page; that of demo is checked with the demo, and that of augment is the page of eval."""
 

@@ -34,11 +34,11 @@ def test_past_runs_are_listed_the_newest_first_and_opened_by_number(capsys) -> N
     assert oldest[:3] == ["2", "eval", "hold pusht"] and "success" in oldest[3]
     assert oldest[5] == "runs/eval-001/report.html"
     for which in ("2", "eval-001", "runs/eval-001"):
-        assert main(["open", which]) == 0
+        assert main(["runs", "--open", which]) == 0
         assert capsys.readouterr().out.strip() == "runs/eval-001/report.html"
-    assert main(["open"]) == 2
+    assert main(["runs", "--open", "1"]) == 2
     assert "has no page" in capsys.readouterr().err
-    assert main(["open", "7"]) == 2
+    assert main(["runs", "--open", "7"]) == 2
     assert "There is no run '7'" in capsys.readouterr().err
 
 

@@ -18,12 +18,10 @@ from websockets.sync.client import connect
 from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
 from instep.app.viewer.contents import PlacingContent, RecordingContent, SceneContent
-from instep.app.viewer.following import FollowingRobot
-from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView, RowLayout, SharedRow
 from instep.app.viewer.messages import container, encode
-from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
-from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, RobotContent, TeleopContent
+from instep.app.viewer.replay_view import GapContent, Replayed, measured_run, pair_viewer, report_viewer
+from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, FollowingRobot, RobotContent, TeleopContent
 from instep.app.viewer.tracks import (
     ChannelTable,
     TrackOptions,

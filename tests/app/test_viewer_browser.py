@@ -16,11 +16,10 @@ import instep
 from browser import Page, browser_page
 from instep import Constant, MujocoWorld, rollout
 from instep.app.viewer.contents import GaussianContent, PlacingContent, RecordingContent, SceneContent
-from instep.app.viewer.following import FollowingRobot
-from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import encode
-from instep.app.viewer.teleoperation import RobotContent, TeleopContent
+from instep.app.viewer.replay_view import GapContent, Replayed
+from instep.app.viewer.teleoperation import FollowingRobot, RobotContent, TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer, absence
 from instep.core.errors import BadInput, LinkLost
 from instep.core.world import stack, take

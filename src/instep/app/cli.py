@@ -242,8 +242,11 @@ VERBS: dict[str, Verb] = {
         ("instep lab adr expert pusht 'geom.*.friction=0.1..1.5' --seeds 4",),
     ),
     "serve": Verb("serve:serve", "serve a policy", ("instep serve expert pusht --port 8000 --token token.txt",)),
-    "runs": Verb("runs:runs", "list past runs: what they found, when, and where their pages are", ("instep runs",)),
-    "open": Verb("runs:open_page", "open the page of a past run in the browser", ("instep open",)),
+    "runs": Verb(
+        "runs:runs",
+        "list past runs, or open the page of one",
+        ("instep runs", "instep runs --open 1"),
+    ),
     "view": Verb(
         "view:view",
         "show a scene, a dataset or a run in the browser",

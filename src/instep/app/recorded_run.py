@@ -35,7 +35,7 @@ from .reidentified_run import LiveReidentification, live_facts, live_numbers, li
 from .robot_events import EventCounter
 from .shadow import Shadow, summarize_shadow
 from .viewer.live_view import live_view
-from .viewer.report_view import report_viewer
+from .viewer.replay_view import report_viewer
 
 VIDEO = "video.mp4"
 """The video beside the page."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from instep.app.arguments import Expert, Options, OutFolder, Positional
 from instep.app.data_args import DataArgs, is_scene, located, open_scene, read_runs, spread_runs
 from instep.app.output import Output, broken_limits, new_output, progress_bar
-from instep.app.viewer.report_view import pair_viewer
+from instep.app.viewer.replay_view import pair_viewer
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import array_dataclass, options_dataclass

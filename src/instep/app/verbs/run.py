@@ -107,7 +107,7 @@ def _with_adaptation(world: World, scene: Scene | None) -> World:
     if scene is None:
         raise BadInput("--adapt needs the scene of the robot as its reference model; give --scene SCENE.")
     limited: World = world if SENT in world.spec.observation else Guarded(world, scene_limits(scene))
-    return Adaptive.around(limited, open_world(without_free_bodies(scene) or scene, threads=1))
+    return Adaptive[World].around(limited, open_world(without_free_bodies(scene) or scene, threads=1))
 
 
 def _reidentified(

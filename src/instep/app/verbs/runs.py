@@ -15,21 +15,33 @@ from typing import Annotated, Any
 
 import tyro
 
-from instep.app.arguments import Positional
 from instep.app.output import CONFIG, REPORT, RESULT, RUNS
 from instep.core.errors import BadInput
 from instep.core.reading import is_mapping, is_sequence, read_json_table, read_toml
 from instep.core.world import frozen_dataclass
 
 
-def runs(*, folder: Path = RUNS, last: int = 20) -> int:
+def runs(
+    *,
+    open: Annotated[str | None, tyro.conf.arg(metavar="N")] = None,
+    folder: Path = RUNS,
+    last: int = 20,
+) -> int:
     """List past runs, the newest first: verb, inputs, headline, time, and the path of the page.
 
     Args:
+        open: open a page in the browser and print its path: the number in the list (1 is the newest), the name of its
+            folder, or a folder. Without a display the path is only printed.
         folder: folder that holds the folders of the runs.
         last: how many of the newest are listed.
 
     """
+    if open is not None:
+        page = _page(open, folder)
+        if sys.stdout.isatty() and has_display():
+            webbrowser.open(page.absolute().as_uri())
+        print(page)
+        return 0
     if last < 1:
         raise BadInput(f"--last takes a number of runs from 1, not {last}.")
     found = list_runs(folder)
@@ -42,26 +54,6 @@ def runs(*, folder: Path = RUNS, last: int = 20) -> int:
         print(f"No runs under {str(folder)!r}; instep demo makes one.", file=sys.stderr)
     elif len(found) > last:
         print(f"{len(found) - last} older ones; --last {len(found)} lists all.", file=sys.stderr)
-    return 0
-
-
-def open_page(
-    which: Positional[Annotated[str, tyro.conf.arg(metavar="N")]] = "1",
-    /,
-    *,
-    folder: Path = RUNS,
-) -> int:
-    """Open the page of a past run in the browser, and print its path; without a display only the path is printed.
-
-    Args:
-        which: number in the list of instep runs (1 is the newest), the name of its folder, or a folder.
-        folder: folder that holds the folders of the runs.
-
-    """
-    page = _page(which, folder)
-    if sys.stdout.isatty() and has_display():
-        webbrowser.open(page.absolute().as_uri())
-    print(page)
     return 0
 
 

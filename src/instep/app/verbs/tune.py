@@ -172,7 +172,7 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
 
 def _viewer(found: Identification) -> ReportViewer | None:
     """The first held-out recording as a ghost over its replay, before and after; None where groups have own values."""
-    from instep.app.viewer.report_view import replay_viewer
+    from instep.app.viewer.replay_view import replay_viewer
     from instep.core.errors import Diverged
     from instep.core.rollout import replay
 

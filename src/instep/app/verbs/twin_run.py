@@ -29,7 +29,7 @@ from instep.app.recorded_run import (
 from instep.app.reidentified_run import LiveReidentification
 from instep.app.robot_events import OperatorConsole
 from instep.app.verbs.run import with_goal
-from instep.app.viewer.report_view import report_viewer
+from instep.app.viewer.replay_view import report_viewer
 from instep.app.world_specs import recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput

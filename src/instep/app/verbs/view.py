@@ -24,8 +24,7 @@ from .runs import has_display
 
 if TYPE_CHECKING:
     from instep.app.viewer.contents import PlacingContent
-    from instep.app.viewer.following import FollowingRobot
-    from instep.app.viewer.teleoperation import RobotContent, TeleopContent
+    from instep.app.viewer.teleoperation import FollowingRobot, RobotContent, TeleopContent
 
 SIZE = 1200, 760
 """Size of images [pixels]."""
@@ -143,7 +142,7 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
 
 def _real(scene: Scene, args: ViewArgs) -> FollowingRobot:
     """The robot that follows a simulated one."""
-    from instep.app.viewer.following import FollowingRobot
+    from instep.app.viewer.teleoperation import FollowingRobot
 
     kind, _, address = args.real.partition(":")
     if kind != "robot":

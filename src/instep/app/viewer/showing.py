@@ -35,7 +35,7 @@ from .view_server import SMALL, WITH_GAUSSIANS, ViewContent, ViewServer, bundle
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-    from .gap_content import Replayed
+    from .replay_view import Replayed
 
 
 MAX_SLIDERS = 24
@@ -97,7 +97,7 @@ def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
         raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
     title = path.resolve().name
     if request.against or request.params:
-        from .gap_content import GapContent
+        from .replay_view import GapContent
 
         return GapContent(_replayed(request, loaded, episodes), title, request.episode)
     return RecordingContent(loaded, episodes, title, request.episode)
@@ -109,7 +109,7 @@ def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
 
-    from .gap_content import Replayed
+    from .replay_view import Replayed
 
     names = request.against or (str(scene.root),)
     sims = {Path(name).name: open_scene(name, episodes) for name in names}
