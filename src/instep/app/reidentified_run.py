@@ -44,11 +44,11 @@ Sample = tuple[float, Array, Array, float | None]
 
 @array_dataclass
 class _Answer:
-    """What the process found since its last answer."""
+    """The news of the process since its last answer."""
 
     latest: DriftPoint | None
     settings: Mapping[str, float] | None
-    """The values in use where they changed, with what they depend on."""
+    """The values in use if they changed, with the settings they depend on."""
 
 
 class LiveReidentification:
@@ -78,7 +78,7 @@ class LiveReidentification:
         self.skipped = 0
         """Samples that came while too many were waiting, or that were left at the end."""
         self.problem = ""
-        """Why it stopped; empty where it did not."""
+        """Why it stopped; empty if it did not."""
 
     def __enter__(self) -> LiveReidentification:
         self._process.start()
@@ -125,7 +125,7 @@ class LiveReidentification:
         self._samples.put((t, np.array(q, float), np.array(action, float), stamp))
 
     def retuned(self, sim: Simulator) -> Simulator | None:
-        """The simulated world with new parameters where there are any since the last call; returns at once."""
+        """The simulated world with new parameters if there are any since the last call; returns at once."""
         if self._base is None:
             self._base = sim
         new, self._next = self._next, None
@@ -136,7 +136,7 @@ class LiveReidentification:
         self.sample(state.t, state.q, np.asarray(observation.get(SENT, action)), stamp_of(observation))
 
     def result(self) -> Reidentification | None:
-        """What became of the parameters; None before the end, or where the process ended before."""
+        """The result; None before the end of the run, or if the process failed."""
         return self._result
 
     def _exchange(self) -> None:
@@ -180,13 +180,13 @@ class LiveReidentification:
 
 
 def stamp_of(observation: Observation) -> float | None:
-    """When the joints of an observation were read [s]; None where it is not said."""
+    """When the joints of an observation were read [s]; None if it is not said."""
     stamps = observation.get("observation.state.stamp")
     return None if stamps is None else float(np.max(stamps))
 
 
 def _identify(pipe: Connection, scene: str, source: Spec, patterns: tuple[str, ...]) -> None:
-    """Answer samples with what they say, until told to end."""
+    """Answer samples with new estimates until the run ends."""
     try:
         loaded = Scene.load(scene)
         selection = online_params(loaded, patterns)
@@ -208,7 +208,7 @@ def _identify(pipe: Connection, scene: str, source: Spec, patterns: tuple[str, .
 
 
 def live_sections(live: LiveReidentification | None) -> list[Section]:
-    """What a run's page shows of re-identification; none where it was not asked for."""
+    """Sections of re-identification for the page of a run; none without it."""
     if live is None:
         return []
     found = live.result()
@@ -220,13 +220,13 @@ def live_sections(live: LiveReidentification | None) -> list[Section]:
 
 
 def live_numbers(live: LiveReidentification | None) -> list[Number]:
-    """The key numbers of re-identification; none where it was not asked for."""
+    """The key numbers of re-identification; none without it."""
     found = None if live is None else live.result()
     return [] if found is None else drift_numbers(found)[:2]
 
 
 def live_facts(live: LiveReidentification | None, folder: Path) -> dict[str, Any]:
-    """What result.json keeps of re-identification; the numbers over time are written to drift.parquet."""
+    """Facts of re-identification for result.json; the numbers over time go to drift.parquet."""
     if live is None:
         return {}
     found = live.result()

@@ -33,7 +33,7 @@ class Candidate:
     cause: str
     """The cause as it is reported: two causes can stand for one failure mode, as damping and dry friction do."""
     coordinates: tuple[str, ...]
-    """Names of its coordinates: joints where each has its own, other words where all joints share them."""
+    """Names of its coordinates: joint names, or other words if all joints share them."""
     grid: tuple[tuple[float, ...], ...]
     """Points to try first, each with one number per coordinate or one for all of them."""
     low: tuple[float, ...]
@@ -46,7 +46,7 @@ class Candidate:
     shared: bool = False
     """Whether coordinates act on all joints, or each on the joint of its name."""
     probe: float = 0.1
-    """Change of a coordinate by which its effect is measured; 0 where the effect comes in steps."""
+    """Change of a coordinate for measuring its effect; 0 if the effect comes in steps."""
 
     def at(self, x: Array) -> Settings:
         """The settings at coordinates [coordinates]; a coordinate at zero is left as it is."""
@@ -233,7 +233,7 @@ def _payload(scene: Scene, model: Any) -> Candidate | None:
 
 
 def _contact_friction(scene: Scene, model: Any) -> Candidate | None:
-    """The friction between free bodies and what they touch."""
+    """The friction at contacts of free bodies."""
     given = {k: v for k, v in _read(model, "geom.*.friction").items() if v > 0}
     if not scene.objects or not given:
         return None
@@ -345,7 +345,7 @@ def _limits(drives: Mapping[str, int], settings: Callable[[Values], Settings], o
 
 
 def _by_action(scene: Scene, drives: Mapping[str, int]) -> list[str]:
-    """The joint that each action drives; the action itself where it drives none alone."""
+    """The joint that each action drives; the action itself if it drives several or none."""
     model = cast(Any, scene).model
     joints = {str(model.actuator(a).name): joint for joint, a in drives.items()}
     return [joints.get(label, label) for label in scene.spec.action.labels]

@@ -66,7 +66,7 @@ class CandidateResult:
 
 @array_dataclass
 class CauseSelection:
-    """The causes of a gap, and what else was tried."""
+    """The causes of a gap, and all other candidates."""
 
     causes: tuple[CandidateResult, ...]
     """Those that explain the gap together, at jointly fitted values; the gain is the loss without that one."""
@@ -82,7 +82,7 @@ def identify_causes(
     candidates: Sequence[Candidate],
     options: CandidateOptions | None = None,
 ) -> CauseSelection:
-    """The causes that explain a gap together, fitted jointly, and what each candidate explains by itself."""
+    """The causes that explain a gap together, fitted jointly, and the share that each candidate explains alone."""
     options = options or CandidateOptions()
     fits = WindowFits(WindowErrors(sim, episodes, options), candidates)
     search = _Search(fits, options.watch or (lambda words: None))
@@ -280,7 +280,7 @@ class CauseFit:
     residuals: Array
     """Errors of the fitted windows [windows, times, channels], as parts of the overall error."""
     held_out: Array
-    """Squared error of each piece that was kept for evaluation [pieces]; empty where it was not taken yet."""
+    """Squared error of each piece that was kept for evaluation [pieces]; empty if it was not taken yet."""
 
     @property
     def errors(self) -> tuple[Array, Array]:
@@ -353,7 +353,7 @@ class WindowErrors:
         return [found[i] for i in range(len(several))]
 
     def _ahead(self, sim: Simulator, windows: Array) -> list[Array]:
-        """Positions at each of the times after the windows' starts [windows, nq]; NaN where a window diverged."""
+        """Positions at each of the times after the windows' starts [windows, nq]; NaN if a window diverged."""
         out = {k: np.full((len(windows), self.runs[0].q.shape[-1]), np.nan) for k in self.steps}
 
         def visit(step: int, live: Array, state: State) -> None:
@@ -373,7 +373,7 @@ class WindowFits:
         self.errors, self.candidates = errors, tuple(candidates)
         names = errors.compared.names
         self.channels = [[names.index(c) if c in names else -1 for c in one.coordinates] for one in candidates]
-        """Channel of each coordinate of each candidate; -1 where it was not recorded."""
+        """Channel of each coordinate of each candidate; -1if it was not recorded."""
         self.nominal = CauseFit({}, errors.residuals([{}])[0], errors.held_out({}))
 
     def settings(self, x: Mapping[int, Array]) -> dict[str, Any]:

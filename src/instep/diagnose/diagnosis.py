@@ -63,7 +63,7 @@ class Diagnosis:
     candidates: tuple[CandidateResult, ...] = ()
     """How much each single parameter change explains, the best first."""
     attribution: Attribution | None = None
-    """The share of each identified cause, where any was identified."""
+    """The share of each identified cause, if there is one."""
     checks: DataChecks | None = None
     ties: tuple[str, ...] = ()
     """A sentence about each cause that the recordings cannot separate from another."""
@@ -93,7 +93,7 @@ def diagnose_gap(
 ) -> Diagnosis:
     """Find the probable causes of the gap between a simulator and recorded runs.
 
-    Recordings are checked and the gap is measured where it is not given. Then failure modes are tested, families of
+    Recordings are checked and the gap is measured if it is not given. Then failure modes are tested, families of
     parameters are fitted jointly, and the gap is shared among those that explain a significant part of it.
     """
     options = options or DiagnoseOptions()
@@ -195,7 +195,7 @@ class AttributionOptions(WindowOptions):
     """How a gap is attributed; it is taken at the end of the windows."""
 
     orders: int = 64
-    """Orders sampled where there are too many components for all subsets."""
+    """Orders sampled if there are too many components for all subsets."""
     floor: Estimate | None = None
     """What repeats leave at that horizon, as a share of the usual motion."""
     seed: int = 0
@@ -214,7 +214,7 @@ class Attribution:
     before: float
     after: float
     rest: float
-    """What no component explains: `after`, less the floor where one is known."""
+    """The gap that no component explains: `after`, less the floor if it is known."""
     exact: bool
     replays: int
     notes: tuple[str, ...] = field(default=())

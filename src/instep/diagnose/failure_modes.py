@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from math import ceil, exp, inf, isfinite, log, nan
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from instep.core.episode import Episode, Log
+from instep.core.episode import Episode, Log, longest_stretch
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import Aligned, aligned, checked_action, rollout_windows
 from instep.core.statistics import Estimate, jackknife
@@ -32,7 +33,7 @@ TUNNEL_M = 0.05
 JITTER_M_S = 0.005
 """A body that should rest and moves at this speed shakes [m/s]."""
 REST_M = 0.004
-"""A body placed where it was seen to rest must stay within this [m]."""
+"""A body placed if it was seen to rest must stay within this [m]."""
 MODES: dict[str, str] = {
     "perceptual sensitivity": "the policy acts differently on a rendered image than on a real one of the same state",
     "embodiment mismatch": "the policy commands what this body cannot do",
@@ -65,7 +66,7 @@ class FailureMode:
     strength: Estimate
     """What was measured; the unit and the threshold are in the evidence."""
     evidence: str
-    """One sentence: what was seen, against which threshold."""
+    """One sentence: the measurement and its threshold."""
 
 
 def ruled_out(name: str, strength: Estimate, evidence: str) -> FailureMode:
@@ -93,7 +94,7 @@ def observed_modes(sim: Simulator, episodes: Sequence[Episode], gap: Gap) -> lis
 def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
     """Whether the error exceeds the scatter of repeats, beyond both intervals, at every horizon from half a second on.
 
-    Shorter horizons are left out: there, what is not known of the state at the start weighs more than the model.
+    Shorter horizons are left out: there, errors of the start state weigh more than the model.
     """
     name = "dynamics gap"
     if "overall" not in gap.floor:
@@ -116,7 +117,7 @@ def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
 
 
 def static_scene(pairs: Sequence[RunPair]) -> FailureMode:
-    """Whether a body moved in reality and stayed where it was in the simulator, for longer than half a second."""
+    """Whether a body moved in reality and stayed if it was in the simulator, for longer than half a second."""
     name = "static scene"
     worst, where = 0.0, ""
     runs = 0
@@ -127,7 +128,7 @@ def static_scene(pairs: Sequence[RunPair]) -> FailureMode:
             answer = np.linalg.norm(sim - sim[0], axis=-1)
             apart = np.linalg.norm(sim - real, axis=-1)
             ignored = (moved > MOVED_M) & (answer < 0.25 * moved) & (apart > 0.5 * MOVED_M)
-            lasted = _longest(ignored) * pair.real.spec.dt
+            lasted = longest_stretch(ignored)[1] * pair.real.spec.dt
             runs += lasted > LASTING_S
             if lasted > worst:
                 worst, where = lasted, body
@@ -139,7 +140,7 @@ def static_scene(pairs: Sequence[RunPair]) -> FailureMode:
 
 
 def sensor_noise(pairs: Sequence[RunPair], *, least: float = 3.0) -> FailureMode:
-    """Whether measured positions are noisier than simulated ones: what third differences leave of a smooth motion."""
+    """Whether measured positions are noisier than simulated ones, by third differences."""
     name = "sensor noise"
     logs: list[float] = []
     levels: list[float] = []
@@ -179,22 +180,17 @@ def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> F
         ratio = Estimate(spread.value / base, spread.low / base, spread.high / base, spread.n, "1")
         if ratio.low > best.low:
             best = ratio
-            words = (
-                f"Repeats of {channel!r} scatter by {spread.value:.3g}, {ratio.value:.2g} times what its sensor does."
-            )
+            words = f"Repeats of {channel!r} scatter by {spread.value:.3g}, {ratio.value:.2g} times its sensor noise."
     return FailureMode(name, best.low > least, best, words)
 
 
 def noise_level(q: Array) -> Array:
     """The standard deviation of white noise on smooth signals [rows, n]: third differences grow it by sqrt(20)."""
     q = np.asarray(q, float)
-    level = np.zeros(q.shape[1])
     if len(q) < 8:
-        return level
-    third = np.diff(q, n=3, axis=0)
+        return np.zeros(q.shape[1])
     # The median is blind to the few rows where the motion itself is not smooth.
-    level[:] = 1.4826 / 20**0.5 * np.median(np.abs(third), axis=0)
-    return level
+    return 1.4826 / 20**0.5 * np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
 
 
 def bodies(episode: Episode) -> list[str]:
@@ -205,7 +201,7 @@ def bodies(episode: Episode) -> list[str]:
 
 
 def contact_faults(pairs: Sequence[RunPair]) -> list[FailureMode]:
-    """Penetration, tunnelling and jitter of the simulator's bodies, where reality shows them at rest."""
+    """Penetration, tunnelling and jitter of the simulator's bodies while the real ones rest."""
     sunk: list[float] = []
     fallen: list[float] = []
     shaken: list[float] = []
@@ -233,7 +229,7 @@ def contact_faults(pairs: Sequence[RunPair]) -> list[FailureMode]:
 
 
 def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3) -> FailureMode:
-    """Whether bodies stay where they were seen to rest: shapes that overlap or float make them jump or fall."""
+    """Whether bodies stay at their measured rest poses: overlapping or floating shapes make them jump or fall."""
     name = "reconstruction artefacts"
     moved: list[float] = []
     worst = ""
@@ -256,7 +252,7 @@ def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3)
         return ruled_out(name, Estimate(nan, nan, nan, 0, "m"), "No body was seen to rest, so shapes were not tested.")
     value = float(np.median(moved))
     strength = Estimate(value, min(moved), max(moved), len(moved), "m")
-    words = f"{worst!r}, put where it was seen to rest, moves by {1e3 * value:.1f} mm (allowed {1e3 * REST_M:.0f} mm)."
+    words = f"{worst!r}, put if it was seen to rest, moves by {1e3 * value:.1f} mm (allowed {1e3 * REST_M:.0f} mm)."
     return FailureMode(name, value > REST_M, strength, words)
 
 
@@ -264,22 +260,15 @@ def at_rest(position: Array, dt: float, *, lasting: float = 0.2) -> Array:
     """Rows [rows] at which a body has been and stays still, by positions [rows, 3]."""
     rows = max(2, round(lasting / dt))
     still = np.zeros(len(position), bool)
-    if len(position) <= 2 * rows:
-        return still
-    for i in range(rows, len(position) - rows):
-        part = position[i - rows : i + rows + 1]
-        still[i] = float(np.ptp(part, axis=0).max()) < 1e-3 + 0.002 * rows * dt
+    if len(position) > 2 * rows:
+        around = sliding_window_view(position, 2 * rows + 1, axis=0)
+        still[rows : len(position) - rows] = np.ptp(around, axis=-1).max(axis=-1) < 1e-3 + 0.002 * rows * dt
     return still
 
 
 def _positions(episode: Episode, body: str) -> Array:
     labels = episode.spec.q.labels
     return np.asarray(episode.q, float)[:, [labels.index(f"{body}.{part}") for part in "xyz"]]
-
-
-def _longest(flags: Array) -> int:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
-    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0
 
 
 def _noisy(ratio: float, levels: Sequence[float]) -> str:
@@ -475,7 +464,7 @@ def embodiment_mismatch(
 
 
 def conformal(scores: Array, alpha: float) -> float:
-    """The threshold that a new usual score exceeds with a chance of at most alpha; infinite where runs are too few."""
+    """The threshold that a new usual score exceeds with a chance of at most alpha; infinite if runs are too few."""
     ordered = np.sort(np.asarray(scores, float))
     # Round before the ceiling: 20 * 0.95 must be 19, not 20.
     place = ceil(round((len(ordered) + 1) * (1 - alpha), 9))

@@ -189,7 +189,7 @@ class AlignedStreams:
 
 @array_dataclass
 class Gap:
-    """How far a simulator is from reality, with intervals, and what was compared."""
+    """How far a simulator is from reality, with intervals."""
 
     curves: Mapping[str, Curve]
     """By channel, by unit ('all rad') and 'overall'."""

@@ -413,7 +413,7 @@ def _errors(
     options: HorizonOptions,
     watch: Watch | None,
 ) -> tuple[list[Errors], list[str]]:
-    """The errors at every horizon, and what a reader must know about them."""
+    """The errors at every horizon, and notes about them."""
     steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
     lengths = [len(run.q) - 1 for run in runs]
     windows = window_starts(runs, options.every, sim.spec.dt)
@@ -466,7 +466,7 @@ def _whole(runs: Sequence[Aligned], replays: Sequence[Array], compared: Channels
 
 
 def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> RunPair:
-    """A measured run and its replay, in the words of the simulator, of what was recorded."""
+    """A measured run and its replay, with the recorded labels of the simulator."""
     seen_q, seen_v = run.seen
     spec = replace(sim.spec, q=_part(sim.spec.q, seen_q), v=_part(sim.spec.v, seen_v))
     given = {"timestamp": episode.t - episode.t[0], "action": run.action[:, : len(sim.spec.action.labels)]}

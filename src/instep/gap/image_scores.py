@@ -54,7 +54,7 @@ def compare_frames(
 
 
 def iou(first: Array, second: Array) -> float:
-    """Overlap of two masks: what both cover over what either covers; 1 where both are empty."""
+    """Intersection over union of two masks; 1 if both are empty."""
     a, b = np.asarray(first, bool), np.asarray(second, bool)
     union = int((a | b).sum())
     return 1.0 if union == 0 else int((a & b).sum()) / union
@@ -148,7 +148,7 @@ IMAGES, MASKS = "observation.images.", "observation.masks."
 
 
 def camera_scores(pairs: Sequence[RunPair]) -> list[CameraScores]:
-    """Scores of every camera that both worlds recorded, by region where masks were recorded too."""
+    """Scores of every camera that both worlds recorded, by region if there are masks."""
     if not pairs:
         return []
     both = [c for c in pairs[0].real.columns if c.startswith(IMAGES) and c in pairs[0].sim.columns]

@@ -131,7 +131,7 @@ def joint_error_profile(pair: RunPair, arms: Sequence[Arm], scene: Scene | None 
 def tip_poses(scene: Scene, run: Episode, arms: Sequence[Arm]) -> Array:
     """Poses xyz + wxyz of the tips of arms [rows, arms, 7]; NaN in rows of a replay that diverged.
 
-    All other joints rest where the scene starts.
+    All other joints rest at the scene's start.
     """
     q = np.tile(scene.start()[0], (len(run), 1))
     for arm in arms:
@@ -186,7 +186,7 @@ def metric_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
 def command_following(episodes: Sequence[Episode]) -> CommandFollowing:
     """The distance of runs from their commands, by joint and over all joints of a unit, with intervals over runs.
 
-    It is the error of the simplest model of a robot: that it is where it was commanded to be. A simulator must be
+    It is the error of the simplest model of a robot: that it is if it was commanded to be. A simulator must be
     better to explain anything.
     """
     servos = position_servos(episodes)

@@ -41,7 +41,7 @@ SAME_COMMAND = 1e-6
 def compare_runs(real: Sequence[Episode], sim: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
     """How far apart two sets of paired runs are: over the whole run, and how fast they drift apart within k seconds.
 
-    Runs are paired by name where both sets name them alike, by order otherwise. At a horizon of k seconds the curve
+    Runs are paired by name if both sets use the same names, by order otherwise. At a horizon of k seconds the curve
     holds how much further two runs moved apart in that time; 'full' is their plain difference over the whole run.
     """
     options = options or HorizonOptions()
@@ -130,7 +130,7 @@ def repeated_runs(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 
 def with_noise_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
-    """The gap with the floor of the repeats among its runs, where there are any."""
+    """The gap with the floor of the repeats among its runs, if there are any."""
     groups = repeated_runs(episodes)
     if not groups:
         note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
@@ -178,7 +178,7 @@ def noise_floors(
 
 
 def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-    """Groups of repeats, each split into its outcomes; what ended alone is left out."""
+    """Groups of repeats, each split into its outcomes; single runs are left out."""
     found: list[list[Episode]] = []
     for group in groups:
         kinds = outcomes(group)

@@ -42,7 +42,7 @@ MIN_MOTION = {"rad": 0.05}
 
 @frozen_dataclass
 class PreparedRuns:
-    """Recordings ready to be replayed, and what was changed."""
+    """Recordings ready to be replayed, and the changes made to them."""
 
     episodes: list[Episode]
     wrapping: tuple[str, ...]
@@ -380,7 +380,7 @@ def _order(runs: RecordedRuns) -> Iterator[DataProblem]:
 
 
 def _offsets(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Joints that rest away from where they are commanded to be."""
+    """Joints that rest away from their command."""
     for label, place, commanded in runs.servos:
         off, unit = _rest_offset(runs, place, commanded), runs.units[place]
         if off is None or abs(off) <= LARGE_OFFSET.get(unit, np.inf):

@@ -82,7 +82,7 @@ def scene_torques(scene: Scene, run: TorqueRun) -> Array:
 
 
 def sensor_offsets(scene: Scene) -> dict[str, float]:
-    """Offsets of a scene's torque sensors by joint [Nm]; empty where its folder has no `torque_sensors.toml`."""
+    """Offsets of a scene's torque sensors by joint [Nm]; empty if its folder has no `torque_sensors.toml`."""
     path = scene.root / OFFSETS_FILE
     if not present(path) or not (scene.root / SCENE_FILE).is_file():
         return {}
@@ -188,7 +188,7 @@ class TorqueOptions:
     cutoff: float = 0.0
     """Cut-off of the low-pass [Hz]; 0 finds it from the motion."""
     payload: str = ""
-    """Name of a payload that every recording carries; where empty, `payload` in the metadata of each recording."""
+    """Name of a payload of every recording; if empty, `payload` in the metadata of each recording."""
 
 
 @array_dataclass
@@ -207,7 +207,7 @@ class TorqueRun:
     cutoff: float
     """Cut-off of the low-pass [Hz]."""
     payload: str = ""
-    """Name of the payload that it carries; empty where none."""
+    """Name of the payload that it carries; empty if none."""
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __len__(self) -> int:
@@ -228,7 +228,7 @@ def torque_runs(scene: Scene, episodes: Sequence[Episode], options: TorqueOption
 
     Positions, velocities, accelerations and torques pass the same zero-phase low-pass, so that none is late against
     another. Velocities and accelerations are derivatives of the positions: recorded velocities are often late. A log
-    with accelerations was smoothed where it was made, so it is taken as it is, unless a cut-off is given. Rows in which
+    with accelerations was smoothed if it was made, so it is taken as it is, unless a cut-off is given. Rows in which
     the robot rests at the start and end are left out.
     """
     options = options or TorqueOptions()
@@ -327,7 +327,7 @@ def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Arra
 
 
 def _labels(scene: Scene, episode: Episode, labels: Sequence[str], count: int) -> list[str]:
-    """Joints of the torques: by name, by the actuator of that name, or as the positions where numbers are as many."""
+    """Joints of the torques: by name, by actuator, or in the order of the positions if there are as many."""
     model = scene.model
     driven = {model.actuator(a).name: next(iter(driven_joints(model, a)), "") for a in range(model.nu)}
     named = [label if label in scene.robot else driven.get(label, label) for label in labels]
@@ -339,7 +339,7 @@ def _labels(scene: Scene, episode: Episode, labels: Sequence[str], count: int) -
 def _cutoff(q: Array, rate: float) -> float:
     """The cut-off that keeps the motion: some times the frequency below which 99 % of the velocities' power lies.
 
-    The spectrum of the positions falls to the noise of the encoders; what is not well above that floor is not motion.
+    The spectrum of the positions falls to the noise of the encoders; only power well above that floor is motion.
     """
     power = np.abs(np.fft.rfft((q - q.mean(axis=0)) * np.hanning(len(q))[:, None], axis=0)) ** 2
     floor = np.median(power[len(power) // 2 :], axis=0)
@@ -352,13 +352,13 @@ def _cutoff(q: Array, rate: float) -> float:
 
 
 def payload_of(episode: Episode) -> str:
-    """Name of the payload that a recording carries, from its metadata; empty where none."""
+    """Name of the payload that a recording carries, from its metadata; empty if none."""
     named = episode.meta.get("payload", "").strip()
     return "" if named.lower() in ("", "0", "0.0", "none", "no", "false", "empty") else named
 
 
 def _placed(scene: Scene, labels: Sequence[str], values: Mapping[str, Array]) -> Motion:
-    """The motion of the whole model; joints that were not recorded rest where the scene starts."""
+    """The motion of the whole model; joints that were not recorded rest at the scene's start."""
     start, _ = scene.start()
     rows = len(values["q"])
     q, v, a = np.tile(start, (rows, 1)), np.zeros((rows, scene.model.nv)), np.zeros((rows, scene.model.nv))

@@ -174,7 +174,7 @@ def _with_scene(
 
 
 def _diagnosed(found: GapResult, sim: SceneSimulator, episodes: Sequence[Episode], args: GapArgs) -> GapResult:
-    """The gap with its causes; Ctrl-C leaves the search and keeps what was measured."""
+    """The gap with its causes; Ctrl-C stops the search and keeps the measurement."""
     fitted = Scene.load(args.causes) if args.causes else None
     policy = policy_from_spec(args.policy, sim) if args.policy else None
     options = DiagnoseOptions(fitted=fitted, policy=policy, allow=args.allow)

@@ -94,7 +94,7 @@ class Nuisance:
 
 @array_dataclass
 class WindowEvidence:
-    """What one window says about the parameters, linearised at a point."""
+    """The evidence of one window about the parameters, linearised at a point."""
 
     x: Array
     """The point, in unit coordinates [params]."""
@@ -156,10 +156,10 @@ class DriftModel:
 
 @array_dataclass
 class Innovation:
-    """How far a window was from what was expected."""
+    """The innovation of one window."""
 
     scores: Array
-    """Standardised score of each element of x [x]: normal with variance 1 where nothing has changed."""
+    """Standardised score of each element of x [x]: normal with variance 1 if nothing has changed."""
     squared: float
     """Squared Mahalanobis distance of the error."""
     likelihood: float
@@ -202,7 +202,7 @@ class NoiseModel:
 
 @array_dataclass
 class FirstEstimate:
-    """What the first windows say: the parameters, and the noise of what they leave."""
+    """The parameters and the noise from the first windows."""
 
     now: Estimated
     noise: NoiseModel
@@ -370,7 +370,7 @@ class ParameterFilter:
         self._noise = NoiseModel.of(covariance, self._widening())
 
     def _share(self, evidence: WindowEvidence) -> None:
-        """What a window says about x, and which channels inform about which element, on average [x, channels]."""
+        """Average information of windows about x, and the share of each channel in it [x, channels]."""
         inverse = self.noise.inverse
         informed = np.einsum("pcb,cbd,qcd->pq", evidence.jacobian, inverse, evidence.jacobian, optimize=True)
         before = informed if self._information is None else self._information
@@ -480,7 +480,7 @@ class ChangeDetector:
         return bool((self._sums > self.options.threshold).any())
 
     def confirmed(self, noise: NoiseModel, drift: DriftModel, jumped: Array, doubt: float = 1.0) -> Change | None:
-        """The most likely change since the sums rose; None where no change is nearly as likely.
+        """The most likely change since the sums rose; None if no change is nearly as likely.
 
         `jumped` is the variance of a jump [x]; `doubt` is a factor on the least likelihood ratio.
         """

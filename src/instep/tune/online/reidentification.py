@@ -67,14 +67,14 @@ class UpdateOptions:
     """Windows over which values that were applied stay on trial against those before."""
     deviations: float = 4.0
     """Half the width of the interval that a difference must exceed, in standard errors. A difference is judged after
-    every window, so this is wider than for one look: 4 is about 1 % over all looks where windows are few."""
+    every window, so this is wider than for one look: 4 is about 1 % over all looks at few windows."""
 
 
 class Trial:
     """A comparison of values in use with others, window by window."""
 
     def __init__(self, other: Array, applied: bool, options: UpdateOptions):
-        """`other` are the values that were proposed, or where `applied`, those before, in unit coordinates."""
+        """`other` are the proposed values, or the values before if `applied`, in unit coordinates."""
         self.other, self.applied, self._options = other, applied, options
         # Values that were applied are judged by what came last, not by how good they were at first.
         self._used: deque[float] = deque(maxlen=options.max_windows)
@@ -142,13 +142,13 @@ class ReidentifyOptions:
 
 @frozen_dataclass
 class ReidentifyEvent:
-    """Something that happened to the parameters."""
+    """An event of the parameters."""
 
     t: float
     """Time of the run [s]."""
     kind: EventKind
     words: str
-    """What happened, in a sentence."""
+    """The event in a sentence."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     """The values that it is about, by address."""
 
@@ -170,12 +170,12 @@ class DriftPoint:
     """Error of the window as predicted by the estimate before it, by the values in use and by the first values, in
     standard deviations of the usual error [3]; NaN until the noise is measured."""
     nuisance: Array
-    """Estimates of what was estimated besides [nuisances]."""
+    """Estimates of the nuisances [nuisances]."""
 
 
 @array_dataclass
 class Reidentification:
-    """What became of the parameters over a run."""
+    """The result of re-identification over a run."""
 
     params: tuple[Param, ...]
     points: Sequence[DriftPoint]
@@ -191,13 +191,13 @@ class Reidentification:
     diverged: int = 0
     """Windows that the simulator could not predict."""
     nuisances: tuple[Param, ...] = ()
-    """What was estimated besides, since it is uncertain and looks alike."""
+    """The nuisances that were estimated too."""
     mismatch: SceneMismatch | None = None
-    """Why nothing is estimated, where the scene does not describe the robot."""
+    """Why nothing is estimated, if the scene does not describe the robot."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
-        """The last estimates with their 95 % intervals; without ends where the run was too short for any."""
+        """The last estimates with their 95 % intervals; without ends if the run was too short."""
         if not self.points:
             return {}
         last, n = self.points[-1], len(self.points)
@@ -208,7 +208,7 @@ class Reidentification:
     def improvement(self, of: Literal["in use", "estimate"] = "in use", seed: int = 0) -> Estimate:
         """Share by which the values in use, or the estimates, predict the next window better than the first values.
 
-        Estimates are those before the window that they predict. Blocks of windows are resampled; NaN where there are
+        Estimates are those before the window that they predict. Blocks of windows are resampled; NaN if there are
         fewer than two.
         """
         rows = np.array([point.errors for point in self.points if np.isfinite(point.errors).all()])
@@ -269,7 +269,7 @@ class Reidentifier:
         return self._settings(self._used)
 
     def result(self) -> Reidentification:
-        """What became of the parameters so far."""
+        """The result so far."""
         return Reidentification(
             self.params, tuple(self._points), tuple(self._events), self.settings, self._filter.begun,
             self._buffer.lost, self._diverged, self._nuisances, self._mismatch,
@@ -281,9 +281,9 @@ class Reidentifier:
         self._pause += seconds
 
     def add(self, t: float, q: Array, action: Array, stamp: float | None = None) -> list[ReidentifyEvent]:
-        """Take a sample: the command given at time t [s] and the newest reading, taken at `stamp` where that is known.
+        """Take a sample: the command given at time t [s] and the newest reading, taken at `stamp` if that is known.
 
-        A window is complete every `options.window` seconds; then it is predicted, and what happened is returned.
+        A window is complete every `options.window` seconds; then it is predicted, and the events are returned.
         """
         window = self._buffer.add(t, q, action, stamp)
         if window is None:
@@ -421,7 +421,7 @@ class Reidentifier:
             self._replaced = None
 
     def _propose(self, t: float) -> None:
-        """Put the estimate on trial where it is away from the values in use, and from what was refused."""
+        """Put the estimate on trial if it is away from the values in use, and from what was refused."""
         known = [self._used] if self._refused is None else [self._used, self._refused]
         if self._proposal is not None or self._detector.suspected:
             return

@@ -28,7 +28,7 @@ class SampleBuffer:
     """The last samples of a robot, in the order of a simulator's joints and actions, cut into windows as they come."""
 
     def __init__(self, spec: Spec, source: Spec, span: int, rest: tuple[Array, Array]):
-        """`spec` is the simulator's, `source` that of the samples; `rest` are positions and velocities where unseen."""
+        """`spec` is the simulator's, `source` that of the samples; `rest` is the state of unmeasured joints."""
         missing = [label for label in spec.action.labels if label not in source.action.labels]
         if missing:
             raise UnknownName("action of the robot", missing[0], source.action.labels)
@@ -74,7 +74,7 @@ class SampleBuffer:
         return self._window(begin)
 
     def _window(self, begin: float) -> Windows | None:
-        """The window that begins at a time; None where readings are missing."""
+        """The window that begins at a time; None if readings are missing."""
         times = np.array([at for at, _ in self._readings])
         grid = begin + self._dt * np.arange(-self.half, self._span + self.half + 1)
         inside = times[(times > grid[0] - self._dt) & (times < grid[-1] + self._dt)]

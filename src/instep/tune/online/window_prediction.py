@@ -48,9 +48,9 @@ _HINGE_OR_SLIDE = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_S
 
 def online_params(scene: Scene, patterns: Sequence[str] = AUTO, bounds: Bounds | None = None) -> ParamSelection:
     """The parameters that match some patterns; `auto` is the mass that the last link carries and the dry friction of
-    driven joints, or their damping where the scene has no dry friction.
+    driven joints, or their damping if the scene has no dry friction.
 
-    Masses are searched on a linear scale, up to ten times the scene's: what is picked up adds to them.
+    Masses are searched on a linear scale, up to ten times the scene's: a payload adds to them.
     """
     bounds = bounds or {}
     names = automatic_addresses(scene) if tuple(patterns) == AUTO else list(patterns)
@@ -103,7 +103,7 @@ def nuisances(world: SceneSimulator, params: Sequence[Param]) -> list[Nuisance]:
 
 
 def _uncertain(model: mujoco.MjModel, name: str, spread: float) -> list[Nuisance]:
-    """A parameter that is not below 0 and known to a spread; none where that is 0."""
+    """A parameter that is not below 0 and known to a spread; none if that is 0."""
     if spread <= 0:
         return []
     value, [listed] = address.read(model, [name])[name], address.params(model, [name])
@@ -126,7 +126,7 @@ def _drives(model: mujoco.MjModel, actuator: int, joint: int) -> bool:
 def online_world(scene: Scene, selection: ParamSelection, *, threads: int = 1) -> SceneSimulator:
     """The robot of a scene, without the bodies that move freely, with what the parameters depend on.
 
-    Nobody measures the free bodies of a scene while it runs, so what they do to the robot is noise here.
+    Nobody measures the free bodies of a scene while it runs, so their effect on the robot is noise here.
     """
     alone = without_free_bodies(scene) or scene
     world = open_world(alone, threads=threads)
@@ -142,14 +142,14 @@ CONTACT_SAMPLES = 5
 
 
 class WindowPredictor:
-    """A simulator that predicts windows; where nothing touches, without contacts, which is about twice as fast.
+    """A simulator that predicts windows; without contacts if nothing touches, which is about twice as fast.
 
     A delay of commands among the parameters moves the commands between the rows of a window: simulators count delays in
     steps of physics, and no derivative can be taken of that.
     """
 
     def __init__(self, sim: SceneSimulator, params: Sequence[Param], central: int | None = None):
-        """The derivatives by the first `central` parameters are central differences (of all where None), those by the
+        """The derivatives by the first `central` parameters are central differences (all if None), those by the
         others are one-sided, at half the cost."""
         self._sim, self._params = sim, tuple(params)
         self._delay = address.read(sim.model, [address.DELAY])[address.DELAY] if sim.model.nu else 0.0
@@ -159,7 +159,7 @@ class WindowPredictor:
     def evidence(self, window: Windows, x: Array, others: Sequence[Array] = ()) -> tuple[WindowEvidence, Array] | None:
         """What a window says at a point [params], and the errors of other points [others, channels, bins].
 
-        None where the simulation diverges at the point or next to it.
+        None if the simulation diverges at the point or next to it.
         """
         n, two = len(x), self._central
         step = np.where(x + DIFFERENCE_STEP <= 1.0, DIFFERENCE_STEP, -DIFFERENCE_STEP)
@@ -252,9 +252,9 @@ class SceneMismatch:
 def scene_mismatch(
     windows: Sequence[Windows], evidence: Sequence[WindowEvidence], x: Array, dt: float
 ) -> SceneMismatch | None:
-    """How far a scene is from its robot; None where it describes it, or where nothing moved.
+    """How far a scene is from its robot; None if it describes it, or if nothing moved.
 
-    Errors are those that the parameters leave at a point [params], so that what they can explain does not count.
+    Errors are those that the parameters leave at a point [params], so errors that they can explain do not count.
     """
     left = _rms(np.stack([one.at(x) for one in evidence]))
     paths = [_displaced(window, dt) for window in windows]
@@ -278,7 +278,7 @@ def reading_variance(window: Windows, dt: float) -> Array:
 
 
 def _displaced(window: Windows, dt: float) -> Array:
-    """How far each measured direction gets from where it would be at constant speed [span, channels]."""
+    """Distance of each measured direction from motion at constant speed [span, channels]."""
     span = window.target.shape[1]
     seconds = dt * np.arange(1.0, span + 1)
     moved = window.tangent.minus(window.target[0], window.q) - seconds[:, None] * window.v[0]
@@ -286,7 +286,7 @@ def _displaced(window: Windows, dt: float) -> Array:
 
 
 def _noise(path: Array) -> Array:
-    """Standard deviation of readings [channels]; zero where a window has too few rows to tell."""
+    """Standard deviation of readings [channels]; zero if a window has too few rows to tell."""
     if len(path) <= DIFFERENCES + 1:
         return 0.0 * path[0]
     gain = math.sqrt(math.comb(2 * DIFFERENCES, DIFFERENCES))

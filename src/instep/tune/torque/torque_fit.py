@@ -68,7 +68,7 @@ PAYLOAD_KG, PAYLOAD_RADIUS_M, PAYLOAD_WIDTH = 1.0, 0.1, 1.5
 
 @options_dataclass
 class TorqueFitOptions:
-    """What is fitted."""
+    """Options of the fit."""
 
     prior: float = 0.3
     """Width of the prior of each body's log-Cholesky coordinates: 0.3 allows masses within a factor of 1.8 and centres
@@ -183,7 +183,7 @@ class TorqueLayout:
     carrier: int = 0
     """The body that holds payloads."""
     loads: mujoco.MjModel | None = None
-    """The model whose rigid-body torques are the loads of load-dependent friction; the scene's where None."""
+    """The model whose rigid-body torques are the loads of load-dependent friction (default: the scene's)."""
 
 
 def torque_problem(
@@ -426,7 +426,7 @@ class TermColumns:
 
 
 def candidates(joints: tuple[str, ...]) -> tuple[TorqueTerm, ...]:
-    """Terms that are added only where they pay: for all joints, and couplings of neighbours."""
+    """Terms that are added only if they lower the error: for all joints, and couplings of neighbours."""
     plain = tuple(TorqueTerm(kind) for kind in ("armature", "tilt", "drag", "load"))
     return plain + tuple(TorqueTerm("coupling", pair, sign) for pair in pairwise(joints) for sign in (1, -1))
 
@@ -524,7 +524,7 @@ class LogCholesky:
 
     @classmethod
     def around(cls, pi: Array) -> LogCholesky:
-        """Coordinates around given inertial parameters, made physical where they are not."""
+        """Coordinates around given inertial parameters, which are made physical first."""
         mass, centre = float(pi[0]), np.asarray(pi[1:4]) / pi[0]
         spread = pseudo_inertia(pi)[:3, :3] - mass * np.outer(centre, centre)
         moments, axes = np.linalg.eigh(spread)

@@ -218,7 +218,7 @@ def planted_errors(solution: TorqueSolution, base: Array, fit: TorqueFitOptions,
 
 
 def _planted(solution: TorqueSolution, rng: np.random.Generator) -> Array:
-    """Coordinates from the prior of the bodies, and friction around what was found."""
+    """Coordinates from the prior of the bodies, and friction around the fitted values."""
     inertial = solution.problem.inertial
     truth = solution.x.copy()
     bodies = 10 * len(solution.problem.bodies)

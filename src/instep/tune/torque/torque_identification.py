@@ -114,7 +114,7 @@ class TorqueIdentification:
     base: tuple[BaseParameter, ...]
     """The combinations of inertial parameters that torques determine."""
     values: Mapping[str, Estimate]
-    """Friction, rotor inertia, gravity and sensor offsets by name, with 95 % intervals where the fit converged."""
+    """Friction, rotor inertia, gravity and sensor offsets by name, with 95 % intervals if the fit converged."""
     given: Mapping[str, float]
     """The same in the scene."""
     payloads: Mapping[str, PayloadEstimate]
@@ -148,7 +148,7 @@ class TorqueIdentification:
         return self.solution.problem.terms
 
     def save(self, folder: str | Path, *, payload: str = "", provenance: Mapping[str, Any] | None = None) -> Path:
-        """Write a copy of the scene with what was identified into a new folder; check `passed` before using it."""
+        """Write a copy of the scene with the identified values into a new folder; check `passed` first."""
         if payload and payload not in self.payloads:
             raise UnknownName("payload", payload, self.payloads)
         facts = {**(provenance or {}), "seed": self.seed, **self.as_dict()}
@@ -233,7 +233,7 @@ def identify_torque(
 
 
 def _split(episodes: Sequence[Episode], options: IdentifyTorqueOptions) -> tuple[list[Episode], list[Episode]]:
-    """Recordings to fit and to hold out; each payload is in both where it has several recordings or a long one."""
+    """Recordings to fit and to hold out; each payload is in both if it has several recordings or a long one."""
     if options.hold_out:
         names = [e.meta.get("name") or e.meta.get("source") or f"episode {i}" for i, e in enumerate(episodes)]
         for wanted in options.hold_out:
