@@ -82,7 +82,6 @@ def test_bad_options_are_one_sentence(arm, heavy_data, tmp_path, capsys):
     }.items():
         assert main(["reidentify", str(heavy_data), str(arm), *words, "--out", str(tmp_path / "bad")]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    assert main(["run", "hold", f"sim:{arm}", "--reidentify", "auto", "--out", str(tmp_path / "bad")]) == 2
 
 
 @pytest.mark.timeout(400)
@@ -108,7 +107,8 @@ def test_a_run_on_a_robot_shows_its_parameters(tmp_path, patient):
     with robot_process("so101", ["--hidden", "3", "--pace", "step"]) as child:
         (tmp_path / "token").write_text(child.token)
         words = ["run", "random", f"robot:{child.address}", "--scene", "so101", "--token", str(tmp_path / "token")]
-        words += ["--steps", "300", "--reidentify", "joint.shoulder_lift.damping", "--out", str(out)]
+        (tmp_path / "options.toml").write_text('reidentify = ["joint.shoulder_lift.damping"]')
+        words += ["--steps", "300", "--options", str(tmp_path / "options.toml"), "--out", str(out)]
         assert main(words) == 0
     kept = json.loads((out / "result.json").read_text())["reidentification"]
     assert kept["problem"] == "" and kept["counts"]["windows"] > 10
