@@ -109,8 +109,8 @@ class SoakTest:
             self.view = self._program("view", "view", SCENE, "--port", self._ports["view"], "--no-browser")
         self.proxy = LinkProxy(self._ports["robot"])
         self.twin = self._program(
-            "twin", "run", f"openpi:ws://127.0.0.1:{self._ports['serve']}", f"twin:{SCENE}", "--real",
-            f"robot:ws://127.0.0.1:{self.proxy.port}", "--token", "token", "--steps", 10**6,
+            "twin", "twin", SCENE, "--policy", f"openpi:ws://127.0.0.1:{self._ports['serve']}",
+            "--real", f"robot:ws://127.0.0.1:{self.proxy.port}", "--token", "token", "--steps", 10**6,
         )  # fmt: skip
         self.watch = RobotWatch(f"ws://127.0.0.1:{self._ports['robot']}", self.token)
         self._begin, self._sampled = time.monotonic(), -math.inf
