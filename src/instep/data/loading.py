@@ -40,7 +40,7 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
     that belongs to a scene.
     """
     source, mapping = _with_part(Path(source), mapping, scene)
-    folder, part = _located(source)
+    folder, part = _folder_and_part(source)
     if mapping is None and _is_dataset(folder):
         episodes = _read_dataset(folder)
     else:
@@ -57,7 +57,7 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
 
 def load_table(source: str | Path, mapping: MappingSource | None = None) -> dict[str, Array]:
     """The columns of a recording that is a plain table, by name."""
-    folder, part = _located(Path(source))
+    folder, part = _folder_and_part(Path(source))
     data_map = _maps(mapping if mapping is not None else _mapping_name(folder, part))[0]
     if data_map.kind != "table":
         raise BadInput(f"{str(folder)!r} holds episodes, not a table; open it with load_episodes.")
@@ -189,7 +189,7 @@ def _episode(raw: RawRun, data_map: DataMapping) -> Episode:
         return own_episode(raw) or episode_of(raw, data_map)
 
 
-def _located(source: Path) -> tuple[Path, str]:
+def _folder_and_part(source: Path) -> tuple[Path, str]:
     """The folder, and the part of its mapping that the last name of the path stands for."""
     if source.exists():
         return source, ""
