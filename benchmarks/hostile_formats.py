@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hostile_scenes import LIGHTS, OBJ, ROBOT, SCENE, URDF, gaussians, png, stl
+from hostile_scenes import LIGHTS, OBJ, ROBOT, URDF, gaussians, png, stl
 
 DEEP = 100_000
 """Depth of nesting that no document has."""
@@ -122,32 +122,6 @@ def _urdfs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "ring of links", urdf('parent link="base"', 'parent link="lower"')
     yield "unknown element", {"robot.urdf": "<robot/>"}
     yield "entities", {"robot.urdf": '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + URDF}
-
-
-def _scene_tables() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    def scene(old: str, new: str) -> Mapping[str, Any]:
-        assert old in SCENE, old
-        return {"scene.toml": SCENE.replace(old, new)}
-
-    for value in ("0", "-50.0", "nan", "inf", "1e39", "'fast'", "true", "[50]", "33.0"):
-        yield "absurd settings", scene("rate = 50.0", f"rate = {value}")
-    for value in ("-1.0", "nan", "inf", "1e39", "'much'", "[1.0]", "true"):
-        yield "absurd settings", scene('"joint.elbow.damping" = 0.2', f'"joint.elbow.damping" = {value}')
-        yield "absurd settings", scene('"action.delay" = 0.02', f'"action.delay" = {value}')
-    for value in ("'shoulder'", "[1, 2]", "[['shoulder']]", "3", "['shoulder', 'shoulder']", "['stone']", "['elbw']"):
-        yield "wrong kind", scene('joints = ["shoulder", "elbow"]', f"joints = {value}")
-    for value in ("'../../robot.xml'", "'/etc/passwd'", "3", "''", "'scene.toml'", "['robot.xml']", "'nowhere.xml'"):
-        yield "path out of the folder", scene('model = "robot.xml"', f"model = {value}")
-    for value in ("[0.1]", "[nan, 1.0]", "'x'", "[[0.1, 0.2]]", "[1e39, 1e40]", "3", "['a', 'b']", "[0.2, -0.2]"):
-        yield "absurd settings", scene('"shoulder" = [-0.1, 0.1]', f'"shoulder" = {value}')
-    for value in ("-4", "0", "1000000", "'wide'", "nan", "[64]"):
-        yield "absurd settings", scene("width = 64", f"width = {value}")
-    for value in ("'x'", "['x']", "[nan]", "3"):
-        yield "wrong kind", scene("distortion = [0.1, 0.0]", f"distortion = {value}")
-    for value in ("-2.0", "'fast'", "nan", "0"):
-        yield "absurd settings", scene("velocity = 2.0", f"velocity = {value}")
-    for old, new in (("[robot]", "[[robot]]"), ('tip = "tip"', "tip = 3"), ('bodies = ["stone"]', "bodies = 3")):
-        yield "wrong kind", scene(old, new)
 
 
 def _npz(arrays: Mapping[str, bytes], compressed: bool = False) -> bytes:
@@ -439,7 +413,6 @@ OWN: dict[str, Callable[[], Any]] = {
     "MJCF": _robots,
     "meshes and textures": _meshes,
     "URDF": _urdfs,
-    "scene.toml": _scene_tables,
     "NPZ": lambda: [(kind, {"run.npz": data}) for kind, data in _npz_files()],
     "CSV": lambda: [(kind, {"run.csv": text}) for kind, text in _tables()],
     "success rates": lambda: [(kind, {"rates.csv": text}) for kind, text in _tables()],
