@@ -24,7 +24,7 @@ from harness import median, row
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, recover
-from instep.data.recorder.journal import BLOB, HEADER, ROW, TAIL, Journal, scan_bytes
+from instep.data.recorder.journal import BLOB, CRC, HEADER, ROW, Journal, scan_bytes
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)
@@ -206,7 +206,7 @@ def record_for_ever(folder: Path) -> None:
 def damage(step: int) -> list[dict[str, Any]]:
     """Open a journal of 64 KiB cut at every byte and with every bit flipped; count what raised or went unsaid."""
     data, payloads = sample(64 << 10)
-    ends = np.cumsum([HEADER.size + len(p) + TAIL.size for p in payloads])
+    ends = np.cumsum([HEADER.size + len(p) + CRC.size for p in payloads])
     cuts = range(0, len(data), step)
     bad_cuts = 0
     for cut in cuts:

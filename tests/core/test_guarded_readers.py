@@ -38,7 +38,7 @@ ALLOWED = {
     ("core/processes.py", "read_text"): "the kernel writes it",
     ("core/processes.py", "json.loads"): OWN,
     ("data/isolation.py", "json.loads"): OWN,
-    ("data/recorder/writer_process.py", "json.loads"): OWN,
+    ("data/recorder/journal.py", "json.loads"): OWN,
     ("app/simulated_cameras.py", "json.loads"): OWN,
     ("policy/training.py", "json.loads"): OWN,
     ("app/demo_loop.py", "imread"): OWN,

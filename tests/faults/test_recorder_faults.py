@@ -18,7 +18,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, finish_recording, load_episodes
-from instep.data.recorder.journal import HEADER, TAIL, scan
+from instep.data.recorder.journal import CRC, HEADER, scan
 from instep.data.recorder.recovery import recover, recover_episode
 
 pytestmark = pytest.mark.realtime
@@ -209,7 +209,7 @@ def test_power_loss_takes_nothing_that_was_synced(recorded: Path, tmp_path: Path
     here = _copy(recorded, tmp_path)
     path = here / "journal/000000.rows"
     whole = path.read_bytes()
-    ends = [record.start + record.length + TAIL.size for record in scan(path).records]
+    ends = [record.start + record.length + CRC.size for record in scan(path).records]
     for _ in range(400):
         synced = int(rng.choice(ends))
         rows_synced = sum(r.kind == 2 and r.start < synced for r in scan(recorded / "journal/000000.rows").records)

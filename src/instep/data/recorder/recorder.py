@@ -30,21 +30,21 @@ from instep.data.lerobot.features import spec_to_json
 from instep.data.recorder import journal
 
 from .atomic import sha256
-from .writer_process import COMMITS, FAILED, MESSAGE, ROWS, SYNCED, TAIL, Part, Ring, memory
+from .journal import COMMITS, FAILED, MESSAGE, ROWS, SYNCED, TAIL, Part, Ring, memory
 
 JOURNAL = "journal"
 """Folder of a dataset with the journals that are not yet LeRobot files."""
 CLOCK_STEP = 1_000_000
 """Smallest step of the wall clock against the monotonic one that is recorded [ns]."""
 
-# The writing process needs four files of this folder and the standard library; loading the package itself would
+# The writing process needs two files of this folder and the standard library; loading the package itself would
 # bring NumPy along, ten times the memory and ten times the wait.
 _START = """
 import sys, types
 package = types.ModuleType("recorder")
 package.__path__ = [sys.argv[1]]
 sys.modules["recorder"] = package
-from recorder.writer_process import main
+from recorder.journal import main
 main(sys.argv[2:])
 """
 
