@@ -290,10 +290,10 @@ def _silu(x: Array) -> Array:
 
 def write_weights(path: Path, tensors: Mapping[str, Array]) -> Path:
     """Write tensors atomically as safetensors."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     temporary = path.with_suffix(".part")
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, temporary)
+    temporary.write_bytes(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
     temporary.replace(path)
     return path
 

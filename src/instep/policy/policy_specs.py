@@ -46,20 +46,20 @@ GROUP = "policies"
 """Entry points of kinds of policies: functions of the rest of the words and a world."""
 _HERE = "instep.policy.policy_specs"
 SHIPPED = {
-    "hold": f"{_HERE}:_hold",
-    "random": f"{_HERE}:_random",
-    "constant": f"{_HERE}:_constant",
-    "replay": f"{_HERE}:_replay",
-    "expert": f"{_HERE}:_expert",
-    "trained": f"{_HERE}:_trained",
+    "hold": f"{_HERE}:open_hold",
+    "random": f"{_HERE}:open_random",
+    "constant": f"{_HERE}:open_constant",
+    "replay": f"{_HERE}:open_replay",
+    "expert": f"{_HERE}:open_expert",
+    "trained": f"{_HERE}:open_trained",
     "residual": "instep.lab.residual_policy:open_residual",
-    "python": f"{_HERE}:_python",
-    "torchscript": f"{_HERE}:_torchscript",
-    "onnx": f"{_HERE}:_onnx",
-    "sb3": f"{_HERE}:_stable_baselines",
-    "openpi": f"{_HERE}:_openpi",
-    "groot": f"{_HERE}:_groot",
-    "lerobot": f"{_HERE}:_lerobot",
+    "python": f"{_HERE}:open_python",
+    "torchscript": f"{_HERE}:open_torchscript",
+    "onnx": f"{_HERE}:open_onnx",
+    "sb3": f"{_HERE}:open_stable_baselines",
+    "openpi": f"{_HERE}:open_openpi",
+    "groot": f"{_HERE}:open_groot",
+    "lerobot": f"{_HERE}:open_lerobot",
 }
 """The kinds that come with instep, and where each is opened."""
 WORDS = (
@@ -142,26 +142,31 @@ def _no_policy(words: str) -> BadInput:
     return BadInput(f"{words!r} is not a policy; expected one of: {'; '.join(WORDS)}.")
 
 
-def _hold(rest: str, world: World) -> Policy:
+def open_hold(rest: str, world: World) -> Policy:
+    """Stay at the start."""
     return Constant(rest_action(world))
 
 
-def _random(rest: str, world: World) -> Policy:
+def open_random(rest: str, world: World) -> Policy:
+    """Wander around the start."""
     return SmoothRandom(rest_action(world))
 
 
-def _constant(rest: str, world: World) -> Policy:
+def open_constant(rest: str, world: World) -> Policy:
+    """Take one action, from numbers."""
     try:
         return Constant(np.array([float(number) for number in rest.split(",")]))
     except ValueError:
         raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
 
 
-def _replay(rest: str, world: World) -> Policy:
+def open_replay(rest: str, world: World) -> Policy:
+    """Take the actions of a recording."""
     return Script(recorded_episode(rest).action)
 
 
-def _expert(rest: str, world: World) -> Policy:
+def open_expert(rest: str, world: World) -> Policy:
+    """The scripted expert of the task."""
     from .task_experts import expert_of
 
     inner = inner_with(world, "scene")
@@ -171,43 +176,50 @@ def _expert(rest: str, world: World) -> Policy:
     return expert_of(getattr(world, "task", None) or task_of(scene), scene)
 
 
-def _trained(rest: str, world: World) -> Policy:
+def open_trained(rest: str, world: World) -> Policy:
+    """A folder of `instep train`."""
     from .flow_policy import load_policy
 
     return load_policy(Path(rest), world.spec)
 
 
-def _torchscript(rest: str, world: World) -> Policy:
+def open_torchscript(rest: str, world: World) -> Policy:
+    """A network of torch.jit."""
     from .model_files import torchscript_policy
 
     return torchscript_policy(*_file_and_map(rest, world))
 
 
-def _onnx(rest: str, world: World) -> Policy:
+def open_onnx(rest: str, world: World) -> Policy:
+    """An ONNX network."""
     from .model_files import onnx_policy
 
     return onnx_policy(*_file_and_map(rest, world))
 
 
-def _stable_baselines(rest: str, world: World) -> Policy:
+def open_stable_baselines(rest: str, world: World) -> Policy:
+    """A policy of Stable-Baselines3."""
     from .model_files import stable_baselines_policy
 
     return stable_baselines_policy(*_file_and_map(rest, world))
 
 
-def _lerobot(rest: str, world: World) -> Policy:
+def open_lerobot(rest: str, world: World) -> Policy:
+    """A checkpoint of LeRobot."""
     folder, spec, map_file = _file_and_map(rest, world)
     return lerobot_policy(str(folder), spec, map_file)
 
 
-def _openpi(rest: str, world: World) -> Policy:
+def open_openpi(rest: str, world: World) -> Policy:
+    """A server that speaks openpi."""
     from .openpi import openpi_policy
 
     address, _, map_file = rest.partition("#")
     return openpi_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
 
 
-def _groot(rest: str, world: World) -> Policy:
+def open_groot(rest: str, world: World) -> Policy:
+    """A server that speaks GR00T."""
     from .groot import groot_policy
 
     address, _, map_file = rest.partition("#")
@@ -225,7 +237,7 @@ def _file_and_map(rest: str, world: World) -> tuple[Path, Spec, Path | None]:
     return Path(file), world.spec, Path(map_file) if map_file else None
 
 
-def _python(rest: str, world: World) -> Policy:
+def open_python(rest: str, world: World) -> Policy:
     """A policy from a file or a module of the user: its own code, run as such."""
     place, _, name = rest.rpartition(":")
     if not place or not name:

@@ -349,8 +349,8 @@ def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output)
     last: Mapping[str, tuple[Any, Any]] = grown.rounds[-1].rates if grown.rounds else {}
     ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}
     scores = {f"{name}, {side} end": rate for name, pair in ends.items() for side, rate in pair.items()}
-    ranges = {param.address: [param.low, param.high] for param in grown.box.params}
-    output.write(scores, ranges=ranges, entropy=grown.entropy, rounds=len(grown.rounds), stopped=grown.stopped)
+    reached = {param.address: [param.low, param.high] for param in grown.box.params}
+    output.write(scores, ranges=reached, entropy=grown.entropy, rounds=len(grown.rounds), stopped=grown.stopped)
     _print_ranges(grown)
     print(output.folder / "belief.json")
     return 0
