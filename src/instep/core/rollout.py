@@ -303,7 +303,12 @@ class Aligned:
 def aligned(episode: Episode, sim: Simulator) -> Aligned:
     """An episode's positions, velocities and actions in the order of a simulator, matched by label."""
     spec, rest = sim.spec, sim.reset(0)
-    _same_period(episode, spec)
+    # Clocks of recorders are off by parts in a thousand; two per cent is a different rate.
+    if abs(episode.spec.dt / spec.dt - 1) > 0.02:
+        raise BadInput(
+            f"The episode has a period of {episode.spec.dt * 1e3:.4g} ms, and the simulator steps every "
+            f"{spec.dt * 1e3:.4g} ms; resample the episode or give the simulator that period."
+        )
     missing = [label for label in spec.action.labels if label not in episode.spec.action.labels]
     if missing:
         raise UnknownName("action of the episode", missing[0], episode.spec.action.labels)
@@ -401,7 +406,11 @@ def rollout_batch(
     lost = np.zeros(len(live), bool)
     step, together = 0, True
     while len(live) and step < remaining[0]:
-        count = _steps_together(remaining, step) if together else 1
+        count = 1
+        if together:  # until half of the worlds are finished and leave the batch
+            half = int(remaining[len(remaining) // 2])
+            end = half if half > step else int(remaining[0])
+            count = min(end - step, max(1, MAX_UNROLLED // len(remaining)))
         given = np.stack([actions(live, step + i) for i in range(count)])
         path = unroll(sim, state, given) if together else None
         together = path is not None
@@ -424,13 +433,6 @@ def rollout_batch(
             keep = slice(0, running)
             state, live, remaining, lost = take(state, keep), live[keep], remaining[keep], lost[keep]
     return survived
-
-
-def _steps_together(remaining: Array, step: int) -> int:
-    """Number of steps before half of the worlds are finished and leave the batch."""
-    half = int(remaining[len(remaining) // 2])
-    end = half if half > step else int(remaining[0])
-    return min(end - step, max(1, MAX_UNROLLED // len(remaining)))
 
 
 def _stepped(sim: Simulator, state: State, action: Array) -> Trajectory:
@@ -478,12 +480,3 @@ def _inputs(episode: Episode, spec: Spec) -> Array:
             )
     inputs = by_label(values, given, spec.inputs.labels, np.ones(()))
     return none if (inputs == 1).all() else inputs
-
-
-def _same_period(episode: Episode, spec: Spec) -> None:
-    # Clocks of recorders are off by parts in a thousand; two per cent is a different rate.
-    if abs(episode.spec.dt / spec.dt - 1) > 0.02:
-        raise BadInput(
-            f"The episode was recorded every {episode.spec.dt * 1e3:.4g} ms, but the simulator steps every "
-            f"{spec.dt * 1e3:.4g} ms; resample the episode or give the simulator that period."
-        )

@@ -353,7 +353,11 @@ def collision_groups(model: mujoco.MjModel, touch: Array) -> CollisionGroups | N
         classes = _classes(touch, known)
         if len(classes) > MAX_GROUPS:
             return None
-        found = _bits(touch & matters, classes)
+        member, partner = np.zeros(len(touch), np.int64), np.zeros(len(touch), np.int64)
+        for k, members in enumerate(classes):
+            met = [(touch & matters)[np.ix_(members, other)].any() for other in classes]
+            member[members], partner[members] = 1 << k, sum(1 << j for j, meets in enumerate(met) if meets)
+        found = CollisionGroups(member, partner)
         meets = (found.member[:, None] & found.partner[None, :]) != 0
         if (meets == touch)[matters].all():
             return found
@@ -375,18 +379,13 @@ def pair_friction(model: mujoco.MjModel, touch: Array) -> PairFriction:
     own = np.where(model.geom_condim == 1, 0.0, model.geom_friction[:, 0])
     pairs: dict[tuple[int, int], float] = {}
     for one, other in ((int(a), int(b)) for a, b in np.argwhere(np.triu(touch))):
-        wanted = _friction_between(model, one, other)
+        first, second = model.geom_priority[one], model.geom_priority[other]
+        sides = [one] if first > second else [other] if second > first else [one, other]
+        slides = max(model.geom_condim[g] for g in sides) > 1
+        wanted = float(max(model.geom_friction[g, 0] for g in sides)) if slides else 0.0
         if abs(max(own[one], own[other]) - wanted) > 1e-9:
             pairs[one, other] = pairs[other, one] = wanted
     return PairFriction(own, pairs)
-
-
-def _friction_between(model: mujoco.MjModel, one: int, other: int) -> float:
-    first, second = model.geom_priority[one], model.geom_priority[other]
-    sides = [one] if first > second else [other] if second > first else [one, other]
-    if max(model.geom_condim[g] for g in sides) == 1:
-        return 0.0
-    return float(max(model.geom_friction[g, 0] for g in sides))
 
 
 def _classes(touch: Array, known: Array) -> list[list[int]]:
@@ -411,14 +410,6 @@ def _fits(touch: Array, known: Array, members: list[int], geom: int) -> bool:
     together = np.array([*members, geom])
     among = touch[np.ix_(together, together)][known[np.ix_(together, together)] & ~np.eye(len(together), dtype=bool)]
     return bool(among.all() or not among.any())
-
-
-def _bits(touch: Array, classes: list[list[int]]) -> CollisionGroups:
-    member, partner = np.zeros(len(touch), np.int64), np.zeros(len(touch), np.int64)
-    for k, members in enumerate(classes):
-        member[members] = 1 << k
-        partner[members] = sum(1 << j for j, other in enumerate(classes) if touch[np.ix_(members, other)].any())
-    return CollisionGroups(member, partner)
 
 
 def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
