@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from math import atanh, ceil, comb, isfinite, nan, sqrt, tanh
+from typing import Any
 
 import numpy as np
 
@@ -232,24 +234,23 @@ def _pair(x: Array, y: Array) -> tuple[Array, Array]:
 @lru_cache(maxsize=512)
 def normal_quantile(share: float) -> float:
     """Quantile of the standard normal distribution."""
-    from scipy.special import ndtri
-
-    return float(ndtri(share))
+    return float(_special().ndtri(share))
 
 
 @lru_cache(maxsize=512)
 def student_quantile(share: float, degrees: int) -> float:
     """Quantile of Student's distribution."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, share))
+    return float(_special().stdtrit(degrees, share))
 
 
 def binomial_tail(k: int, n: int, p: float = 0.5) -> float:
     """P(X <= k) of a binomial with n trials."""
-    from scipy.special import bdtr
+    return 0.0 if k < 0 else float(_special().bdtr(min(k, n), n, p))
 
-    return 0.0 if k < 0 else float(bdtr(min(k, n), n, p))
+
+def _special() -> Any:
+    """Distributions of SciPy, which has no types."""
+    return import_module("scipy.special")
 
 
 def newcombe(first: tuple[int, int], second: tuple[int, int]) -> Estimate:
