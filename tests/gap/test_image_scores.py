@@ -8,7 +8,7 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.world import Channel, Spec, vector
 from instep.gap.gap_result import RunPair
-from instep.gap.image_scores import camera_scores, compare_frames, iou, photometric
+from instep.gap.measure import camera_scores, compare_frames, iou, photometric
 from instep.splat.image import psnr, ssim, unit_image
 
 

@@ -36,7 +36,7 @@ def test_ssim_falls_with_noise_and_not_with_itself() -> None:
 
 
 def test_the_gap_uses_the_same_metrics() -> None:
-    from instep.gap.image_scores import compare_frames
+    from instep.gap.measure import compare_frames
 
     real, sim = image(0), image(1)
     mask = np.zeros(real.shape[:2], bool)

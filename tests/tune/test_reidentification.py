@@ -15,7 +15,7 @@ from instep.report.tune_pages import reidentification_page
 from instep.tune import Reidentifier, ReidentifyOptions, online_params, reidentify
 from instep.tune.online.parameter_filter import DriftOptions, ParameterFilter, WindowEvidence
 from instep.tune.online.reidentification import Trial, UpdateOptions
-from instep.tune.online.sample_windows import SampleBuffer
+from instep.tune.online.window_prediction import SampleBuffer
 
 ARM = """<mujoco><option timestep="0.005" integrator="implicitfast"/><worldbody>
 <body name="upper" pos="0 0 1"><joint name="shoulder" axis="0 1 0" damping="0.2" frictionloss="0.4"/>

@@ -1,14 +1,12 @@
 """Causes that explain a gap together: sets of candidates are fitted jointly, and the smallest sufficient set is chosen.
 
 Causes that act alike (a soft servo and a heavy arm both sag) cannot be chosen one after the other: the first would take
-what belongs to the second. So sets of one candidate, of two and of more are fitted jointly, the best few of each size
-being extended by every other candidate. A larger set is taken only where it explains significantly more of the windows
-that no fit saw. Sets of the same size that explain as much are reported as alternatives.
+the share of the second. So sets of one candidate, of two and of more are fitted jointly, the best few of each size
+being extended by every other candidate. A larger set is taken only if it explains significantly more of windows that no
+fit saw. Sets of the same size that explain as much are reported as alternatives.
 
-Fits of candidate causes to windows of recorded runs, and their errors on windows that a fit does not see.
-
-Runs are cut into pieces. A simulator is placed at the start of each window and given the recorded commands; fits use
-the windows of every other piece, and the rest says how much of the gap a fit explains.
+Runs are cut into pieces. A simulator is placed at the start of each window and given the recorded commands. Fits use
+the windows of every other piece; the others measure the share of the gap that a fit explains.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Diagnosis of a gap: failure modes, candidate causes, and the share of each cause.
-
-Attribution: the share of each component in the gap, as Shapley values.
+"""Diagnosis of a gap: failure modes, candidate causes, and the share of each cause as its Shapley value.
 
 v(S) is the gap with the components in S at their identified values and the rest nominal. A component's share is its
-Shapley value, the mean of what it takes off over all orders in which components could be corrected:
+Shapley value, the mean of its reduction over all orders in which components could be corrected:
 phi_c = sum over S without c of |S|! (|C| - |S| - 1)! / |C|! (v(S) - v(S + c)), and sum phi = v(none) - v(all).
-One order alone misleads: a delay looks free when the gains that absorb it went first.
+One order alone misleads: a delay looks free if the gains that absorb it went first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Failure modes of a simulator: dynamics, noise, repeatability, contact and shape, each detected with its evidence.
-
-Failure modes of a policy: sensitivity to images, commands the robot cannot follow, closed-loop compounding.
-"""
+"""Failure modes of a simulator and of a policy in it, each detected with its evidence."""
 
 from __future__ import annotations
 

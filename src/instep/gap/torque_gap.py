@@ -1,6 +1,6 @@
-"""The gap in torques: what a scene's inverse dynamics needs for a recorded motion, against what was measured.
+"""The gap in torques: the inverse dynamics of a scene along a recorded motion, against measured torques.
 
-Measured joint torques with the motion behind them: low-passed without delay, differentiated and thinned.
+Motion and torques pass the same low-pass without delay; then they are differentiated and thinned.
 """
 
 from __future__ import annotations

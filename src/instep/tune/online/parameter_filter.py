@@ -1,25 +1,21 @@
-"""Recursive estimation of parameters from short windows: a Kalman filter whose noise is measured, not assumed.
+"""Recursive estimation of parameters from short windows, by a Kalman filter, and detection of sudden changes, by CUSUM.
 
 A window leaves the error e = measured - predicted, of each channel in a few bins over time. With J the derivative of
 the prediction by the parameters x, in unit coordinates,
 
     e = J (x_true - x) + n,    n ~ N(0, C).
 
-Between windows x_true moves by N(0, Q dt) and by a rate of its own, which changes slowly: what warms or wears drifts
-one way for some time.
+Between windows x_true moves by N(0, Q dt) and by a rate of its own, which changes slowly: heat and wear drift one way
+for some time. C is measured: it is the covariance of the errors that the filter leaves, of each channel over its bins.
+It holds the noise of sensors and start states, and the errors of the model in past windows. Errors of the model are
+alike in neighbouring windows, so C is widened by the long-run variance of the scores.
 
-C is the covariance of the errors that the filter leaves, of each channel over its bins: it holds the noise of the
-sensors and of start states, and what the model lacks, as far as windows before have shown it. Errors of neighbouring
-windows are alike where a model lacks something, so C is widened by the long-run variance of the scores.
+Beside the parameters, x may hold nuisances, which are uncertain too and look like the parameters. A delay that is a
+millisecond off looks like dry friction. Without nuisances the parameters would be biased, and C wider.
 
-Besides the parameters that are asked for, x may hold nuisances: what is uncertain too and looks alike, such as a delay
-that is a millisecond off beside dry friction. Left out, they would bias the others and widen C.
-
-Detection of sudden changes: CUSUM of standardised scores, confirmed by the likelihood of a jump.
-
-Two-sided cumulative sums of each parameter's scores say that something may have changed, and since which window. Then
-the windows since are filtered again from the estimate before them, once for each explanation (one parameter jumped, or
-all of a kind), and the most likely explanation counts if it is far more likely than no change.
+Two-sided cumulative sums of each parameter's scores detect a change and date it. The windows since are then filtered
+again from the estimate before them, once for each explanation: one parameter jumped, or all of a kind. The most likely
+explanation counts if it is far more likely than no change.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Gate of parameter updates: new values are taken only where they predict samples better that they have not seen.
+"""On-line re-identification: estimate parameters while a robot runs, detect changes, and check updates.
 
-A proposal is frozen when it is made, and every window that comes after it is predicted with it and with the values in
-use. It is applied once the mean difference of the errors is above zero by more than its interval. What was applied
-stays on trial against what it replaced, and is rolled back where that turns out better.
-
-On-line re-identification: parameters are estimated while a robot runs, changes are found, updates are checked.
-
-`Reidentifier` takes samples one at a time; `reidentify` replays recordings through it, as if the robot ran.
+`Reidentifier` takes samples one at a time; `reidentify` replays recordings through it, as if the robot ran. New values
+are applied only if they predict later windows better. A proposal is frozen, and every window after it is predicted with
+it and with the values in use. It is applied once the mean difference of the errors is above zero by more than its
+interval. An applied value stays on trial against the value before, and is rolled back if that predicts better.
 """
 
 from __future__ import annotations
@@ -40,9 +37,9 @@ from .parameter_filter import (
     ParameterFilter,
     WindowEvidence,
 )
-from .sample_windows import SampleBuffer
 from .window_prediction import (
     AUTO,
+    SampleBuffer,
     SceneMismatch,
     WindowPredictor,
     nuisances,

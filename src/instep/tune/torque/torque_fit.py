@@ -1,33 +1,9 @@
 """Least squares of joint torques over physically consistent inertias, friction and payloads.
 
 The unknowns are log-Cholesky coordinates of each body and payload, with a Gaussian prior around the scene's body, and
-the linear parameters of `torque_terms`. Torques are linear in the inertial parameters, so the data enter through one
-Gram matrix per joint, and a Gauss-Newton step costs milliseconds. Neighbouring residuals repeat each other: the weight
-of a joint is one over its residual's deviation and over the root of its correlation time, both found with the
-parameters.
-
-Terms of joint torques beside rigid bodies: friction, rotors, sensor offsets, a tilted base, coupled motors.
-
-Each term is linear in its parameters, which are changes of the scene's own values:
-
-    coulomb   F_c sign(v)                  armature  J a
-    viscous   F_v v                        drag      D |v| v
-    offset    b                            load      k |tau_rigid| sign(v)
-    tilt      gravity along x and y        coupling  the first three of an angle q_i + s q_j, s = 1 or -1
-
-A coupling is a motor that turns with two joints, as in the wrists of industrial arms: its friction and rotor act on
-both. In a scene it is a fixed tendon.
-
-Coordinates of a rigid body's inertia that are always physical: log-Cholesky factors of the pseudo-inertia.
-
-The pseudo-inertia P = [[S, h], [h^T, m]] of a body holds its mass m, first moment h = m c and second moment
-S = tr(I) / 2 - I, with I the inertia about the frame of the body. A body of positive density everywhere has a positive
-definite P; then masses are positive and moments fulfil the triangle inequality. With a reference P0 = L L^T,
-
-    P(x) = L U(x) U(x)^T L^T,    U = e^x0 [[e^x1, x4, x6, x7], [0, e^x2, x5, x8], [0, 0, e^x3, x9], [0, 0, 0, 1]]
-
-is positive definite for every x in R^10, and P(0) = P0. L is upper triangular, so the mass is m0 e^(2 x0), and x7 to x9
-move the centre of mass in units of the body's own radii of gyration.
+the parameters of linear terms. Torques are linear in the inertial parameters, so the data enter through one Gram matrix
+per joint, and a Gauss-Newton step costs milliseconds. Neighbouring residuals are correlated: the weight of a joint is
+one over its residual's deviation and over the root of its correlation time, both estimated with the parameters.
 """
 
 from __future__ import annotations
@@ -388,7 +364,16 @@ UNITS = {"coulomb": "Nm", "viscous": "Nm s/rad", "offset": "Nm", "armature": "kg
 
 @frozen_dataclass
 class TorqueTerm:
-    """One group of columns."""
+    """One term of joint torques beside rigid bodies, linear in its parameters, which are changes of the scene's values:
+
+        coulomb   F_c sign(v)                  armature  J a
+        viscous   F_v v                        drag      D |v| v
+        offset    b                            load      k |tau_rigid| sign(v)
+        tilt      gravity along x and y        coupling  the first three of an angle q_i + s q_j, s = 1 or -1
+
+    A coupling is a motor that turns with two joints, as in the wrists of industrial arms: its friction and rotor act on
+    both. In a scene it is a fixed tendon.
+    """
 
     kind: TermKind
     joints: tuple[str, str] = ("", "")
@@ -517,7 +502,17 @@ def consistent(pi: Array) -> Array:
 
 @array_dataclass
 class LogCholesky:
-    """Log-Cholesky coordinates around a reference body."""
+    """Log-Cholesky coordinates around a reference body, which are physical everywhere.
+
+    The pseudo-inertia P = [[S, h], [h^T, m]] of a body holds its mass m, first moment h = m c and second moment
+    S = tr(I) / 2 - I, with I the inertia about the frame of the body. It is positive definite for a positive density;
+    then masses are positive and moments fulfil the triangle inequality. With a reference P0 = L L^T,
+
+        P(x) = L U(x) U(x)^T L^T,    U = e^x0 [[e^x1, x4, x6, x7], [0, e^x2, x5, x8], [0, 0, e^x3, x9], [0, 0, 0, 1]]
+
+    is positive definite for every x in R^10, and P(0) = P0. L is upper triangular, so the mass is m0 e^(2 x0), and x7
+    to x9 move the centre of mass in units of the body's own radii of gyration.
+    """
 
     factor: Array
     """Upper triangular L of the reference P0 = L L^T [4, 4]."""

@@ -1,13 +1,4 @@
-"""Gates of an identification from torques: each is passed, failed or not run.
-
-Planted parameters on the recorded motion: are they found again, and do intervals hold them?
-
-Base parameters: the combinations of inertial parameters that joint torques determine.
-
-Columns of the regressor that depend on columns before them, from the base to the tip, belong to parameters that cannot
-be separated from those: with A_dependent = A_independent B, the torques are those of the combinations
-beta = theta_independent + B theta_dependent.
-"""
+"""Checks of an identification from torques: gates, planted parameters, base parameters."""
 
 from __future__ import annotations
 
@@ -286,7 +277,12 @@ class BaseParameter:
 
 
 def base_combinations(model: mujoco.MjModel, bodies: Sequence[int], dofs: Array, seed: int = 0) -> BaseCombinations:
-    """The base parameters of a model, from random states of the joints whose torques are measured."""
+    """The base parameters of a model, from random states of the joints whose torques are measured.
+
+    A column of the regressor that depends on columns before it, from the base to the tip, belongs to a parameter that
+    cannot be separated from those. With A_dependent = A_independent B, the torques are those of the combinations
+    beta = theta_independent + B theta_dependent.
+    """
     rng = np.random.default_rng((seed, 0xBA5E))
     q = np.tile(model.qpos0, (ROWS, 1))
     v, a = np.zeros((ROWS, model.nv)), np.zeros((ROWS, model.nv))

@@ -1,7 +1,4 @@
-"""Identify inertias, friction and payloads of a scene from measured joint torques, and check them by gates.
-
-A scene with identified inertias, friction, rotors, gravity and payload, written as a new folder.
-"""
+"""Identify inertias, friction and payloads from measured joint torques, and write them into a new scene folder."""
 
 from __future__ import annotations
 
