@@ -347,6 +347,8 @@ def run_beside(
             seen = summarize_shadow(shadow.answers(), found.episodes[0], output.folder, dropped=found.status.dropped)
             parts.insert(0, RunPart(seen.scores, seen.facts, sections=seen.sections, words=seen.words))
         if reidentified is not None:
+            if reidentified is not None:
+                reidentified.finish()
             facts, sections = live_facts(reidentified, output.folder), live_sections(reidentified)
             parts.insert(0, RunPart(facts=facts, numbers=live_numbers(reidentified), sections=sections))
     return found, parts

@@ -94,11 +94,16 @@ class LiveReidentification:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._deadline = min(self._deadline, time.monotonic() + CLOSE_TIMEOUT_S)
-        self._samples.put(None)
-        self._thread.join(2 * CLOSE_TIMEOUT_S)
+        self.finish()
+
+    def finish(self) -> None:
+        """Let the process take the samples that still wait, and end it; the result is complete then."""
         if self._thread.is_alive():
-            self.problem = self.problem or f"it did not end within {2 * CLOSE_TIMEOUT_S:g} s"
+            self._deadline = min(self._deadline, time.monotonic() + CLOSE_TIMEOUT_S)
+            self._samples.put(None)
+            self._thread.join(2 * CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                self.problem = self.problem or f"it did not end within {2 * CLOSE_TIMEOUT_S:g} s"
         if self._process.is_alive():
             self._process.terminate()
         self._process.join(CLOSE_TIMEOUT_S)
