@@ -239,7 +239,7 @@ def ray_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
 
 def foretold_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
     """Coverage of the transfer score: policies with random residuals, each on a robot of its own."""
-    from instep.evaluate import SuccessRates, score_coverage
+    from instep.evaluate.agreement import SuccessRates, score_coverage
 
     file = out / "foretold.json"
     pairs: list[list[float]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
@@ -260,7 +260,7 @@ def foretold_rows(out: Path, plan: Plan) -> list[dict[str, Any]]:
 
 def foretold(number: int, trials: int) -> tuple[float, float]:
     """Success of a policy with random weights in the simulator, and on a perturbed robot."""
-    from instep.evaluate import episode_returns, start_states
+    from instep.evaluate.episode_batch import episode_returns, start_states
     from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
     from instep.lab.simulation_training import TrainingSetup
     from instep.scene.folder import Scene
@@ -337,7 +337,8 @@ def picture_rows(out: Path, quick: bool, plan: Plan) -> list[dict[str, Any]]:
 
 def published_rows() -> list[dict[str, Any]]:
     """The same on published success rates of real robots, where the table is there."""
-    from instep.evaluate import read_rates, score_coverage
+    from instep.evaluate import read_rates
+    from instep.evaluate.agreement import score_coverage
 
     if not TABLE.is_file():
         return [row("transfer score, published policies: not run, their table is absent", 1.0, at_most=0.0)]

@@ -292,7 +292,8 @@ def train_progress(folder: Path) -> Path:
     """Loss of a training, and what it learned from: paths of the block."""
     run_instep(folder, "augment", "expert", "pusht", "--demos", "8", "--out", "shown")
     frame = ("--frame", "pusher_x", "pusher_y", "tee")
-    from instep.policy import TrainOptions, TrainProgress, train
+    from instep.policy import TrainOptions, train
+    from instep.policy.training import TrainProgress
 
     episodes, seen = instep.load_episodes(folder / "shown" / "demonstrations"), list[TrainProgress]()
     options = TrainOptions(frame=(frame[1], frame[2], frame[3]), steps=600, checkpoint_every=50)
@@ -307,7 +308,8 @@ def train_progress(folder: Path) -> Path:
 
 def augment_paths(folder: Path) -> Path:
     """States in which a policy failed, and demonstrations from there."""
-    from instep.evaluate import demonstrate, find_failure_states
+    from instep.evaluate import demonstrate
+    from instep.evaluate.failure_mining import find_failure_states
     from instep.policy import expert_of
     from instep.scene import Tasked, task_of
 

@@ -7,7 +7,8 @@ import pytest
 
 import instep
 from instep.core.errors import BadInput
-from instep.evaluate import evaluate_policies, real_success_rates, run_batch
+from instep.evaluate import evaluate_policies, run_batch
+from instep.evaluate.agreement import real_success_rates
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.policy.task_experts import expert_of
 from instep.report.eval_pages import eval_page

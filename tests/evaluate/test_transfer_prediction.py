@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.evaluate import SuccessRates, score_coverage, transfer_score
+from instep.evaluate import transfer_score
+from instep.evaluate.agreement import SuccessRates, score_coverage
 
 TABLE = Path(__file__).resolve().parents[3] / "shared/data/policy_tables/simpler_real_vs_sim.csv"
 

@@ -11,7 +11,7 @@ import pytest
 
 from instep import BadInput, Box, Param
 from instep.app.cli import main
-from instep.evaluate import episode_returns, start_states
+from instep.evaluate.episode_batch import episode_returns, start_states
 from instep.lab import simulation_training
 from instep.lab.policy_search import SearchOptions, best_weights, search_weights
 from instep.lab.residual_policy import ResidualPolicy, load_residual

@@ -7,56 +7,29 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .action_check import ActionCheck, CheckOptions, PredictedActions, check_policy, compare_actions
-    from .agreement import (
-        RankAgreement,
-        SuccessRates,
-        TransferScore,
-        rank_agreements,
-        read_rates,
-        real_success_rates,
-        score_coverage,
-        transfer_score,
-        transfer_scores,
-    )
-    from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
-    from .episode_batch import BatchResult, EpisodeResult, Returns, episode_returns, run_batch, start_states
-    from .evaluation import (
-        EvalOptions,
-        Evaluation,
-        PolicyComparison,
-        PolicySpec,
-        WorldSpec,
-        compare_policies,
-        evaluate_policies,
-    )
-    from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
-    from .perturbed_robot import Perturbation, SimulatedRobot, simulate_robot
-    from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
+    from .action_check import check_policy
+    from .agreement import rank_agreements, read_rates, transfer_score
+    from .episode_batch import EpisodeResult, run_batch
+    from .evaluation import EvalOptions, evaluate_policies
+    from .failure_mining import corrective_demos, demonstrate
+    from .perturbed_robot import Perturbation, simulate_robot
+    from .policy_gate import gate_policy, read_gate_rules
 
 __all__ = [
-    "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
-    "GateCheck", "GateRule", "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "Perturbation",
-    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SimulatedRobot", "SuccessRates",
-    "TransferScore", "Verdict", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
-    "corrective_demos", "demonstrate", "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy",
-    "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates", "run_batch", "score_coverage",
-    "simulate_robot", "start_states", "transfer_score", "transfer_scores", "write_junit",
+    "EpisodeResult", "EvalOptions", "Perturbation", "check_policy", "corrective_demos", "demonstrate",
+    "evaluate_policies", "gate_policy", "rank_agreements", "read_gate_rules", "read_rates", "run_batch",
+    "simulate_robot", "transfer_score",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "action_check": "ActionCheck CheckOptions PredictedActions check_policy compare_actions",
-        "agreement": (
-            "RankAgreement SuccessRates TransferScore rank_agreements read_rates real_success_rates "
-            "score_coverage transfer_score transfer_scores"
-        ),
-        "engine_parity": "ParityCheck ParityLimits ParityWorld check_parity",
-        "episode_batch": "BatchResult EpisodeResult Returns episode_returns run_batch start_states",
-        "evaluation": "EvalOptions Evaluation PolicyComparison PolicySpec WorldSpec compare_policies evaluate_policies",
-        "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
-        "perturbed_robot": "Perturbation SimulatedRobot simulate_robot",
-        "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
+        "action_check": "check_policy",
+        "agreement": "rank_agreements read_rates transfer_score",
+        "episode_batch": "EpisodeResult run_batch",
+        "evaluation": "EvalOptions evaluate_policies",
+        "failure_mining": "corrective_demos demonstrate",
+        "perturbed_robot": "Perturbation simulate_robot",
+        "policy_gate": "gate_policy read_gate_rules",
     },
 )
