@@ -41,11 +41,20 @@ def verb(args: Options[Given] = USUAL) -> Given:
 def test_expert_options_come_from_a_file_and_have_their_types(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('spread = 2\nnames = ["b", "c"]\nquiet = true\n')
-    given = tyro.cli(with_expert_options(verb, file), args=["--steps", "3"], config=MARKERS)
+    function, rest = with_expert_options(verb, ["--steps", "3"], file)
+    given = tyro.cli(function, args=rest, config=MARKERS)
     assert given == Given(steps=3, spread=2.0, names=("b", "c"), quiet=True)
     file.write_text("sprad = 2\n")
     with pytest.raises(UnknownName, match="Did you mean 'spread'"):
-        with_expert_options(verb, file)
+        with_expert_options(verb, [], file)
+
+
+def test_expert_options_among_words_win_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("spread = 2\n")
+    words = ["--names", "b", "c", "--steps", "3", "--quiet", "--spread", "4"]
+    function, rest = with_expert_options(verb, words, tmp_path / "mine.toml")
+    given = tyro.cli(function, args=rest, config=MARKERS)
+    assert rest == ["--steps", "3"] and given == Given(steps=3, spread=4.0, names=("b", "c"), quiet=True)
 
 
 def test_the_help_lists_expert_options_with_their_defaults() -> None:

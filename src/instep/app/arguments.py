@@ -7,12 +7,12 @@ import inspect
 import os
 import secrets
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, is_dataclass, make_dataclass, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
 
 import tyro
 
@@ -24,7 +24,7 @@ Positional = tyro.conf.Positional
 Options: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
 """A dataclass of options; its fields are flags of the verb."""
 Expert: TypeAlias = Annotated[T, tyro.conf.Suppress]
-"""An option for experts: set in the file of `--options`, not on the command line."""
+"""An option for experts: set in the file of `--options`, and listed below the common ones."""
 SceneArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]]
 """A shipped scene by name, a scene folder, or a robot file."""
 PolicyArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]]
@@ -45,15 +45,22 @@ MAX_TOKEN_FILE = 4096
 """Largest file of a token [bytes]."""
 
 
-def with_expert_options(function: Callable[..., Any], file: Path) -> Callable[..., Any]:
-    """The function of a verb whose expert options have the values of a TOML file as defaults."""
-    table: Mapping[str, Any] = {name.replace("-", "_"): value for name, value in read_toml(file).items()}
+def with_expert_options(
+    function: Callable[..., Any], words: Sequence[str], file: Path | None = None
+) -> tuple[Callable[..., Any], list[str]]:
+    """The function of a verb with its expert options set as defaults, and the words without these options.
+
+    Expert options come from a TOML file, and from `words`, which win.
+    """
+    table: Mapping[str, Any] = {} if file is None else {n.replace("-", "_"): v for n, v in read_toml(file).items()}
     signature, known, parameters = inspect.signature(function), set[str](), list[inspect.Parameter]()
+    rest = list(words)
     for parameter in signature.parameters.values():
         if is_dataclass(parameter.default):
             hints = _expert_fields(type(parameter.default))
             known |= hints.keys()
-            given = {name: value for name, value in table.items() if name in hints}
+            given, rest = _taken(rest, hints)
+            given = {**{name: _as_words(value) for name, value in table.items() if name in hints}, **given}
             parameter = parameter.replace(default=_with_values(parameter.default, hints, given, file))
         parameters.append(parameter)
     for name in table.keys() - known:
@@ -64,7 +71,32 @@ def with_expert_options(function: Callable[..., Any], file: Path) -> Callable[..
         return function(*operands, **options)
 
     called.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    return called
+    return called, rest
+
+
+def _taken(words: Sequence[str], hints: Mapping[str, Any]) -> tuple[dict[str, list[str] | None], list[str]]:
+    """The values of expert options among words, and the other words."""
+    given, rest, place = dict[str, list[str] | None](), list[str](), 0
+    while place < len(words):
+        name, value = words[place].removeprefix("--").replace("-", "_"), place + 1
+        if not words[place].startswith("--") or name not in hints:
+            rest.append(words[place])
+            place += 1
+            continue
+        kind = _shown(hints[name])
+        most = 0 if kind is bool else len(words) if get_origin(kind) is tuple else 1
+        place = value
+        while place < len(words) and place - value < most and not words[place].startswith("--"):
+            place += 1
+        given[name] = list(words[value:place])
+    return given, rest
+
+
+def _as_words(value: Any) -> list[str] | None:
+    """A value of a TOML file as words of a command line; None leaves a flag out."""
+    if isinstance(value, bool):
+        return [] if value else None
+    return [str(item) for item in (value if is_sequence(value) else [value])]
 
 
 def expert_help(function: Callable[..., Any]) -> list[str]:
@@ -80,16 +112,14 @@ def expert_help(function: Callable[..., Any]) -> list[str]:
     return ["expert options, in a TOML file given by --options FILE:", *found] if found else []
 
 
-def _with_values(default: Any, hints: Mapping[str, Any], given: Mapping[str, Any], file: Path) -> Any:
-    """Options with some expert fields replaced; tyro converts the values as it converts those of a command line."""
-    words: list[str] = []
-    for name, value in given.items():
-        items = value if is_sequence(value) else [value]
-        if value is not False:
-            words += [f"--{name.replace('_', '-')}", *(str(item) for item in items if value is not True)]
+def _with_values(
+    default: Any, hints: Mapping[str, Any], given: Mapping[str, list[str] | None], file: Path | None
+) -> Any:
+    """Options with some expert fields replaced; tyro converts their words."""
+    words = [w for n, v in given.items() if v is not None for w in (f"--{n.replace('_', '-')}", *v)]
     plain = [(name, _shown(hints[name]), field(default=getattr(default, name))) for name in given]
     made: Any = make_dataclass("ExpertOptions", plain)
-    parsed: Any = tyro.cli(made, prog=str(file), args=words, config=MARKERS)
+    parsed: Any = tyro.cli(made, prog=str(file or "instep"), args=words, config=MARKERS)
     return replace(default, **{name: getattr(parsed, name) for name in given})
 
 

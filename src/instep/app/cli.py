@@ -330,13 +330,13 @@ def _run(name: str, words: list[str]) -> int:
 
     from instep.app.arguments import MARKERS, expert_help, with_expert_options
 
-    function, verb = VERBS[name].function(), VERBS[name]
+    verb, file = VERBS[name], None
     if OPTIONS in words:
         place = words.index(OPTIONS)
         if place + 1 == len(words):
             raise BadInput(f"{OPTIONS} takes a TOML file with expert options; 'instep {name} --help' lists them.")
-        function = with_expert_options(function, Path(words[place + 1]))
-        words = words[:place] + words[place + 2 :]
+        file, words = Path(words[place + 1]), words[:place] + words[place + 2 :]
+    function, words = with_expert_options(verb.function(), words, file)
     try:
         result = tyro.cli(function, prog=f"instep {name}", args=words, config=MARKERS)
     except SystemExit as stop:  # tyro has printed the help or the problem
