@@ -46,7 +46,7 @@ from typing import Any
 import tyro
 
 from instep.app import cli
-from instep.app.arguments import MARKERS
+from instep.app.arguments import MARKERS, with_expert_options
 from instep.app.viewer.view_server import absence
 from instep.core.errors import BadInput
 from instep.core.world import frozen_dataclass
@@ -319,7 +319,9 @@ def options_of(verb: str) -> frozenset[str]:
     text = io.StringIO()
     with redirect_stdout(text):
         cli.main([*verb.split(), "--help"])
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.getvalue().partition("\nexamples:")[0]))
+    shown = text.getvalue().partition("\nexamples:")[0]
+    expert = [f"--{name.replace('_', '-')}" for name in re.findall(r"^  ([a-z_]+): ", shown, re.M)]
+    return frozenset([*re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown), *expert])
 
 
 def wrong_command(root: Path, words: list[str]) -> str:
@@ -355,11 +357,13 @@ def _wrong_verb(words: list[str]) -> str:
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
+    words = words[length:]
     if cli.OPTIONS in words:
         place = words.index(cli.OPTIONS)
         words = words[:place] + words[place + 2 :]
     try:
-        tyro.cli(nothing, args=words[length:], config=MARKERS, console_outputs=False)
+        checked, words = with_expert_options(nothing, words)
+        tyro.cli(checked, args=words, config=MARKERS, console_outputs=False)
     except SystemExit as stop:
         return f"the words are refused: instep {shlex.join(words)}" if stop.code else ""
     return ""

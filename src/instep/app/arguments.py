@@ -8,7 +8,7 @@ import os
 import secrets
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,8 @@ Options: TypeAlias = Annotated[T, tyro.conf.arg(name="")]
 """A dataclass of options; its fields are flags of the verb."""
 Expert: TypeAlias = Annotated[T, tyro.conf.Suppress]
 """An option for experts: set in the file of `--options`, and listed below the common ones."""
+ExpertOptions: TypeAlias = Annotated[T, tyro.conf.arg(name=""), tyro.conf.Suppress]
+"""A dataclass of options for experts."""
 SceneArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]]
 """A shipped scene by name, a scene folder, or a robot file."""
 PolicyArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]]
@@ -45,6 +47,24 @@ MAX_TOKEN_FILE = 4096
 """Largest file of a token [bytes]."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertField:
+    """One expert option of a verb."""
+
+    owner: type[Any]
+    """The dataclass that has the field."""
+    path: tuple[str, ...]
+    """The names that lead to it from the options of the verb."""
+    kind: Any
+    """Its type, without the mark that hides it."""
+
+    def value(self, options: Any) -> Any:
+        """The value in the options of a verb."""
+        for name in self.path:
+            options = getattr(options, name)
+        return options
+
+
 def with_expert_options(
     function: Callable[..., Any], words: Sequence[str], file: Path | None = None
 ) -> tuple[Callable[..., Any], list[str]]:
@@ -53,16 +73,17 @@ def with_expert_options(
     Expert options come from a TOML file, and from `words`, which win.
     """
     table: Mapping[str, Any] = {} if file is None else {n.replace("-", "_"): v for n, v in read_toml(file).items()}
-    signature, known, parameters = inspect.signature(function), set[str](), list[inspect.Parameter]()
-    rest = list(words)
+    signature, known, rest = inspect.signature(function), set[str](), list(words)
+    parameters = dict(signature.parameters)
     for parameter in signature.parameters.values():
-        if is_dataclass(parameter.default):
-            hints = _expert_fields(type(parameter.default))
-            known |= hints.keys()
-            given, rest = _taken(rest, hints)
-            given = {**{name: _as_words(value) for name, value in table.items() if name in hints}, **given}
-            parameter = parameter.replace(default=_with_values(parameter.default, hints, given, file))
-        parameters.append(parameter)
+        experts = _expert_fields(parameter.default)
+        if not experts:
+            continue
+        known |= experts.keys()
+        taken, rest = _taken(rest, experts)
+        given = {name: _as_words(value) for name, value in table.items() if name in experts} | taken
+        default = _with_values(parameter.default, {name: experts[name] for name in given}, given, file)
+        parameters[parameter.name] = parameter.replace(default=default)
     for name in table.keys() - known:
         raise UnknownName(f"expert option in {str(file)!r}", name, known)
 
@@ -70,20 +91,33 @@ def with_expert_options(
     def called(*operands: Any, **options: Any) -> Any:
         return function(*operands, **options)
 
-    called.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    called.__signature__ = signature.replace(  # pyright: ignore[reportAttributeAccessIssue]
+        parameters=list(parameters.values())
+    )
     return called, rest
 
 
-def _taken(words: Sequence[str], hints: Mapping[str, Any]) -> tuple[dict[str, list[str] | None], list[str]]:
+def expert_help(function: Callable[..., Any]) -> list[str]:
+    """Lines about the expert options of a verb; none if it has none."""
+    found: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        for name, one in _expert_fields(parameter.default).items():
+            value = one.value(parameter.default)
+            default = "" if value in (None, "", ()) else f" (default: {value})"
+            found.append(f"  {name}: {_field_docstrings(one.owner).get(name, '')}{default}")
+    return ["expert options, in a TOML file given by --options FILE:", *found] if found else []
+
+
+def _taken(words: Sequence[str], experts: Mapping[str, ExpertField]) -> tuple[dict[str, list[str] | None], list[str]]:
     """The values of expert options among words, and the other words."""
     given, rest, place = dict[str, list[str] | None](), list[str](), 0
     while place < len(words):
         name, value = words[place].removeprefix("--").replace("-", "_"), place + 1
-        if not words[place].startswith("--") or name not in hints:
+        if not words[place].startswith("--") or name not in experts:
             rest.append(words[place])
             place += 1
             continue
-        kind = _shown(hints[name])
+        kind = experts[name].kind
         most = 0 if kind is bool else len(words) if get_origin(kind) is tuple else 1
         place = value
         while place < len(words) and place - value < most and not words[place].startswith("--"):
@@ -99,39 +133,42 @@ def _as_words(value: Any) -> list[str] | None:
     return [str(item) for item in (value if is_sequence(value) else [value])]
 
 
-def expert_help(function: Callable[..., Any]) -> list[str]:
-    """Lines about the expert options of a verb; none where it has none."""
-    found: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if is_dataclass(parameter.default):
-            words = _field_docstrings(type(parameter.default))
-            for name in _expert_fields(type(parameter.default)):
-                value = getattr(parameter.default, name)
-                default = "" if value in (None, "", ()) else f" (default: {value})"
-                found.append(f"  {name}: {words.get(name, '')}{default}")
-    return ["expert options, in a TOML file given by --options FILE:", *found] if found else []
-
-
 def _with_values(
-    default: Any, hints: Mapping[str, Any], given: Mapping[str, list[str] | None], file: Path | None
+    default: Any, experts: Mapping[str, ExpertField], given: Mapping[str, list[str] | None], file: Path | None
 ) -> Any:
     """Options with some expert fields replaced; tyro converts their words."""
+    if not given:
+        return default
     words = [w for n, v in given.items() if v is not None for w in (f"--{n.replace('_', '-')}", *v)]
-    plain = [(name, _shown(hints[name]), field(default=getattr(default, name))) for name in given]
+    plain = [(name, one.kind, field(default=one.value(default))) for name, one in experts.items()]
     made: Any = make_dataclass("ExpertOptions", plain)
     parsed: Any = tyro.cli(made, prog=str(file or "instep"), args=words, config=MARKERS)
-    return replace(default, **{name: getattr(parsed, name) for name in given})
+    for name, one in experts.items():
+        default = _replaced(default, one.path, getattr(parsed, name))
+    return default
 
 
-def _expert_fields(options: type) -> dict[str, Any]:
-    hints = get_type_hints(options, include_extras=True)
-    return {name: hint for name, hint in hints.items() if tyro.conf.Suppress in getattr(hint, "__metadata__", ())}
+def _replaced(options: Any, path: tuple[str, ...], value: Any) -> Any:
+    inner = value if len(path) == 1 else _replaced(getattr(options, path[0]), path[1:], value)
+    return replace(options, **{path[0]: inner})
 
 
-def _shown(hint: Any) -> Any:
-    """The type of an expert option without the mark that hides it."""
-    rest = tuple(mark for mark in hint.__metadata__ if mark is not tyro.conf.Suppress)
-    return Annotated[(hint.__origin__, *rest)] if rest else hint.__origin__
+def _expert_fields(options: Any, hidden: bool = False) -> dict[str, ExpertField]:
+    """The expert options of a dataclass and of the dataclasses in it, by name."""
+    found: dict[str, ExpertField] = {}
+    hints: dict[str, Any] = get_type_hints(type(options), include_extras=True) if is_dataclass(options) else {}
+    for name, hint in hints.items():
+        marks = getattr(hint, "__metadata__", ())
+        mine, inner = hidden or tyro.conf.Suppress in marks, getattr(options, name)
+        if is_dataclass(inner):
+            nested = _expert_fields(inner, mine)
+            found |= {n: ExpertField(one.owner, (name, *one.path), one.kind) for n, one in nested.items()}
+        elif mine:
+            rest = tuple(mark for mark in marks if mark is not tyro.conf.Suppress)
+            kind = Annotated[(hint.__origin__, *rest)] if rest else hint.__origin__ if marks else hint
+            owner: type[Any] = type(options)
+            found[name] = ExpertField(owner, (name,), kind)
+    return found
 
 
 def _field_docstrings(options: type) -> dict[str, str]:

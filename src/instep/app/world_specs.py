@@ -115,7 +115,7 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
 class CameraOptions:
     """The cameras of a world: rendered from Gaussians by a file, else cameras of the scene."""
 
-    virtual: Path | None = None
+    virtual: Expert[Path | None] = None
     """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy reads them; --cameras then
     chooses among them."""
     cameras: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, OutFolder, Positional
+from instep.app.arguments import Expert, Options, OutFolder, Positional
 from instep.app.output import new_output
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
@@ -36,7 +36,7 @@ class AgreeArgs:
     real: Path | None = None
     """CSV table of real trials (policy, seed, success) from starts of --eval: real success rates from these trials and
     all virtual episodes."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed of the resampling."""
     out: OutFolder = None
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, PolicyArg, Positional, SceneArg
+from instep.app.arguments import Expert, Options, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.world_specs import CameraOptions
@@ -46,13 +46,13 @@ class AugmentArgs:
 
     demos: int = 30
     """how many demonstrations to collect."""
-    tries: int = 1000
+    tries: Expert[int] = 1000
     """most starts that are tried to find failures."""
     task: str = ""
     """task of the scene; its first where not given."""
-    world: str = "mujoco"
+    world: Expert[str] = "mujoco"
     """engine to find failures in."""
-    eval_worlds: tuple[str, ...] = ()
+    eval_worlds: Expert[tuple[str, ...]] = ()
     """worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given."""
     seeds: int = 200
     """held-out starts of the comparison."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from instep.app.arguments import DataArg, Options, OutFolder, PolicyArg
+from instep.app.arguments import DataArg, Expert, Options, OutFolder, PolicyArg
 from instep.app.data_args import DataArgs, located, read_runs, spread_runs
 from instep.app.output import new_output, progress_bar
 from instep.core.world import options_dataclass
@@ -21,11 +21,11 @@ class CheckArgs:
     """Options of `instep check`."""
 
     source: Options[DataArgs] = DataArgs()
-    runs: int = 0
+    runs: Expert[int] = 0
     """check only so many episodes, spread over all; 0 is all."""
-    every: int = 0
+    every: Expert[int] = 0
     """rows from one inference of a chunk to the next; 0 spreads about 2000 inferences over all episodes."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed that the policy is reset with."""
     out: OutFolder = None
 

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import DataArg, Options, Positional
+from instep.app.arguments import DataArg, Expert, Options, Positional
 from instep.app.data_args import DataArgs, mapping_of
 from instep.app.output import new_output
 from instep.data import (
@@ -34,7 +34,7 @@ def import_data(
     /,
     *,
     args: Options[DataArgs] = DataArgs(),
-    robot_type: str = "",
+    robot_type: Expert[str] = "",
 ) -> int:
     """Read recordings of another format and write them as a new LeRobot dataset, whole or not at all.
 
@@ -60,9 +60,9 @@ def export(
     *,
     args: Options[DataArgs] = DataArgs(),
     episodes: str = "",
-    cameras: str = "",
+    cameras: Expert[str] = "",
     columns: str = "",
-    robot_type: str = "",
+    robot_type: Expert[str] = "",
 ) -> int:
     """Write the episodes of a dataset in another format.
 

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, Positional
+from instep.app.arguments import Expert, Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.viewer.live_view import live_view
@@ -45,7 +45,7 @@ class EvalArgs:
 
     seeds: int = 100
     """how many starts."""
-    first: int = 0
+    first: Expert[int] = 0
     """seed of the first start."""
     worlds: tuple[str, ...] = ("mujoco",)
     """engines to run in (mujoco rapier), or perturbed:SEED, a simulated robot with hidden parameters."""
@@ -55,10 +55,10 @@ class EvalArgs:
     """parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
     'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that instep
     tune saved (its folder, or belief.json)."""
-    latency: int = 0
+    latency: Expert[int] = 0
     """control steps by which decisions are late."""
     views: Options[CameraOptions] = CameraOptions()
-    batch: int = 64
+    batch: Expert[int] = 64
     """episodes that run side by side."""
     on: str = ""
     """where to run: ray (this machine), ray://HOST:PORT (a cluster), processes:N, or threads:N, which overlap physics

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from instep.app.arguments import Options, OutFolder, SceneArg
+from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, SceneArg
 from instep.core.world import options_dataclass
 from instep.tune.excitation_limits import MotionLimits
 
@@ -31,14 +31,14 @@ class ExciteArgs:
     """what to identify ('joint.*.damping' action.delay); damping, dry friction and armature where not given."""
     seconds: float = 5.0
     """length of the motion [s]."""
-    highest: float = 4.0
+    highest: Expert[float] = 4.0
     """highest frequency of the commands [Hz]."""
-    noise: float = 1e-3
+    noise: Expert[float] = 1e-3
     """noise of measured positions [rad or m]."""
-    allowed: Options[MotionLimits] = MotionLimits()
-    generations: int = 30
+    allowed: ExpertOptions[MotionLimits] = MotionLimits()
+    generations: Expert[int] = 30
     """how long to search."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed of the search."""
     out: OutFolder = None
 

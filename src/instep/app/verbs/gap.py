@@ -45,17 +45,17 @@ class GapArgs:
     """measure only so many runs, spread over all; 0 is all."""
     every: Expert[float] = 0.5
     """distance between the recorded states at which the simulator is placed [s]."""
-    allow: tuple[str, ...] = ()
+    allow: Expert[tuple[str, ...]] = ()
     """checks that may fail: finite stamps rate units frozen gain order offset."""
     limit: tuple[str, ...] = ()
     """largest allowed scores, as 'elbow@0.5 s=0.02' or 'headline@full=0.02'; exit code 1 if one is broken."""
     scene: str = ""
     """scene of two datasets, for the errors of arms, tips and events that need a model."""
-    events: Path | None = None
+    events: Expert[Path | None] = None
     """a TOML file of [[event]] rules; by default grippers, bodies and the start are watched."""
     causes: str = ""
     """a fitted scene; the gap is shared among the components that it changes."""
-    policy: str = ""
+    policy: Expert[str] = ""
     """the policy that was recorded, as instep eval takes it. With a scene it is run in closed loop from the recorded
     starts; with a second dataset its actions on the images of both worlds are compared."""
     plain: bool = False

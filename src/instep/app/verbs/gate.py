@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from instep.app.arguments import Options, PolicyArg, Positional
+from instep.app.arguments import Expert, Options, PolicyArg, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import new_output, progress_bar
 from instep.app.world_specs import CameraOptions
@@ -34,7 +34,7 @@ class GateArgs:
     views: Options[CameraOptions] = CameraOptions()
     on: str = ""
     """where to run: ray, ray://HOST:PORT, processes:N or threads:N."""
-    junit: Path | None = None
+    junit: Expert[Path | None] = None
     """file for the verdict as JUnit XML; junit.xml in the folder where not given."""
     out: Path | None = None
     """folder to write, or to resume; a new one under runs/ where not given."""

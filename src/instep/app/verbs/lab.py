@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, OutFolder, PolicyArg, Positional, SceneArg
+from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
 from instep.app.output import new_output, progress_bar
 from instep.app.world_specs import CameraOptions
@@ -50,14 +50,14 @@ class ClosingArgs:
     """task of the scene; its first where not given."""
     robots: int = 20
     """perturbed robots, each in another engine with hidden parameters, noise and delay."""
-    first: int = 1
+    first: Expert[int] = 1
     """seed of the hidden parameters of the first robot."""
     techniques: tuple[str, ...] = ()
     """techniques by name, among which untouched must be; all where not given, but for
     "in the robot itself", a bound: what a training gains that knows the simulated robot."""
     quick: bool = False
     """a small budget, minutes instead of an hour; it replaces the options of the budget."""
-    budget: Options[ClosingBudget] = ClosingBudget()
+    budget: ExpertOptions[ClosingBudget] = ClosingBudget()
     on: str = ""
     """where robots run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
     out: Path | None = None
@@ -70,23 +70,23 @@ class LegsArgs:
 
     gait: Path | None = None
     """gait.json of an earlier search; the gait that comes with instep for so many legs where not given."""
-    generations: int = 0
+    generations: Expert[int] = 0
     """search a gait for this robot first, by so many generations of CMA-ES; it is written to OUT/gait.json."""
-    randomize: bool = False
+    randomize: Expert[bool] = False
     """search over ranges of delay, servos, masses and friction, so that the gait also walks robots that differ."""
-    close: bool = False
+    close: Expert[bool] = False
     """record the robot, identify it from IMU and joints, train the gait over the posterior and walk with it."""
-    speed: float | None = None
+    speed: Expert[float | None] = None
     """speed to walk at [m/s]; that of the gait where not given."""
     trials: int = 8
     """walks per condition."""
-    seconds: float = 20.0
+    seconds: Expert[float] = 20.0
     """length of a walk [s]."""
-    engine: Engine = "mujoco"
+    engine: Expert[Engine] = "mujoco"
     """engine of the robot; the simulation is always in MuJoCo."""
     hidden: int = 0
     """seed of hidden parameters by which the robot differs from its scene, a delay up to 20 ms among them; 0: none."""
-    push: float = 0.0
+    push: Expert[float] = 0.0
     """change of velocity by a push every 3 s [m/s]."""
     seed: int = 0
     """seed of the search and of the noise."""
@@ -264,12 +264,12 @@ class AdrArgs:
     """task of the scene; default: its first."""
     seeds: int = 32
     """largest number of episodes at each end of a range."""
-    latency: int = 0
+    latency: Expert[int] = 0
     """control steps by which decisions are late."""
     views: Options[CameraOptions] = CameraOptions()
-    batch: int = 64
+    batch: Expert[int] = 64
     """episodes that run side by side."""
-    seed: int = 0
+    seed: Expert[int] = 0
     """seed of the starts."""
     out: OutFolder = None
 

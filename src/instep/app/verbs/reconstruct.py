@@ -40,36 +40,36 @@ class ReconstructArgs:
     weights: Path | None = None
     """folder with the weights of SAM 2 for clicks and boxes (`instep reconstruct weights`); a graph cut if not
     given."""
-    time: float | None = None
+    time: Expert[float | None] = None
     """time of the frames of videos [s]; the first common one if not given."""
-    table_height: float | None = None
+    table_height: Expert[float | None] = None
     """height of a level table in the frame of the cameras [m]; that of ground_plane.json if not given."""
     align: bool = True
     """correct cameras that disagree about the table or about silhouettes; --no-align keeps them."""
     shape: Literal["auto", "carved", "hull", "extrusion"] = "auto"
     """visual hull, carved by stereo or not, or upright outline; auto decides by the views."""
-    height: float | None = None
+    height: Expert[float | None] = None
     """known height of the objects [m], for extruded outlines; a single image needs it."""
-    generator: str | None = None
+    generator: Expert[str | None] = None
     """program with arguments, or http://HOST:PORT/PATH, that generates shapes from images, such as a network; its shape
     is used if it fits the masks about as well as the one from silhouettes."""
-    generator_timeout: float = 600.0
+    generator_timeout: Expert[float] = 600.0
     """longest time of the generator for one object [s]."""
     mass: tuple[str, ...] = ()
     """weighed masses, NAME=KILOGRAMS."""
-    material: tuple[str, ...] = ()
+    material: Expert[tuple[str, ...]] = ()
     """materials, NAME=MATERIAL, for masses by density."""
-    friction: tuple[str, ...] = ()
+    friction: Expert[tuple[str, ...]] = ()
     """sliding friction, NAME=NUMBER."""
-    gaussians: int = 6000
+    gaussians: Expert[int] = 6000
     """Gaussians of each object at the start of the fit."""
-    background: int = 4000
+    background: Expert[int] = 4000
     """Gaussians of the static world behind the objects (splats/world.ply); 0 for none."""
-    steps: int = 600
+    steps: Expert[int] = 600
     """fit steps of the Gaussians of each object, a third for the background; 0 for no fit."""
-    redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
+    redo: Expert[Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"]] = "capture"
     """first stage to compute; earlier ones are read from OUT."""
-    robot: str | None = None
+    robot: Expert[str | None] = None
     """scene whose robot is added; the poses of the cameras must be in its world frame."""
     seed: Expert[int] = 0
     """seed of everything random."""
@@ -226,13 +226,13 @@ class PromptArgs:
 
     weights: Path | None = None
     """folder with the weights of SAM 2 (`instep reconstruct weights`); a graph cut if not given."""
-    time: float | None = None
+    time: Expert[float | None] = None
     """time of the frames of videos [s]; the first common one if not given."""
     port: Expert[int] = 0
     """port on this machine; a free one if 0."""
     no_browser: bool = False
     """print the address, but open no browser."""
-    seconds: float | None = None
+    seconds: Expert[float | None] = None
     """end after so many seconds [s]; else with Ctrl-C."""
 
 

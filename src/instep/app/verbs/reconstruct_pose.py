@@ -27,13 +27,13 @@ class PoseArgs:
     """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; structure from motion if not given."""
     photos: bool = False
     """structure from motion with a board in some images, which gives scale and table."""
-    length: tuple[str, ...] = ()
+    length: Expert[tuple[str, ...]] = ()
     """known lengths, METRES=IMAGE:X,Y/IMAGE:X,Y, between points on the table; IMAGE:X,Y+IMAGE:X,Y for one off it."""
-    masks: Path | None = None
+    masks: Expert[Path | None] = None
     """folder with NAME.png of each photograph, white where features are allowed."""
     turntable: bool = False
     """the camera stood still before a turntable: features that stand still are left out."""
-    kind: Literal["charuco", "tags"] = "charuco"
+    kind: Expert[Literal["charuco", "tags"]] = "charuco"
     """a ChArUco board, or a grid of tags (1x1 for a single one)."""
     square: float = 0.04
     """side of a square; of a grid, distance from tag to tag [m]."""
@@ -41,9 +41,9 @@ class PoseArgs:
     """side of a marker [m]."""
     dictionary: str = "DICT_4X4_50"
     """OpenCV's name of the markers, such as DICT_6X6_250 or DICT_APRILTAG_36h11."""
-    lens: tuple[float, ...] = ()
+    lens: Expert[tuple[float, ...]] = ()
     """FX FY CX CY [pixels] and, if known, K1 K2 P1 P2 K3; from the images if not given."""
-    thickness: float = 0.0
+    thickness: Expert[float] = 0.0
     """thickness of the board, which lies on the table [m]."""
     frames: Expert[int] = 40
     """most frames of a video."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from instep.app.arguments import DataArg, Options, OutFolder, TokenFile, WorldArg, link_token
+from instep.app.arguments import DataArg, Expert, Options, OutFolder, TokenFile, WorldArg, link_token
 from instep.app.output import new_output, progress_bar
 from instep.app.recorded_run import RunPart, announce_run, page_of_run, record_run, summarize_run
 from instep.app.robot_events import EventCounter
@@ -32,7 +32,7 @@ class RecordArgs:
     """seed of the first start; the next one counts up."""
     scene: str = ""
     """scene of a robot or a recording: its task is judged, and its view rendered for the page."""
-    task: str = ""
+    task: Expert[str] = ""
     """what the episodes show, in words."""
     token: TokenFile = None
     view: bool = False

@@ -24,10 +24,10 @@ class ReidentifyArgs:
     params: tuple[str, ...] = ("auto",)
     """what to estimate: addresses with * for any part ('joint.*.frictionloss' body.hand.mass), or auto: the mass that
     the last link carries, and the dry friction of driven joints."""
-    bounds: tuple[str, ...] = ()
+    bounds: Expert[tuple[str, ...]] = ()
     """ranges of parameters, as 'body.hand.mass=0.1:4'."""
     source: Options[DataArgs] = DataArgs()
-    window: float = 0.2
+    window: Expert[float] = 0.2
     """length of the windows that are predicted [s]."""
     drift: Expert[float] = 0.02
     """how fast a parameter usually drifts, as a share of its value per second."""

@@ -42,11 +42,11 @@ class RobotArgs:
     """seed of the hidden parameters; 0 hides nothing."""
     port: int = 0
     """port on this machine; a free one where 0."""
-    pace: Literal["real", "step"] = "real"
+    pace: Expert[Literal["real", "step"]] = "real"
     """real time, or one control step per command (as fast as it goes, repeatable)."""
     cameras: tuple[str, ...] = ()
     """cameras to render: names, 'all', or a calibration FILE.json whose cameras take the place of the scene's."""
-    camera_rate: float = 10.0
+    camera_rate: Expert[float] = 10.0
     """images per second of each camera; in real time fewer where the machine renders fewer."""
     noise: Expert[float] = 2e-4
     """standard deviation of position sensors [rad or m]."""
@@ -54,11 +54,11 @@ class RobotArgs:
     """control steps by which sensors are late."""
     token: Path | None = None
     """file with the token of the link; a fresh one is written to it where there is no such file."""
-    ready: Path | None = None
+    ready: Expert[Path | None] = None
     """file to write the address and token to once it listens (readable by you alone)."""
-    reveal: Path | None = None
+    reveal: Expert[Path | None] = None
     """file to write the hidden parameters to, for judging an identification afterwards."""
-    wiggle: bool = False
+    wiggle: Expert[bool] = False
     """test each joint by a small motion after a reset, before any command: order, sign and unit must be right."""
     view: bool = False
     """show the robot in the browser, as it truly is, without the noise and delay of its sensors."""

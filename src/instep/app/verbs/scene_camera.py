@@ -51,13 +51,13 @@ class CameraArgs:
     """where the camera is [m], in the frame of its body."""
     towards: Point | None = None
     """a point that it looks at [m], in the frame of its body."""
-    up: Point = (0.0, 0.0, 1.0)
+    up: Expert[Point] = (0.0, 0.0, 1.0)
     """the direction that is up in its image."""
-    body: str = ""
+    body: Expert[str] = ""
     """body that carries the camera, such as a gripper (default: the world)."""
-    size: Size | None = None
+    size: Expert[Size | None] = None
     """width and height of its images [pixels] (default: 640 480)."""
-    angle: float | None = None
+    angle: Expert[float | None] = None
     """horizontal field of view [deg]; 45 degrees along the shorter side by default."""
     focal: Expert[tuple[float, float] | None] = None
     """focal lengths fx fy [pixels], in place of --angle."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from instep.app.arguments import Options, PolicyArg, SceneArg, kept_token
+from instep.app.arguments import Expert, Options, PolicyArg, SceneArg, kept_token
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK, Certificate, ListenOptions
@@ -36,26 +36,26 @@ class ServeArgs:
     """which task of the scene; its first where not given."""
     cameras: tuple[str, ...] = ()
     """cameras whose images clients send: names, 'all', or a calibration FILE.json."""
-    virtual: Path | None = None
+    virtual: Expert[Path | None] = None
     """a file of virtual cameras (TOML) whose images clients send."""
-    host: str = "127.0.0.1"
+    host: Expert[str] = "127.0.0.1"
     """address to listen on; beyond this machine it takes --certificate and --key, or --plain behind a tunnel."""
-    certificate: Path | None = None
+    certificate: Expert[Path | None] = None
     """PEM file of a TLS certificate; clients then connect to wss://."""
-    key: Path | None = None
+    key: Expert[Path | None] = None
     """PEM file of the certificate's private key."""
-    plain: bool = False
+    plain: Expert[bool] = False
     """allow unencrypted connections beyond this machine, where a tunnel encrypts them."""
     port: int = 8000
     """port to listen on; 0 takes a free one."""
     token: Path | None = None
     """file with the token clients must send; a fresh one is written to it where there is no such file, and one is made
     and shown where none is given."""
-    public: bool = False
+    public: Expert[bool] = False
     """allow 0.0.0.0, that is every network this machine is in."""
     map: Path | None = None
     """a TOML file with the clients' names of observations and actions."""
-    seconds: float = 0.0
+    seconds: Expert[float] = 0.0
     """stop after so many seconds; 0 runs until Ctrl-C."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, OutFolder, Positional, SceneArg
+from instep.app.arguments import Expert, Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 
@@ -30,21 +30,21 @@ class SplatArgs:
 
     steps: int = 1500
     """optimisation steps, each on one image."""
-    max_gaussians: int = 20_000
+    max_gaussians: Expert[int] = 20_000
     """most Gaussians of the static background."""
-    train_frames: int = 50
+    train_frames: Expert[int] = 50
     """frames of each video to fit to."""
-    held_out: int = 10
+    held_out: Expert[int] = 10
     """frames of each video, or whole images, kept back to score on."""
     align: bool = True
     """first align cameras that disagree about the table; --no-align takes them as they are."""
     cameras: Path | None = None
     """a calibration file whose cameras take the place of those of the same name, as they are."""
-    up: Literal["y", "z"] = "z"
+    up: Expert[Literal["y", "z"]] = "z"
     """the axis that points up in a .ply or .splat file of Gaussians that states none; most scanning apps write y."""
-    orbit: int = 60
+    orbit: Expert[int] = 60
     """frames of the video of a camera that circles the scene; 0 for none."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Expert[Literal["cpu", "cuda"]] = "cpu"
     """where images are rendered and differentiated: cpu, or cuda (instep[gpu])."""
     seed: int = 0
     """seed of the fit."""

@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, OutFolder, Positional
+from instep.app.arguments import Expert, Options, OutFolder, Positional
 from instep.app.data_args import named_run, robot_layout
 from instep.app.output import Output, gate_table, new_output
 from instep.core.episode import Episode
@@ -40,15 +40,15 @@ from .gap import GapArgs, measured
 class StartArgs:
     """Options of `instep start`."""
 
-    images: Path | None = None
+    images: Expert[Path | None] = None
     """folder of images of the place, with cameras.json or transforms.json: the next commands fit Gaussians to them."""
     map: Path | None = None
     """a mapping file (.toml), such as a corrected draft, in place of a guess."""
-    rate: float | None = None
+    rate: Expert[float | None] = None
     """rows per second of logs without times [Hz]."""
     budget: str = "150s"
     """how long the identification may take (90s, 2min)."""
-    runs: int = 6
+    runs: Expert[int] = 6
     """measure the gap on so many runs, spread over all; 0 is all."""
     seed: int = 0
     """seed of all random numbers."""

@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, OutFolder, Positional, SceneArg
+from instep.app.arguments import ExpertOptions, Options, OutFolder, Positional, SceneArg
 from instep.app.data_args import DataArgs, located, read_runs
 from instep.app.output import Output, broken_limits, gate_table, new_output
 from instep.core.episode import Episode
@@ -32,7 +32,7 @@ class TorqueArgs:
     """Options of `instep torque`."""
 
     source: Options[DataArgs] = DataArgs()
-    identify: Options[IdentifyTorqueOptions] = IdentifyTorqueOptions()
+    identify: ExpertOptions[IdentifyTorqueOptions] = IdentifyTorqueOptions()
     compare: bool = False
     """only compare the torques with those of the scene; nothing is identified."""
     limit: tuple[str, ...] = ()

@@ -51,11 +51,11 @@ class TrainArgs:
     """task of the scene; default: its first."""
     world: str = "mujoco"
     """engine to train in, or to evaluate in; perturbed:SEED to evaluate on a simulated robot."""
-    eval_starts: int = 0
+    eval_starts: Expert[int] = 0
     """number of held-out starts to evaluate each checkpoint from."""
     cameras: tuple[str, ...] = ()
     """cameras that the policy uses, by name."""
-    virtual: Path | None = None
+    virtual: Expert[Path | None] = None
     """file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data; --cameras
     chooses among them."""
     randomize: tuple[str, ...] = ()
@@ -65,24 +65,24 @@ class TrainArgs:
     adr: tuple[str, ...] = ()
     """in simulation: automatic domain randomization, ranges that grow from the scene's value to the given bounds while
     the policy keeps its return at their ends (action.delay=0..0.1)."""
-    base: str = "expert"
+    base: Expert[str] = "expert"
     """in simulation: the policy to correct, as in instep eval. From data: a trained policy to adapt to --adapt-images,
     or to train further on the data."""
-    adapt_images: tuple[str, ...] = ()
+    adapt_images: Expert[tuple[str, ...]] = ()
     """adapt --base, without labels, to the images in these recordings of a robot; the data is what it was trained
     on."""
-    adapt_by: Way = "auto"
+    adapt_by: Expert[Way] = "auto"
     """method of the adaptation."""
-    rehearse: tuple[str, ...] = ()
+    rehearse: Expert[tuple[str, ...]] = ()
     """earlier data that --base is trained on beside the new."""
-    without: tuple[str, ...] = ()
+    without: Expert[tuple[str, ...]] = ()
     """channels that the policy does not use, such as observation.environment_state."""
     frame: tuple[str, ...] = ()
     """observe and act in the frame of a body on a table: the joints that are the x and y of the contact point, and its
     name, such as pusher_x pusher_y tee."""
     steps: int | None = None
     """training steps (6000 from data, 400 with --base), or generations in simulation (20)."""
-    device: str = "cpu"
+    device: Expert[str] = "cpu"
     """device of the training: cpu or cuda."""
     seed: int = 0
     """seed of the training."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from instep.app.arguments import Options
+from instep.app.arguments import Expert, Options
 from instep.app.data_args import DataArgs
 from instep.core.reading import NUMBER, read_entries, table_of
 from instep.core.world import array_dataclass, options_dataclass
@@ -41,24 +41,24 @@ class TuneArgs:
     bounds: tuple[str, ...] = ()
     """ranges to search, as 'joint.*.damping=0.01:2'."""
     source: Options[DataArgs] = DataArgs()
-    own: tuple[str, ...] = ()
+    own: Expert[tuple[str, ...]] = ()
     """parameters that each group of recordings has of its own ('joint.*.frictionloss'); the others are shared."""
-    group: tuple[str, ...] = ()
+    group: Expert[tuple[str, ...]] = ()
     """groups of --own: a metadata field of the recordings, 'folder', or patterns as 'monday*=a' 'tuesday*=b'."""
-    ignore_coordinates: tuple[str, ...] = ()
+    ignore_coordinates: Expert[tuple[str, ...]] = ()
     """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
-    window: float | None = None
+    window: Expert[float | None] = None
     """length of the windows that are simulated [s]; shorter for chaotic motion. Where it is not given, 1 s, and for
     arms with motors as long as the motion stays predictable."""
-    windows: int = 200
+    windows: Expert[int] = 200
     """most windows used, spread over all recordings."""
-    held_out: float = 1 / 3
+    held_out: Expert[float] = 1 / 3
     """share of the recordings that is held out for the last gate."""
-    starts: int = 1
+    starts: Expert[int] = 1
     """starting points per search, the first of all at the scene's own values."""
-    seeds: int = 4
+    seeds: Expert[int] = 4
     """independent searches, whose results must agree; with fewer than three nothing is promoted."""
-    draws: int | None = None
+    draws: Expert[int | None] = None
     """planted parameter sets in the recovery gate, enough for about forty values where not given; with 0 nothing is
     promoted."""
     budget: str = ""
@@ -66,15 +66,15 @@ class TuneArgs:
 """
     resume: Path | None = None
     """folder of an earlier run, from whose best values a search begins."""
-    drop_unpredictable: bool = False
+    drop_unpredictable: Expert[bool] = False
     """leave out rows whose prediction is dominated by noise of the window's start state, as near an upright pendulum.
 """
-    fixed_start: bool = False
+    fixed_start: Expert[bool] = False
     """take start states of windows as measured, rather than estimate them within their noise; for long windows that
     begin at rest."""
     posterior: PosteriorMethod = "none"
     """also infer a posterior by this method (dropo: a distribution to train on)."""
-    delta: bool = False
+    delta: Expert[bool] = False
     """also learn a delta action for the error that the parameters leave."""
     seed: int = 0
     """seed of all random numbers."""

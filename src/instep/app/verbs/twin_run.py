@@ -67,9 +67,9 @@ class TwinArgs:
     """correction by images: pose (filter), forces (visual forces), none (physics only), or an extension."""
     start: Path | None = None
     """file of the bodies' poses in the first images (JSON): poses, or points and the pixels that show them."""
-    hold_camera: tuple[str, ...] = ()
+    hold_camera: Expert[tuple[str, ...]] = ()
     """held-out cameras: not used by the correction, to score it by."""
-    images: bool = False
+    images: Expert[bool] = False
     """record the real images that the twin was corrected by."""
     residual: Expert[Literal["auto", "mask", "learned"]] = "auto"
     """segmentation of bodies by a pose filter: by the colour of the scene (mask), or by learned colours and texture

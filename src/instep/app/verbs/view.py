@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, Positional, TokenFile, link_token
+from instep.app.arguments import Expert, Options, Positional, TokenFile, link_token
 from instep.app.viewer.showing import ViewRequest, is_scene, open_content, view_images, view_page
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
@@ -44,13 +44,13 @@ class ViewArgs:
     """parameters of the last scene with a slider (patterns such as 'joint.*.damping'); the replay follows them."""
     map: Path | None = None
     """mapping file of the recordings (.toml)."""
-    episode: int = 1
+    episode: Expert[int] = 1
     """episode that is shown first."""
     port: int = 0
     """port on this machine; a free one where 0."""
     no_browser: bool = False
     """print the address, and open no browser."""
-    seconds: float | None = None
+    seconds: Expert[float | None] = None
     """end after so many seconds [s]; else with Ctrl-C."""
     image: Path | None = None
     """write a PNG of the page and end; a Chromium of this machine renders it."""
@@ -61,13 +61,13 @@ class ViewArgs:
     real: str = ""
     """robot:ADDRESS that follows the simulated one of --teleop, through its own limits, only while the page keeps it
     armed: a robot that is armed goes to its start first."""
-    allow_stop: bool = False
+    allow_stop: Expert[bool] = False
     """give the page of robot:ADDRESS a button that stops the robot until it is reset."""
     place: Path | None = None
     """write start poses of objects to this new file (JSON), for 'instep run ... --start': drag the objects of the scene
     to where they are."""
     token: TokenFile = None
-    at: float = 0.0
+    at: Expert[float] = 0.0
     """time that --image shows [s]."""
 
 
