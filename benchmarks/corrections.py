@@ -22,25 +22,13 @@ from instep.lab.visual_forces import ForceOptions, VisualForces
 from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.folder import Scene
-from instep.twin import (
-    CameraRig,
-    Correction,
-    JointBlend,
-    NoCorrection,
-    PoseFilter,
-    RefinedRig,
-    Twin,
-    TwinOptions,
-    block_median,
-    recorded_rig,
-    refine_rig,
-    silhouette_overlaps,
-)
-from instep.twin.camera_rig import align_stamps
+from instep.twin import CameraRig, Correction, NoCorrection, PoseFilter, Twin, TwinOptions
+from instep.twin.camera_refinement import RefinedRig, refine_rig
+from instep.twin.camera_rig import align_stamps, recorded_rig
 from instep.twin.scene_geometry import parked_joints
 from instep.twin.tracked_body import FreeBody, free_body
-from instep.twin.tracking import correction_of, jitter
-from instep.twin.twin import STAGES
+from instep.twin.tracking import block_median, correction_of, jitter, silhouette_overlaps
+from instep.twin.twin import STAGES, JointBlend
 from rendered_recordings import render_recording
 from sync import BEGIN, motion
 

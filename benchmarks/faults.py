@@ -32,8 +32,7 @@ from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions,
 from instep.robot.control_loop import RobotLoop
 from instep.robot.wire import Command
 from instep.scene.folder import Scene
-from instep.twin import StageOptions, TrustStage
-from instep.twin.trust_stages import CHANNEL, LABELS, SETTLE_S
+from instep.twin.trust_stages import CHANNEL, LABELS, SETTLE_S, StageOptions, TrustStage
 from nominal_runs import supervised_run
 
 PERIOD_NS = 16_666_667

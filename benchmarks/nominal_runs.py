@@ -24,10 +24,11 @@ from instep.policy.task_experts import expert_of
 from instep.robot import Late, Noisy
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.twin import StageOptions, Trust, TwinOptions, correction_log, open_twin
+from instep.twin import Trust, TwinOptions, correction_log, open_twin
 from instep.twin.camera_rig import IMAGES
 from instep.twin.tracking import flat_images
 from instep.twin.trust import FEATURES, SHIPPED, calibrate_features, feature_rows
+from instep.twin.trust_stages import StageOptions
 from sync import Restless
 
 RUNS: tuple[tuple[str, int, float], ...] = tuple(

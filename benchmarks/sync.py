@@ -28,8 +28,9 @@ from instep.robot.realtime import lower_priority
 from instep.scene.folder import Scene
 from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of
-from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
 from instep.twin.camera_rig import IMAGES
+from instep.twin.tracking import block_median
 from instep.twin.twin import COUNTS, STAGES
 from rendered_recordings import render_recording
 

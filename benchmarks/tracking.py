@@ -22,9 +22,10 @@ from instep.core.poses import angle_between
 from instep.core.world import Array, Channel, vector
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
-from instep.twin import TrackedRecording, TwinOptions, block_median, correction_log, silhouette_overlaps, transform_at
+from instep.twin import TrackedRecording, TwinOptions, correction_log
+from instep.twin.body_outlines import transform_at
 from instep.twin.camera_rig import IMAGES, recorded_rig
-from instep.twin.tracking import track_recording
+from instep.twin.tracking import block_median, silhouette_overlaps, track_recording
 from instep.twin.twin import STAGES
 from tracking_hand_eye import board_rows, planted_rows
 from tracking_jointed import jointed_rows

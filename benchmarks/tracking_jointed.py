@@ -25,8 +25,8 @@ from instep.robot import Recording
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene
-from instep.twin import Twin, TwinOptions, block_median, correction_log
-from instep.twin.tracking import correction_of
+from instep.twin import Twin, TwinOptions, correction_log
+from instep.twin.tracking import block_median, correction_of
 from rendered_recordings import RenderOptions, render_recording
 from tracking_scenes import clutter
 

@@ -17,8 +17,8 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import Array
 from instep.physics.engines import open_world
 from instep.robot import Recording
-from instep.twin import Twin, TwinOptions, block_median, correction_log
-from instep.twin.tracking import correction_of
+from instep.twin import Twin, TwinOptions, correction_log
+from instep.twin.tracking import block_median, correction_of
 from tracking_scenes import ROUND, RenderedScene, render_scene
 
 HELD_OUT = tuple(range(100, 112))

@@ -24,9 +24,9 @@ from instep.policy.task_experts import expert_of
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.twin import CameraRig, PoseFilter, TrustStage, Twin, calibrate_trust, correction_log, trust_events
+from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log
 from instep.twin.camera_rig import IMAGES
-from instep.twin.trust_stages import stage_seconds
+from instep.twin.trust_stages import TrustStage, stage_seconds, trust_events
 from nominal_runs import supervised_run
 from rendered_recordings import RenderOptions, render_recording
 from sync import Restless

@@ -11,7 +11,7 @@ import pytest
 from instep.app.cli import main
 from instep.data import load_episodes
 from instep.scene.folder import Scene
-from instep.twin import refine_rig
+from instep.twin.camera_refinement import refine_rig
 from instep.twin.camera_rig import align_stamps
 
 CAMERAS = ("cam_220422302296", "cam_234222302164", "cam_234222303707")

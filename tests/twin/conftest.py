@@ -18,7 +18,8 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
-from instep.twin import CameraRig, FilterOptions, Outline, PoseFilter, Twin, correction_log, outline_of
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
+from instep.twin.body_outlines import Outline, outline_of
 from instep.twin.camera_rig import IMAGES
 
 STEPS = 60

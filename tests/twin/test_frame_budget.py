@@ -10,8 +10,9 @@ from instep.core.poses import transform
 from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
-from instep.twin import CameraRig, FilterOptions, Outline, PoseFilter, Twin, correction_log
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
 from instep.twin.body_appearance import LearnedAppearance, RegionColours
+from instep.twin.body_outlines import Outline
 from instep.twin.camera_frames import LEFT_OUT, MIN_POINTS, WORK, Deadline, FrameBudget, WorkState, left_out
 from instep.twin.pose_solver import moved, planar_basis, solve_pose
 from instep.twin.tracked_body import StartPose

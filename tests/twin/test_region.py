@@ -15,9 +15,9 @@ from scipy.ndimage import binary_erosion, correlate1d
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
-from instep.twin import Outline, outline_of, region_kernels, texture_kernels
+from instep.twin import region_kernels, texture_kernels
 from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionColours, mask_bodies_in_front
-from instep.twin.body_outlines import hull_faces, project_outline
+from instep.twin.body_outlines import Outline, hull_faces, outline_of, project_outline
 from instep.twin.body_search import find_by_regions, resting_sides
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.filter_state import systematic_spread

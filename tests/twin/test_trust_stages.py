@@ -17,27 +17,19 @@ from instep.physics.engines import open_world
 from instep.report.run_pages import twin_sections
 from instep.robot import Recording, scene_limits
 from instep.scene.folder import Scene
-from instep.twin import (
-    CameraRig,
-    NoCorrection,
-    PoseFilter,
-    StageOptions,
-    TrustStage,
-    Twin,
-    TwinOptions,
-    calibrate_trust,
-    open_twin,
-    shipped_trust,
-    trust_events,
-)
+from instep.twin import CameraRig, NoCorrection, PoseFilter, Twin, TwinOptions, calibrate_trust, open_twin
 from instep.twin.tracking import supervised
+from instep.twin.trust import shipped_trust
 from instep.twin.trust_stages import (
     CHANNEL,
     LABELS,
     SETTLE_S,
     Evidence,
+    StageOptions,
     TrustCause,
+    TrustStage,
     set_point_bound,
+    trust_events,
     trust_monitor,
 )
 

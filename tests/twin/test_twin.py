@@ -12,9 +12,9 @@ from instep.core.rollout import Constant, Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.scene.folder import Scene
-from instep.twin import CameraRig, JointBlend, NoCorrection, PoseFilter, Twin
+from instep.twin import CameraRig, NoCorrection, PoseFilter, Twin
 from instep.twin.tracking import flat_images
-from instep.twin.twin import COUNTS, STAGES, adapt_lead, blend_joints
+from instep.twin.twin import COUNTS, STAGES, JointBlend, adapt_lead, blend_joints
 
 MM, DEG = 1e-3, np.pi / 180
 

@@ -11,7 +11,8 @@ from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line, twi
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
 from instep.report.run_pages import _joined, twin_numbers, twin_sections
-from instep.twin import calibrate_trust, shipped_trust
+from instep.twin import calibrate_trust
+from instep.twin.trust import shipped_trust
 
 
 def watched(episode, trust=None) -> tuple[TwinStatus, Progress, int]:

@@ -522,7 +522,7 @@ def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, on_step: Callab
 
 def twin_scores(twin: TwinRun) -> dict[str, Estimate]:
     """The twin's numbers for result.json."""
-    from instep.twin import block_median
+    from instep.twin.tracking import block_median
 
     end = twin.to_goal(twin.true)[-1:]
     turn = angle_between(twin.true[-1:, 3:], np.array(twin.scene.model.body("goal").quat)[None])
@@ -574,7 +574,7 @@ class _CameraLog:
     """Keeps what the cameras saw a second apart, and small frames of all of it."""
 
     def __init__(self, scene: Scene, robot: RobotWorld):
-        from instep.twin import outline_of
+        from instep.twin.body_outlines import outline_of
 
         self._scene, self._robot, self._every = scene, robot, max(1, round(1 / (FRAMES_PER_SECOND * scene.dt)))
         self.frames: list[Array] = []
@@ -596,7 +596,7 @@ class _CameraLog:
         return tuple(self._kept[i] for i in sorted({0, len(self._kept) // 2, len(self._kept) - 1}))
 
     def _moment(self, state: State) -> TwinMoment:
-        from instep.twin import draw_outline, transform_at
+        from instep.twin.body_outlines import draw_outline, transform_at
         from instep.twin.camera_rig import IMAGES
 
         seen = self._robot.observe(state.hidden["twin"].real)

@@ -146,7 +146,8 @@ def _run(
 
 def _track(scene: str, recording: Episode, options: TwinOptions, args: TwinArgs, loop: LoopArgs) -> int:
     """Track a recording with a twin, score it by the recorded images, and write the results."""
-    from instep.twin import shipped_trust, track_recording
+    from instep.twin import track_recording
+    from instep.twin.trust import shipped_trust
 
     output = new_output("twin", loop.out)
     for file in (args.real.partition(":")[2].partition("#")[0], *args.cameras):
@@ -204,8 +205,8 @@ def twin_part(episode: Episode, trust: Trust, held_out: Sequence[str] = ()) -> R
 
 def twin_log(episode: Episode, trust: Trust | None = None) -> TwinLog:
     """The log of a twin for its page."""
-    from instep.twin import correction_log, trust_events
-    from instep.twin.trust_stages import CHANNEL, LABELS
+    from instep.twin import correction_log
+    from instep.twin.trust_stages import CHANNEL, LABELS, trust_events
 
     if "twin.correction" not in episode:
         return TwinLog(episode, {})
@@ -221,7 +222,9 @@ def twin_log(episode: Episode, trust: Trust | None = None) -> TwinLog:
 
 def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
-    from instep.twin import FAULT_WORDS, ImageFault, TrustStage, trust_events
+    from instep.twin import ImageFault
+    from instep.twin.camera_frames import FAULT_WORDS
+    from instep.twin.trust_stages import TrustStage, trust_events
 
     if "twin.correction" not in episode:
         return []
@@ -357,7 +360,7 @@ def calibrated_on(nominal: Path) -> Trust:
 
 def chosen_trust(nominal: Path | None) -> Trust:
     """Trust by the shipped calibration, or by nominal runs where there are some."""
-    from instep.twin import shipped_trust
+    from instep.twin.trust import shipped_trust
 
     return shipped_trust() if nominal is None else calibrated_on(nominal)
 

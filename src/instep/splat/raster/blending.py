@@ -28,7 +28,6 @@ from .simd import (
     broadcast,
     constant,
     exp2,
-    float_as_bits,
     load,
     maximum,
     minimum,
@@ -296,51 +295,3 @@ def blend_tiles(tiles: TileLists, backdrop: BackdropArrays, image: ImageArrays) 
             if left < width and top < height:
                 blend_cell(buffers, n, cell, read_limits(backdrop.depth, corner, buffers.limits), out)
                 write_cell(out, corner, backdrop.colour, image)
-
-
-@njit(**INLINE)
-def label_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, body: Any, shares: Any) -> None:
-    """Sum the weights of each body in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
-    light, cursor = full_light(nearest), FIRST
-    shares[:] = F(0.0)
-    while True:
-        k, cursor = next_entry(tile, n, cell, cursor, light)
-        if k < 0:
-            break
-        light, covered = pass_entry(tile, k, cell, light)
-        o = (1 + np.int64(body[float_as_bits(tile.entries[k, 10])])) * PIXELS
-        store_pair(shares, o, load(shares, o) + covered.weight_0, load(shares, o + 8) + covered.weight_1)
-    store_pair(shares, 0, light.rest_0 + light.light_0, light.rest_1 + light.light_1)
-
-
-@njit(**KERNEL)
-def label_tiles(tiles: TileLists, limit: Any, body: Any, names: Any, bodies: Any) -> None:
-    """Find the body of every pixel, tile by tile, until no tile is left.
-
-    `limit` [height, width] are the backdrop's depths, `body` [n] the body of each Gaussian, one of `names`.
-    """
-    height, width = bodies.shape
-    buffers, shares = tile_buffers(tiles), np.empty((1 + names) * PIXELS, np.float32)
-    while True:
-        tile, n, _ = next_tile(tiles, buffers)
-        if tile < 0:
-            return
-        for cell in range(CELLS * CELLS):
-            left, top = corner = cell_corner(tile, cell, tiles.across)
-            if left < width and top < height:
-                label_cell(buffers, n, cell, read_limits(limit, corner, buffers.limits), body, shares)
-                write_labels(shares, corner, names, bodies)
-
-
-@njit(**INLINE)
-def write_labels(shares: Any, corner: Any, names: Any, bodies: Any) -> None:
-    """Write the body with the largest share of each pixel of a cell; -1 for the backdrop."""
-    height, width = bodies.shape
-    for pixel in range(PIXELS):
-        row, column = corner[1] + pixel // CELL, corner[0] + pixel % CELL
-        if row < height and column < width:
-            best = 0
-            for name in range(1, 1 + names):
-                if shares[name * PIXELS + pixel] > shares[best * PIXELS + pixel]:
-                    best = name
-            bodies[row, column] = best - 1

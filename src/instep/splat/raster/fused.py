@@ -167,15 +167,6 @@ class FusedRasterizer:
         colour, alpha, depth = (channel[0].cpu().numpy() for channel in (images.colour, images.alpha, images.depth))
         return [RenderedImage(colour[i], alpha[i], depth[i]) for i in range(len(cameras))]
 
-    def render_bodies(
-        self, camera: Camera, poses: Array | None = None, *,
-        backdrop: Backdrop | None = None, region: Region | None = None,
-    ) -> Array:  # fmt: skip
-        """The body with the largest weight at each pixel [height, width], an index; -1 for the backdrop."""
-        left, top, right, bottom = checked_region(camera, region)
-        images = self.render_worlds(self._one(camera, backdrop), poses, RenderChannels(colour=False, bodies=True))
-        return images.bodies[0, 0, top:bottom, left:right].cpu().numpy()
-
     def render_batch(
         self, camera: Camera, poses: Array, *,
         backdrop: Backdrop | None = None, region: Region | None = None,

@@ -272,44 +272,6 @@ struct StagedBlender : Blender {
 };
 #endif
 
-#if LABELS
-// Finds the body with the largest weight at each pixel.
-struct Labeller {
-    Pixel p[ROWS];
-    float shares[LABELS + 1][ROWS]; // the backdrop's and each body's
-
-    __device__ __forceinline__ void begin(const Arguments &a, const Job &job) {
-        full_lights(a, job, p);
-        for (int b = 0; b <= LABELS; b++)
-            for (int k = 0; k < ROWS; k++) shares[b][k] = 0;
-    }
-
-    __device__ __forceinline__ void walk(const Arguments &a, const Job &job, const Rank *list, int length) {
-        const int *ids = a.ids + (long long)job.image * a.stride;
-        float alpha[ROWS], w[ROWS];
-        for (int i = 0; i < length; i++) {
-            float *share = shares[a.body[ids[list[i]]] + 1];
-            pass_record(record_at(job, list[i]), job.x + 0.5f, job.y + 0.5f, p, alpha, w);
-            for (int k = 0; k < ROWS; k++) share[k] += w[k];
-        }
-    }
-
-    __device__ __forceinline__ bool done() const {
-        return finished(p);
-    }
-
-    __device__ __forceinline__ void end(const Arguments &a, const Job &job) {
-        for (int k = 0; k < ROWS; k++) {
-            int best = 0, y = job.y + k;
-            shares[0][k] = light_left(p[k]);
-            for (int b = 1; b <= LABELS; b++)
-                if (shares[b][k] > shares[best][k]) best = b;
-            if (job.x < a.width && y < a.height) a.labels[pixel_index(a, a.first + job.image, job.x, y)] = best - 1;
-        }
-    }
-};
-#endif
-
 // Walks the jobs of the regions whose lists were made: one block per region, a long job and a short one per warp.
 template <class Worker> __device__ __forceinline__ void walk_lists(const Arguments &a) {
     const uint4 *table = a.jobs + (blockIdx.y * gridDim.x + blockIdx.x) * JOBS;
@@ -380,14 +342,3 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS) blend_queue(Arguments
     extern __shared__ float4 shared[];
     walk_queue<Blender>(a, shared);
 }
-
-#if LABELS
-extern "C" __global__ void __launch_bounds__(WALK_THREADS) label_lists(Arguments a) {
-    walk_lists<Labeller>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(LIST_THREADS) label_queue(Arguments a) {
-    extern __shared__ float4 shared[];
-    walk_queue<Labeller>(a, shared);
-}
-#endif

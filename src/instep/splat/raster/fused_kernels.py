@@ -56,7 +56,7 @@ _SORT_THREADS = 1024
 _MAX_SORTED = 1024 * _ITEMS[-1]
 _POINTERS = (
     "means", "gaussians", "harmonics", "body", "poses", "views", "mounts", "mount_body", "records", "boxes", "ids",
-    "counts", "keys", "jobs", "entries", "queue", "rest", "order", "colour", "bytes", "alpha", "depth", "labels",
+    "counts", "keys", "jobs", "entries", "queue", "rest", "order", "colour", "bytes", "alpha", "depth",
     "behind", "limit", "by_colour", "by_alpha", "by_depth", "moments", "by_gaussian", "by_harmonics", "quats", "scales",
     "by_quat", "by_scale", "by_pose", "by_camera",
 )  # fmt: skip
@@ -96,8 +96,6 @@ class RenderChannels:
     """Red, green, blue as uint8."""
     alpha: bool = False
     depth: bool = False
-    bodies: bool = False
-    """The body with the largest weight at each pixel."""
 
 
 @array_dataclass
@@ -112,8 +110,6 @@ class RenderedTensors:
     """Float32 [worlds, cameras, height, width]."""
     depth: Any = None
     """Float32 [worlds, cameras, height, width] [m], infinite where nothing is."""
-    bodies: Any = None
-    """Int32 [worlds, cameras, height, width], an index into the bodies' names; -1 for the backdrop."""
 
 
 @array_dataclass
@@ -220,7 +216,7 @@ class SceneTensors:
         self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...] = FORWARD
     ) -> CompiledKernels:
         """The kernels for these Gaussians, cameras and channels."""
-        key = sources, cameras.lens, cameras.limit is not None, channels.depth, channels.bodies
+        key = sources, cameras.lens, cameras.limit is not None, channels.depth
         if key not in self._kernels:
             self._kernels[key] = self._compiled(cameras, channels, sources)
         return self._kernels[key]
@@ -231,8 +227,7 @@ class SceneTensors:
             "RANK": "unsigned short" if len(self.packed) < _WIDE else "unsigned int",
             "DEGREE": self.packed.degree, "LENS": int(cameras.lens), "SOLID": int(self.packed.solid),
             "DEPTH": int(channels.depth), "OCCLUDE": int(cameras.limit is not None),
-            "LABELS": self.packed.bodies if channels.bodies else 0, "SORT_THREADS": threads,
-            "SORT_BLOCKS": _SORT_THREADS // threads, "ITEMS": max(1, items),
+            "SORT_THREADS": threads, "SORT_BLOCKS": _SORT_THREADS // threads, "ITEMS": max(1, items),
             "LIST_THREADS": LIST_THREADS, "WALK_THREADS": WALK_THREADS, "WALK_BLOCKS": WALK_BLOCKS,
         })  # fmt: skip
 
@@ -274,21 +269,19 @@ def render_images(scene: SceneTensors, cameras: CameraSet, poses: Any, channels:
 
     out = RenderedTensors(
         empty(channels.colour, torch.float32, 3), empty(channels.bytes, torch.uint8, 3),
-        empty(channels.alpha, torch.float32), empty(channels.depth, torch.float32), empty(channels.bodies, torch.int32),
+        empty(channels.alpha, torch.float32), empty(channels.depth, torch.float32),
     )  # fmt: skip
     kernels, arguments = scene.kernels(cameras, channels), scene.arguments(cameras, poses)
-    arguments.point(colour=out.colour, bytes=out.bytes, alpha=out.alpha, depth=out.depth, labels=out.bodies)
+    arguments.point(colour=out.colour, bytes=out.bytes, alpha=out.alpha, depth=out.depth)
     images = shape[0] * shape[1]
     group = _group(arguments, images, 0)
-    lists = list_memory(scene, arguments, group, ids=channels.bodies)
+    lists = list_memory(scene, arguments, group, ids=False)
     arguments.point_to_lists(lists)
     for start in range(0, images, group):
         arguments.first = start
         count = min(group, images - start)
         make_lists(kernels, scene, arguments, count)
         walk_lists(kernels, "blend", arguments, count)
-        if channels.bodies:
-            walk_lists(kernels, "label", arguments, count)
     return out
 
 
@@ -382,7 +375,7 @@ def make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Argumen
 
 
 def walk_lists(kernels: CompiledKernels, what: str, arguments: Arguments, count: int) -> None:
-    """Blend, label or differentiate some images whose lists are made."""
+    """Blend or differentiate some images whose lists are made."""
     kernels.launch(f"{what}_lists", (arguments.regions, count), WALK_THREADS, 0, arguments)
     words, rank = (arguments.n + 31) // 32 | 1, _rank_bytes(arguments.n)
     queue = _queue_arguments(arguments, max(_QUEUE_POOL_BYTES, 32 * words), _PART_ENTRIES * rank)

@@ -8,7 +8,7 @@
 //
 // The formulas are those of gaussian_projection.py and blending.py. Defined by the compiler's options: RANK (the type of
 // an index), DEGREE (of the harmonics), LENS, SOLID (an opacity is above 0.999), DEPTH, OCCLUDE (the backdrop has a
-// depth), LABELS (bodies, where the body of each pixel is wanted, else 0), SORT_THREADS, SORT_BLOCKS and ITEMS, LIST_THREADS,
+// depth), SORT_THREADS, SORT_BLOCKS and ITEMS, LIST_THREADS,
 // WALK_THREADS and WALK_BLOCKS.
 
 typedef unsigned int u32;
@@ -55,7 +55,6 @@ struct Arguments {
     unsigned char *bytes;    // [images, height, width, 3]; may be 0
     float *alpha;            // [images, height, width]; may be 0
     float *depth;            // [images, height, width]; may be 0
-    int *labels;             // [images, height, width]; may be 0
     const float *behind;     // [cameras, height, width, 3] colour of the backdrop; may be 0
     const float *limit;      // [cameras, height, width] depth of the backdrop; may be 0
     const float *by_colour;  // gradients of the loss by the images; those by alpha and depth may be 0

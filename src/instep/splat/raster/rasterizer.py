@@ -24,7 +24,7 @@ from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
-from .blending import BackdropArrays, ImageArrays, blend_tiles, label_tiles
+from .blending import BackdropArrays, ImageArrays, blend_tiles
 from .gaussian_projection import (
     CameraView,
     camera_from_bodies,
@@ -116,18 +116,6 @@ class Rasterizer:
         """Render the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             return self.blend(frame)
-
-    def render_bodies(
-        self, camera: Camera, poses: Array | None = None, *,
-        backdrop: Backdrop | None = None, region: Region | None = None,
-    ) -> Array:  # fmt: skip
-        """The body with the largest weight at each pixel [height, width], an index; -1 for the backdrop."""
-        with self.prepared(camera, poses, backdrop, region) as frame:
-            tiles, bodies, names = frame.tile_lists(), np.empty(frame.shape, np.int32), len(self.gaussians.names)
-            run_on_threads(
-                lambda part: label_tiles(tiles, frame.backdrop.depth, frame.packed.body, names, bodies), frame.threads
-            )
-            return bodies
 
     def render_batch(
         self, camera: Camera, poses: Array, *,

@@ -61,22 +61,6 @@ def render(
     return RenderedImage(colour[cut], alpha[cut], depth[cut])
 
 
-def render_bodies(
-    gaussians: Gaussians, camera: Camera, poses: Array | None = None, *,
-    backdrop: Backdrop | None = None, region: Region | None = None,
-) -> Array:  # fmt: skip
-    """The body with the largest weight at each pixel [height, width], an index into the names; -1 for the backdrop."""
-    projected = project(gaussians, camera, poses)
-    shares = np.zeros((1 + len(gaussians.names), camera.height, camera.width))
-    for i, window, weight in _weights(
-        projected, gaussians.opacities, plain_backdrop(camera) if backdrop is None else backdrop
-    ):
-        shares[(1 + gaussians.body[i], *window)] += weight
-    shares[0] = 1 - shares.sum(axis=0)
-    left, top, right, bottom = checked_region(camera, region)
-    return (shares.argmax(axis=0) - 1)[top:bottom, left:right]
-
-
 def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) -> ProjectedGaussians:
     """Ellipses on the image plane, and the order in which they are rendered."""
     camera_from_body = camera_from_bodies(gaussians.names, camera, poses)[gaussians.body]
