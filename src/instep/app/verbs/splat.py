@@ -42,7 +42,7 @@ class SplatArgs:
     """a calibration file whose cameras take the place of those of the same name, as they are."""
     up: Expert[Literal["y", "z"]] = "z"
     """the axis that points up in a .ply or .splat file of Gaussians that states none; most scanning apps write y."""
-    orbit: Expert[int] = 60
+    orbit: int = 60
     """frames of the video of a camera that circles the scene; 0 for none."""
     device: Expert[Literal["cpu", "cuda"]] = "cpu"
     """where images are rendered and differentiated: cpu, or cuda (instep[gpu])."""
