@@ -187,10 +187,8 @@ def test_a_wrong_object_is_not_taken_and_the_record_says_why(server, tmp_path):
     ],
 )
 def test_a_program_that_fails_is_one_sentence(command, tmp_path, kind, message):
-    begin = time.monotonic()
     with pytest.raises(BadInput, match=message):
-        generated(command(kind, tee()), tee(), tmp_path, timeout=2.0)
-    assert time.monotonic() - begin < 30
+        generated(command(kind, tee()), tee(), tmp_path, timeout=2.0 if kind == "hang" else 60.0)
     assert not (tmp_path / "kept").exists()
 
 
