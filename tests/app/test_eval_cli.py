@@ -123,7 +123,7 @@ def test_a_policy_that_uses_cameras_gets_images(user_file, tmp_path, capsys):
         ("python:FILE:broken", "broken raised KeyError: 'observation.images.front'"),
         ("python:FILE:absent", "holds nothing called 'absent'"),
         ("CAMERA", "no camera named 'front'"),
-        ("NAN", "holds numbers that are not finite"),
+        ("NAN", "is not finite"),
         ("ALIEN", "they are not of this policy"),
         ("openpi:ws://DEAF", "does not answer"),
         ("openpi:ws://127.0.0.1:9", "There is no policy server at"),

@@ -44,11 +44,11 @@ def test_few_real_trials_and_many_virtual_ones_estimate_a_real_rate(evaluation, 
     table = tmp_path / "trials.csv"
     rows = [f"hold,{seed},0" for seed in range(5)]
     table.write_text("policy,seed,success\n" + "\n".join(rows) + "\n")
-    found = real_success_rates(evaluation, table)
+    found = real_success_rates(evaluation.results, table)
     assert set(found) == {("hold", "mujoco")} and found["hold", "mujoco"].plain.value == 0.0
     table.write_text("policy,seed,success\nhold,99,1\n")
     with pytest.raises(BadInput, match="shares no four starts"):
-        real_success_rates(evaluation, table)
+        real_success_rates(evaluation.results, table)
 
 
 def test_watchers_see_how_episodes_end_and_change_none_of_them():

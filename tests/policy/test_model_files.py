@@ -278,10 +278,10 @@ def test_a_lerobot_checkpoint_needs_lerobot(tmp_path, monkeypatch):
     folder = checkpoint(tmp_path / "checkpoint", STATE_2)
     assert is_lerobot_checkpoint(folder) and not is_lerobot_checkpoint(tmp_path)
     monkeypatch.setitem(sys.modules, "lerobot.configs.policies", None)
-    monkeypatch.setattr("instep.policy.adapters.find_spec", lambda name: None)
+    monkeypatch.setattr("instep.policy.policy_specs.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="LeRobot is not installed, and this needs it"):
         lerobot_policy(str(folder), SPEC)
-    monkeypatch.setattr("instep.policy.adapters.find_spec", lambda name: object())
+    monkeypatch.setattr("instep.policy.policy_specs.find_spec", lambda name: object())
     with pytest.raises(BadInput, match="is installed, but cannot be imported"):
         lerobot_policy(str(folder), SPEC)
     (folder / "config.json").write_text("{")

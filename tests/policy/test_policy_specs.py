@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
         ("python:my_policy.py:push", "python"),
         ("openpi:ws://127.0.0.1:8000", "openpi"),
         ("sb3:model", "sb3"),
-        ("expert", ""),
+        ("expert", "expert"),
         ("no such thing", ""),
     ],
 )

@@ -328,7 +328,7 @@ def test_weights_that_are_not_finite_are_refused(learned, tmp_path):
     tensors["net.output.bias"][0] = np.nan
     (tmp_path / "policy.json").write_bytes((learned / "policy.json").read_bytes())
     write_weights(tmp_path / "weights.safetensors", tensors)
-    with pytest.raises(BadInput, match=r"'net.output.bias' of weights.safetensors holds numbers that are not finite"):
+    with pytest.raises(BadInput, match=r"'net.output.bias' of weights.safetensors is not finite"):
         load_policy(tmp_path, SPEC)
 
 

@@ -293,7 +293,7 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> Path:
     from safetensors.numpy import save
 
     temporary = path.with_suffix(".part")
-    temporary.write_bytes(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
+    temporary.write_bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
     temporary.replace(path)
     return path
 
