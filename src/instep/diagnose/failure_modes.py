@@ -187,7 +187,8 @@ def noise_level(q: Array) -> Array:
     if len(q) < 8:
         return np.zeros(q.shape[1])
     # The median is blind to the few rows where the motion itself is not smooth.
-    return 1.4826 / 20**0.5 * np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
+    level: Array = np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
+    return 1.4826 / 20**0.5 * level
 
 
 def bodies(episode: Episode) -> list[str]:

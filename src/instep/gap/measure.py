@@ -148,8 +148,9 @@ def error_growth(t: Sequence[Array], errors: Sequence[Array]) -> ErrorGrowth:
     weights: dict[GrowthShape, float] = dict(zip(SHAPES, (relative / relative.sum()).tolist(), strict=True))
     rates = np.array([float(parameters[1]) for parameters, _ in fits[best]])
     rate = jackknife(rates, unit="1" if best == "power" else "1/s")
-    middle, low, high = (log(2) / x if x > 0 else inf for x in (rate.value, rate.high, rate.low))
-    doubling = Estimate(*((np.nan,) * 3 if best == "power" else (middle, low, high)), rate.n, "s")
+    ends = [log(2) / x if x > 0 else inf for x in (rate.value, rate.high, rate.low)]
+    ends = [np.nan] * 3 if best == "power" else ends
+    doubling = Estimate(ends[0], ends[1], ends[2], rate.n, "s")
     return ErrorGrowth(best, rate, doubling, weights, tuple(rates.tolist()), tuple(zip(t, errors, strict=True)))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from scipy.signal import savgol_coeffs
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
@@ -388,7 +387,8 @@ class SampleBuffer:
     def _start(self, path: Array) -> tuple[Array, Array]:
         """Position and velocity in the middle of a short path [rows, nq], by a cubic through its rows."""
         form, rows = self.tangent, 2 * self.half + 1
-        place, slope = (np.asarray(savgol_coeffs(rows, 3, deriv=deriv, use="dot")) for deriv in (0, 1))
+        # Value and slope in the middle of the least-squares cubic through these rows.
+        place, slope = np.linalg.pinv(np.vander(np.arange(rows) - self.half, 4, increasing=True))[:2]
         offsets = form.minus(path, path[self.half])
         shift, speed = place @ offsets, slope @ offsets / self._dt
         velocity = np.where(form.measured, speed, self._rest_v)
