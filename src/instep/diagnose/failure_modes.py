@@ -187,8 +187,9 @@ def noise_level(q: Array) -> Array:
     if len(q) < 8:
         return np.zeros(q.shape[1])
     # The median is blind to the few rows where the motion itself is not smooth.
-    level: Array = np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
-    return 1.4826 / 20**0.5 * level
+    level = np.zeros(q.shape[1])
+    level[:] = 1.4826 / 20**0.5 * np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
+    return level
 
 
 def bodies(episode: Episode) -> list[str]:
