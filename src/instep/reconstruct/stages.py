@@ -170,8 +170,9 @@ def _packed(value: object, arrays: dict[str, Array]) -> Any:
         arrays[name] = levels if whole else value
         return {"$array": name, "dtype": str(value.dtype)}
     if isinstance(value, _KINDS):
-        own = {one.name: _packed(getattr(value, one.name), arrays) for one in fields(value)}
-        return {"$kind": type(value).__name__, **own}
+        record: Any = value
+        own = {one.name: _packed(getattr(record, one.name), arrays) for one in fields(record)}
+        return {"$kind": type(record).__name__, **own}
     if is_mapping(value):
         return {str(key): _packed(part, arrays) for key, part in value.items()}
     if is_sequence(value):
