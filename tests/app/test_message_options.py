@@ -23,14 +23,15 @@ COMPILER = {"--gpu-architecture", "--use", "--std"}
 NOT_OURS = {"--query-gpu", "--format", "--short", "--porcelain", "--help", "--version"} | BROWSER | COMPILER
 """Options of other programs, and those of every command."""
 SHOWN_BY: dict[str, tuple[str, ...]] = {
-    "tune": ("tune", "excite", "start", "train"),
-    "gap": ("gap", "tune", "start"),
+    "tune": ("tune", "torque", "excite", "start", "train", "twin"),
+    "lab": ("lab legs", "lab closing", "lab augment", "lab adr", "train", "twin"),
+    "gap": ("gap", "tune", "start", "torque"),
     "diagnose": ("gap", "start"),
     "scene": ("gap", "tune", "run", "eval", "train", "lab augment", "gate"),
     "reconstruct": ("reconstruct", "reconstruct pose", "scene edit"),
     "splat": ("scene splat", "run", "eval", "train"),
     "policy": ("run", "eval", "train", "lab augment", "gate", "serve", "check", "lab legs"),
-    "twin": ("run", "robot"),
+    "twin": ("twin", "run", "robot"),
     "evaluate": ("eval", "gate", "lab augment", "check", "gap"),
     "robot": ("robot", "run", "record", "serve"),
     "physics": ("gap", "tune", "run", "eval", "robot", "scene camera"),

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -372,7 +373,8 @@ def _print_completion(words: Sequence[str]) -> int:
             if group not in groups:
                 groups[group] = everything.command(SubcommandApp(), name=group)
             groups[group].command(verb.function(), name=last, help=verb.line)
-    everything.cli(prog="instep", args=["--tyro-print-completion", words[0]], config=MARKERS)
+    with suppress(SystemExit):  # tyro ends the program once it has printed the script
+        everything.cli(prog="instep", args=["--tyro-print-completion", words[0]], config=MARKERS)
     return 0
 
 

@@ -309,7 +309,7 @@ NEXT = Section(
                     "instep twin pusht --policy expert --real robot:ADDRESS",
                     "acts through a twin of a robot behind a link",
                 ),
-                ("instep runs", "lists this and later runs; --open N shows a page"),
+                ("instep runs", "lists this and later runs; instep runs --open N shows a page"),
             ],
         )
     ],
