@@ -14,7 +14,7 @@ from instep.app.world_specs import CameraOptions, world_from_spec
 from instep.core.errors import BadInput
 from instep.scene.camera_files import Calibration
 
-LENS = ["--size", "64", "48", "--angle", "60"]
+LENS = "size = [64, 48]\nangle = 60\n"
 
 
 def test_cameras_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +27,9 @@ def test_a_camera_is_added_previewed_moved_and_removed(
     opengl: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, out = str(tmp_path / "made"), tmp_path / "out"
-    words = ["scene", "camera", "servo_pendulum", made, "--add", "tip", "--body", "pendulum", *LENS]
+    (tmp_path / "lens.toml").write_text(LENS + 'body = "pendulum"\n')
+    options = ["--options", str(tmp_path / "lens.toml")]
+    words = ["scene", "camera", "servo_pendulum", made, "--add", "tip", *options]
     assert main([*words, "--at", "0", "0.2", "-0.1", "--towards", "0", "0", "-0.1", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == made and (out / "tip.png").is_file() and "tip.png" in said.err
@@ -52,10 +54,10 @@ def test_a_camera_is_added_previewed_moved_and_removed(
             "looks nowhere, or along its 'up'",
         ),
         (["new", "--move", "sid", "--frame"], "Did you mean 'side'"),
-        (["new", "--move", "side", "--angle", "400"], "--angle must be 1 to 150"),
-        (["new", "--add", "tip", "--frame", "--size", "3", "3"], "--size takes width and height of 8 to"),
+        (["new", "--move", "side", "--options", "wide.toml"], "angle must be 1 to 150"),
+        (["new", "--add", "tip", "--frame", "--options", "small.toml"], "size takes width and height of 8 to"),
         (["--add", "tip", "--frame"], "Name the folder to write after 'servo_pendulum'"),
-        (["new", "--angle", "40"], "No change is given"),
+        (["new", "--frame"], "No change is given"),
         (["new", "--add", "a", "--remove", "side"], "one of --add, --move, --remove and --cameras"),
         (["new", "--cameras", "none.json"], "calibration none.json cannot be used"),
     ],
@@ -64,6 +66,8 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("wide.toml").write_text("angle = 400\n")
+    Path("small.toml").write_text("size = [3, 3]\n")
     assert main(["scene", "camera", "servo_pendulum", *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -60,7 +60,7 @@ class CameraArgs:
     angle: Expert[float | None] = None
     """horizontal field of view [deg]; 45 degrees along the shorter side by default."""
     focal: Expert[tuple[float, float] | None] = None
-    """focal lengths fx fy [pixels], in place of --angle."""
+    """focal lengths fx fy [pixels], in place of `angle`."""
     centre: Expert[tuple[float, float] | None] = None
     """principal point cx cy [pixels]; the middle of the image where not given."""
     distortion: Expert[tuple[float, ...] | None] = None
@@ -152,12 +152,12 @@ def _cameras(scene: Scene, args: CameraArgs) -> dict[str, Camera]:
 def _with_lens(given: Camera, args: CameraArgs) -> Camera:
     """The camera with the image size, field of view and distortion that are given."""
     if args.angle is not None and args.focal is not None:
-        raise BadInput("Give the field of view by --angle or by focal, not by both.")
+        raise BadInput("Give the field of view by angle or by focal, not by both.")
     if args.angle is not None and not 1 <= args.angle <= 150:
-        raise BadInput(f"--angle must be 1 to 150 degrees across, not {args.angle:g}.")
+        raise BadInput(f"angle must be 1 to 150 degrees across, not {args.angle:g}.")
     if args.size is not None:
         if not all(8 <= side <= MAX_SIDE_PX for side in args.size):
-            raise BadInput(f"--size takes width and height of 8 to {MAX_SIDE_PX} pixels, not {args.size}.")
+            raise BadInput(f"size takes width and height of 8 to {MAX_SIDE_PX} pixels, not {args.size}.")
         (width, height), (fx, fy), (cx, cy) = args.size, given.focal, given.centre
         x, y = width / given.width, height / given.height
         square = fx == fy
@@ -182,15 +182,15 @@ def _placed(scene: Scene, seen: Camera, args: CameraArgs) -> Camera:
     """The camera at the place that is given."""
     if args.frame:
         if args.at or args.towards or args.body:
-            raise BadInput("--frame chooses the place itself; leave out --at, --towards and --body.")
+            raise BadInput("--frame chooses the place itself; leave out --at, --towards and body.")
         return framing_robot(scene, seen)
     if (args.at is None) != (args.towards is None) or (args.body and args.at is None):
-        raise BadInput("A place is given by --at X Y Z and --towards X Y Z, in the frame of --body.")
+        raise BadInput("A place is given by --at X Y Z and --towards X Y Z, in the frame of its body.")
     if args.at is None or args.towards is None:
         return seen
     at, towards, up = (np.array(point, float) for point in (args.at, args.towards, args.up))
     if not np.isfinite([at, towards, up]).all():
-        raise BadInput("--at, --towards and --up take finite numbers.")
+        raise BadInput("--at, --towards and up take finite numbers.")
     return replace(seen, body=args.body or seen.body, body_from_camera=aimed_place(seen.name, at, towards, up))
 
 
