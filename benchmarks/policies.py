@@ -173,13 +173,15 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     """The parameters with which MuJoCo best predicts demonstrations, by CMA-ES: contacts leave no gradient."""
     from instep import Param, open_world
     from instep.scene.folder import Scene
-    from instep.tune.fit.contact_search import CmaOptions, cma_search
+    from instep.tune.fit.searches import contact_search
+    from instep.tune.fit.shooting import ShootingOptions
 
     params = [Param(address, low, high, log=True) for address, (low, high) in PARAMS.items()]
     params.append(Param("action.delay", 0.0, 0.12))
-    options = CmaOptions(window=0.5, limit=8 if quick else 48, generations=2 if quick else 24)
+    options = ShootingOptions(window=0.5, limit=8 if quick else 48)
     plain = [replace(e, columns={k: e.columns[k] for k in ("timestamp", "q", "v", "action")}) for e in episodes]
-    return cma_search(open_world(Scene.load(SCENE), threads=2), plain, params, options).settings
+    sim = open_world(Scene.load(SCENE), threads=2)
+    return contact_search(sim, plain, params, options, generations=2 if quick else 24)[0]
 
 
 def train(job: tuple[Training, list[Any], Path, Plan]) -> str:

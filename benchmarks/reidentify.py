@@ -14,7 +14,7 @@ from scipy.stats import chi2
 from adaptive_trials import IdentifiedArm, identified_arms
 from harness import Case, KeptCases, Row, mean, median, percent, row
 from instep.core.statistics import Estimate, wilson
-from instep.tune.held_out import relative_reduction
+from instep.tune.gated_fit import relative_reduction
 from machines.common import RECORDINGS
 from reidentify_trials import (
     AFTER_S,

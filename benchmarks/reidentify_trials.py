@@ -181,7 +181,9 @@ def fixed_fit(scene: Scene, episodes: Sequence[Episode], machine: Machine) -> di
     """Values of the parameters fitted to the first recordings at once."""
     choice = named_params(scene, machine.params, {})
     sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
-    options = ShootingOptions(window=min(machine.horizon, 1.0), limit=24, starts=1, iterations=10, start=choice.start)
+    options = ShootingOptions(
+        window=min(machine.horizon, 1.0), limit=24, guesses=1, iterations=10, initial=choice.initial
+    )
     return fit(sim, episodes, choice.params, options).settings
 
 

@@ -1,4 +1,4 @@
-"""Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation, randomization.
+"""Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation.
 
 Each part runs alone too: `python -m benchmarks.tune recovery speed`.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from harness import Row, row
-from instep.core.statistics import bootstrap, wilson
+from harness import Row, Task, pool, row
+from instep.core.statistics import wilson
 from instep.tune.posterior.posterior_checks import RankCalibration
-from tuning.jobs import Task, designed, machine, named, pool, quality, ranked, recovered
+from tuning.jobs import designed, named, ranked, recovered
 from tuning.known_worlds import bed
 from tuning.peers import timed
 
@@ -95,23 +95,6 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
     return rows
 
 
-def _quality_tasks(quick: bool) -> list[Task]:
-    pairs = [(name, sims) for sims in ((200, 100) if quick else (10000, 1000)) for name in ("plain sbi", "ours")]
-    return [(quality, pair) for pair in (*pairs, ("laplace", 0))]
-
-
-def _quality_rows(results: list[tuple[int, float]]) -> Rows:
-    """How far posteriors are from the exact one, by a classifier: 0.5 means indistinguishable."""
-    rows: Rows = []
-    said = "C2ST to the exact posterior"
-    for (sims, plain), (_, ours) in zip(results[:-1:2], results[1::2], strict=True):
-        goal = round(plain, 4)
-        rows.append(row(f"{said}, ours, {sims} simulations", ours, at_most=goal, ok=ours <= plain))
-        rows.append(row(f"{said}, plain sbi, {sims} simulations", plain))
-    rows.append(row(f"{said}, laplace", results[-1][1]))
-    return rows
-
-
 def _named_rows(results: list[tuple[int, int]]) -> Rows:
     good, cases = results[0]
     name = "planted unidentifiable sets reported, with the fewest parameters held"
@@ -136,29 +119,11 @@ def _design_rows(results: list[Any]) -> Rows:
     ]
 
 
-def _machine_tasks(quick: bool) -> list[Task]:
-    return [(machine, (number, 40 if quick else 150)) for number in range(2 if quick else 12)]
-
-
-def _machine_rows(results: list[tuple[float, float]]) -> Rows:
-    """Success of a policy under posterior draws and under hand ranges, against a machine in Rapier, paired by start."""
-    near, far = ([float(pair[i]) for pair in results] for i in (0, 1))
-    gain = bootstrap([b - a for a, b in results], unit="1")
-    said = f"success rate, {len(results)} machines in another engine:"
-    return [
-        row(f"{said} distance to the machine under the posterior", bootstrap(near)),
-        row(f"{said} distance to the machine under hand ranges", bootstrap(far)),
-        row(f"{said} hand ranges farther off than the posterior by", gain, at_least=0.0, ok=gain.low > 0),
-    ]
-
-
 # The longest come first, so that no core waits at the end.
 PARTS: dict[str, Part] = {
     "excitation": Part(lambda quick: [(designed, (1 if quick else 2,))], _design_rows),
-    "quality": Part(_quality_tasks, _quality_rows),
     "recovery": Part(_recovery_tasks, _recovery_rows),
     "calibrated": Part(_rank_tasks, _rank_rows),
-    "randomised": Part(_machine_tasks, _machine_rows),
     "blind": Part(lambda quick: [(named, ())], _named_rows),
 }
 

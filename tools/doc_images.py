@@ -218,7 +218,7 @@ def excite_motion(folder: Path) -> Path:
     """Commands and positions of a designed motion."""
     options = ("--params", "joint.*.damping", "--seconds", "3", "--generations", "3", "--out", "motion")
     run_instep(folder, "excite", "arm7", *options)
-    return folder / "motion" / "motion.png"
+    return screenshot(folder / "motion" / "report.html", 1500)
 
 
 def scene_show(folder: Path) -> Path:

@@ -14,8 +14,9 @@ from instep.core.progress import Progress
 from instep.core.world import Array, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.held_out import window_errors
-from instep.tune.identification import Identification, IdentifyOptions, identify
+from instep.tune.gated_fit import window_errors
+from instep.tune.gates import TuneOptions
+from instep.tune.identification import Identification, identify
 from instep.tune.param_selection import select_params
 
 from .arms import ARM, repeat_floor
@@ -52,7 +53,7 @@ class AutoMachine:
     """Scores of a simulator, from held-out and from all recordings."""
     split: Callable[[Sequence[Episode]], Parts] | None = None
     """Recordings to tune with and to judge; where None, those that tune itself holds out."""
-    options: IdentifyOptions = field(default_factory=IdentifyOptions)
+    options: TuneOptions = field(default_factory=TuneOptions)
     """The options of the command: at most one."""
 
 
@@ -117,16 +118,14 @@ def _every_third(episodes: Sequence[Episode]) -> Parts:
 
 
 def _pendulum(scene: str, part: str) -> AutoMachine:
-    options = IdentifyOptions()
+    options = TuneOptions()
     return AutoMachine(scene, "double_pendulum", f"double_pendulum/{part}", double_pendulum, _every_second, options)
 
 
 MACHINES = {
     "xl330": AutoMachine("servo_pendulum", "xl330", "xl330", xl330, _other_gains),
     "so101": AutoMachine("so101", "so101", "so101", so101),
-    "furuta": AutoMachine(
-        "furuta", "quanser_wam", "quanser_wam/furuta", furuta, furuta_split, IdentifyOptions(window=2.0)
-    ),
+    "furuta": AutoMachine("furuta", "quanser_wam", "quanser_wam/furuta", furuta, furuta_split, TuneOptions(window=2.0)),
     "double pendulum A.0": _pendulum("double_pendulum_a0", "sysid_a0"),
     "double pendulum C.0": _pendulum("double_pendulum_c0", "sysid_c0"),
     "double pendulum C.1": _pendulum("double_pendulum", "sysid"),

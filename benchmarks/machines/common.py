@@ -74,7 +74,7 @@ def identified(
     """A scene with parameters identified from recordings, and their values."""
     choice = named_params(scene, params, {})
     sim = without_delta(scene).tuned({**choice.fixed, **held}) if {**choice.fixed, **held} else without_delta(scene)
-    start = {**choice.start, **options.start}
+    start = {**choice.initial, **options.start}
     found = fit(sim, episodes, choice.params, replace(options, start=start))
     return sim.tuned(found.settings), {**choice.fixed, **held, **found.settings}
 

@@ -38,7 +38,7 @@ def straight_fit(
     ends, (low, high) = time.process_time() + seconds, (1e-3, 1 - 1e-3)
     span = min(max(len(e) for e in episodes) - 1, round(LONGEST_S / sim.spec.dt))
     shooter = Shooter(sim, cut_windows(sim, episodes, span=span, limit=MOST), selection.params)
-    first = np.clip([float(p.to_unit(selection.start[p.address])) for p in selection.params], 2 * low, 1 - 2 * low)
+    first = np.clip([float(p.to_unit(selection.initial[p.address])) for p in selection.params], 2 * low, 1 - 2 * low)
     best = (np.inf, first)
 
     def residuals(points: Array) -> Array:

@@ -12,7 +12,6 @@ from instep.core.episode import Episode
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions
-from instep.tune.held_out import window_errors
 
 from .common import error_row, identified, paths, pooled, recorded, rms
 
@@ -90,7 +89,9 @@ def _servo(gain: str, seed: int) -> tuple[list[float], list[float]]:
     episodes = recorded("xl330", "xl330", scene)
     inside = [e for e in episodes if e.meta["kp"] != gain]
     powered, drops = ([e for e in episodes if e.meta["kp"] == gain and e.powered.all() == on] for on in (True, False))
-    options = ShootingOptions(window=6.0, fixed_start=True, starts=2, random_starts=seed > 0, seed=seed, iterations=25)
+    options = ShootingOptions(
+        window=6.0, fixed_start=True, guesses=2, random_guesses=seed > 0, seed=seed, iterations=25
+    )
     sim, _ = identified(scene, inside, SERVO, options, {})
     return (
         [1e3 * float(np.abs(e).mean()) for e in paths(sim, powered)],
@@ -142,35 +143,5 @@ def _pulled(day: str) -> dict[str, float]:
     scene = Scene.load("furuta")
     episodes = recorded("quanser_wam", "quanser_wam/furuta", scene)
     inside = [e for e in furuta_split(episodes)[0] if "chrip" in e.meta["group"] or day in e.meta["group"]]
-    options = ShootingOptions(window=10.0, fixed_start=True, starts=1, iterations=30, drop_unpredictable=True)
+    options = ShootingOptions(window=10.0, fixed_start=True, guesses=1, iterations=30, drop_unpredictable=True)
     return identified(scene, inside, CABLE, options, {})[1]
-
-
-BUILDS = (
-    ("A.0", "double_pendulum_a0", "double_pendulum/sysid_a0"),
-    ("C.0", "double_pendulum_c0", "double_pendulum/sysid_c0"),
-    ("C.1", "double_pendulum", "double_pendulum/sysid"),
-)
-"""Each build, its scene with the authors' values, its identification runs."""
-
-
-def double_pendulum(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """Error over 0.5 s windows on runs of each build that were not fitted, every second one."""
-    return [each for rows in pooled(_build, BUILDS[2:] if quick else BUILDS) for each in rows]
-
-
-def _build(build: str, name: str, part: str) -> list[dict[str, Any]]:
-    scene = Scene.load(name)
-    episodes = recorded("double_pendulum", part, scene)
-    inside, outside = episodes[::2], episodes[1::2]
-    options = ShootingOptions(window=0.5, limit=60, starts=1, iterations=15)
-    sim, _ = identified(scene, inside, LINKS, options, {})
-    before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (without_delta(scene), sim))
-    rows: list[dict[str, Any]] = []
-    for j, joint in enumerate(scene.robot):
-        goal = float(before[:, j].mean())
-        rows.append(
-            error_row(f"double pendulum {build}, published values, 0.5 s windows, {joint}", before[:, j], "rad")
-        )
-        rows.append(error_row(f"double pendulum {build}, fitted, 0.5 s windows, {joint}", after[:, j], "rad", goal))
-    return rows

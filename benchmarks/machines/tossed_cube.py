@@ -16,7 +16,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit.contact_search import contact_search
+from instep.tune.fit.searches import contact_search
 from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.param_selection import named_params
 
@@ -45,9 +45,9 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     episodes = recorded("cube_toss", "cube_toss", scene)
     choice, sim = named_params(scene, PARAMS, {}), without_delta(scene)
     inside = [e for i, e in enumerate(episodes) if i % 3]
-    best = contact_search(
-        sim, inside, choice.params, ShootingOptions(start=choice.start, window=1.0, limit=12 if quick else None)
-    ).settings
+    best, _ = contact_search(
+        sim, inside, choice.params, ShootingOptions(initial=choice.initial, window=1.0, limit=12 if quick else None)
+    )
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []
     # The published cube turns about its middle, so its initial velocities are fitted about its middle too.

@@ -125,7 +125,7 @@ def _bed(name: str, sim: SceneSimulator, names: Sequence[str], noise: float, rea
         waves = [reach * a * (np.sin(2 * np.pi * f * t + p) - np.sin(p)) for a, f, p in tones.transpose(0, 2, 1)]
         return rest + np.sum(waves, axis=0)
 
-    options = ShootingOptions(window=0.5, starts=1, iterations=15, start={n: values[n] for n in names})
+    options = ShootingOptions(window=0.5, guesses=1, iterations=15, initial={n: values[n] for n in names})
     return Bed(name, sim, params, {n: values[n] for n in names}, swing, noise, (), options)
 
 

@@ -1,4 +1,4 @@
-"""Peers of `python -m benchmarks tune`: bare simulations, mujoco.sysid, plain sbi."""
+"""Peers of `python -m benchmarks tune`: bare simulations, mujoco.sysid."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from harness import row
 from instep import BadInput, Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.statistics import Estimate
-from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
-from instep.tune.fit.shooting import Fit, ShootingOptions, fit
-from instep.tune.posterior.inference import infer, likelihood, widened_laplace
+from instep.tune.fit.shooting import ShootingOptions, fit
 
-from .known_worlds import Bed, arm7
+from .known_worlds import arm7
 
 JOINTS, NOISE = 5, 1e-5
 """Links of the arm that is timed, and noise of its encoders [rad]."""
@@ -133,7 +131,7 @@ def _ours(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> 
     params = [Param(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
     start = {n: 0.1 if "armature" in n else 1.0 for n in truth}
     options = ShootingOptions(
-        window=1.0, starts=1, fixed_start=True, robust=0.0, start=start, iterations=40, tolerance=1e-3
+        window=1.0, guesses=1, fixed_start=True, robust=0.0, initial=start, iterations=40, tolerance=1e-3
     )
     return fit(sim, runs, params, options).settings
 
@@ -195,64 +193,6 @@ def _writer(joint: str, word: str) -> Any:
             setattr(part, word, values)
 
     return write
-
-
-def c2st_score(bed: Bed, found: Fit, name: str, sims: int) -> float:
-    """How well a classifier separates a posterior (ours, plain sbi's, Laplace's) from the exact one."""
-    from sbi.utils.metrics import c2st
-
-    samples = {
-        "ours": lambda: infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0)),
-        "plain sbi": lambda: _plain_npe(bed, found, sims)[:600],
-        "laplace": lambda: infer(found).draw(600, np.random.default_rng(1)),
-    }
-    exact, points = _exact(found), np.asarray(samples[name]())
-    a, b = ((p - exact.mean(axis=0)) / exact.std(axis=0) for p in (exact[:600], points))
-    return float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
-
-
-def _exact(found: Fit) -> Array:
-    """Draws from the posterior by importance resampling of a wide Laplace posterior."""
-    rng = np.random.default_rng(3)
-    target, wide = likelihood(found), widened_laplace(found, 2.5)
-    points = np.concatenate([wide.draw(500, rng) for _ in range(6)])
-    inverse = np.linalg.inv(wide.covariance)
-    away = points - wide.mean
-    weight = target.log(points) + 0.5 * np.einsum("pi,ij,pj->p", away, inverse, away)
-    share = np.exp(weight - weight.max())
-    return points[rng.choice(len(points), 1000, p=share / share.sum())]
-
-
-def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
-    """What sbi gives without our help: the whole box as prior, a few dozen raw numbers of the recordings as data."""
-    import torch
-    from sbi.inference import NPE
-    from sbi.utils import BoxUniform
-
-    from instep.tune.posterior.inference import _NoTracker, _quiet
-
-    rng = np.random.default_rng(5)
-    target = likelihood(found)
-    params = len(bed.params)
-    points = rng.random((sims, params))
-    here = target.rows(found.x[None])
-    pick = np.linspace(0, here.shape[1] - 1, 60).astype(int)
-    rows = np.concatenate([target.rows(p) for p in np.array_split(points, max(1, sims // 250))]) - here
-    seen = np.nan_to_num(rows[:, pick]) + rng.standard_normal((sims, len(pick)))
-    with _quiet(torch, 0):
-        trainer = NPE(
-            prior=BoxUniform(torch.zeros(params), torch.ones(params)), tracker=_NoTracker(), show_progress_bars=False
-        )
-        trainer.append_simulations(_tensor(points), _tensor(seen))
-        network = trainer.train(max_num_epochs=200)
-        samples = network.sample((1000,), condition=_tensor(-here[:, pick]))[:, 0]
-    return np.clip(samples.detach().numpy().astype(float), 0, 1)
-
-
-def _tensor(values: Array) -> Any:
-    import torch
-
-    return torch.tensor(np.asarray(values), dtype=torch.float32)
 
 
 def timed(quick: bool) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from instep.physics.engine_model import touching
 from instep.physics.engines import Engine
 from instep.scene import address
 from instep.scene.folder import shipped
-from instep.tune.gates import chattering
+from instep.tune.scene_gates import chattering
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 """Robot files that are read in place where they are there."""

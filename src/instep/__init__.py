@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .splat.rendering import render as render
     from .tune.identification import Identification as Identification
     from .tune.identification import identify as identify
-    from .tune.posterior.inference import infer as infer
+    from .tune.posterior.beliefs import infer as infer
     from .tune.torque.torque_identification import identify_torque as identify_torque
     from .twin.tracking import open_twin as open_twin
     from .twin.twin import Twin as Twin
@@ -84,7 +84,7 @@ _LAZY = {
         "Identification",
         "identify",
     ),
-    "tune.posterior.inference": ("infer",),
+    "tune.posterior.beliefs": ("infer",),
     "tune.torque.torque_identification": ("identify_torque",),
     "twin.tracking": ("open_twin",),
     "twin.twin": ("Twin",),

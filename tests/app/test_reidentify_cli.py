@@ -77,7 +77,6 @@ def test_bad_options_are_one_sentence(arm, heavy_data, tmp_path, capsys):
     for words, said in {
         ("--params", "joint.wrist.damping"): "no parameter named 'joint.wrist.damping'",
         ("--params", "action.delay"): "cannot change while a world runs",
-        ("--params", MASS, "--bounds", "x"): "Bounds read",
         ("--params", MASS, "--window", "0.001"): "shorter than two control periods",
     }.items():
         assert main(["reidentify", str(heavy_data), str(arm), *words, "--out", str(tmp_path / "bad")]) == 2

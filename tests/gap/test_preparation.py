@@ -20,7 +20,7 @@ from instep.physics.engines import open_world
 from instep.report.page import render
 from instep.report.tune_pages import identification_page
 from instep.scene.folder import scene_for, scene_of_file
-from instep.tune import IdentifyOptions, identify
+from instep.tune import TuneOptions, identify
 from small_models import servo_model
 
 
@@ -120,7 +120,7 @@ def test_a_robot_file_runs_at_the_rate_of_its_recordings(robot):
 
 def test_identification_takes_runs_at_other_rates(robot):
     runs = [moves(robot, rate, phase=i) for i, rate in enumerate((250.0, 100.0, 50.0))]
-    options = IdentifyOptions(window=0.5, windows=24, seeds=2, draws=0)
+    options = TuneOptions(window=0.5, windows=24, seeds=2, draws=0)
     found = identify(scene_of_file(robot, 100.0), runs, ("actuator.shoulder.kp",), options)
     assert found.values["actuator.shoulder.kp"] == pytest.approx(25.0, rel=0.05)
     assert "1 recording at 250 Hz was resampled to 100 Hz." in found.as_dict()["notes"]

@@ -7,8 +7,7 @@ import pytest
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
 from instep.tune.fit.shooting import ShootingOptions, fit
-from instep.tune.posterior.beliefs import estimates
-from instep.tune.posterior.inference import eki, laplace, likelihood
+from instep.tune.posterior.beliefs import eki, estimates, laplace, likelihood
 from small_models import servo_model, write_scene
 
 TRUTH = {"joint.hinge.damping": 0.11, "actuator.hinge.kp": 5.2}
@@ -25,7 +24,7 @@ def found(tmp_path):
         run = rollout(sim.tuned(TRUTH), Script(wave), steps=100)
         q = run.q + 2e-3 * rng.standard_normal(run.q.shape)
         episodes.append(Episode(run.spec, {"timestamp": run.t, "q": q, "action": run.action}, run.meta))
-    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    options = ShootingOptions(window=0.5, guesses=1, initial={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
     return fit(sim, episodes, sim.scene.params(*TRUTH), options)
 
 

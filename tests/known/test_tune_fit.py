@@ -12,7 +12,7 @@ from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
 from small_models import servo_model, write_scene
 
-QUICK = ShootingOptions(window=0.5, stride=1.0, starts=2)
+QUICK = ShootingOptions(window=0.5, stride=1.0, guesses=2)
 
 
 @pytest.fixture
@@ -63,6 +63,6 @@ def test_planted_gain_armature_and_friction_are_found_through_noise(sim):
 def test_the_same_seed_gives_the_same_fit(sim):
     episodes = recorded(sim, {"joint.hinge.damping": 0.1}, range(2), noise=0.001)
     params = sim.scene.params("joint.hinge.damping")
-    once, twice = (fit(sim, episodes, params, ShootingOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
+    once, twice = (fit(sim, episodes, params, ShootingOptions(window=0.5, guesses=1, seed=3)) for _ in range(2))
     assert once.settings == twice.settings
     assert once.cost == twice.cost

@@ -141,7 +141,7 @@ def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_table(
         "actuator.hinge.supply_resistance",
         "joint.hinge.armature",
     }
-    assert choice.start["actuator.hinge.supply_resistance"] == 0.5
+    assert choice.initial["actuator.hinge.supply_resistance"] == 0.5
     new = promote(scene, {"joint.hinge.load": 0.2, "joint.hinge.armature": 0.3}, tmp_path / "new", {})
     assert Scene.load(new).actuators == {"friction": {"joint.hinge.load": 0.2}, "supply": supply}
     assert dict(Scene.load(new).settings) == {"joint.hinge.armature": 0.3}

@@ -138,7 +138,7 @@ def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(sce
     sim = without_delta(scene).tuned(firm)
     episode = recorded(sim.tuned(truth), 4.0)
     params = [k for k in auto_params(scene, [episode]).params if k.address in truth]
-    found = fit(sim, [episode], params, ShootingOptions(window=1.0, starts=1, iterations=6))
+    found = fit(sim, [episode], params, ShootingOptions(window=1.0, guesses=1, iterations=6))
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1, abs=2e-3)
     out = promote(scene, {**firm, **found.settings}, tmp_path / "out", {})

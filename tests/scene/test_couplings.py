@@ -20,7 +20,7 @@ from instep.scene.robot_structure import (
     moved_coordinates,
     with_joint_labels,
 )
-from instep.tune import IdentifyOptions
+from instep.tune import TuneOptions
 from small_models import gripper_model
 
 ARM = gripper_model('damping="0.3" frictionloss="0.01"')
@@ -103,7 +103,7 @@ def test_commands_are_compared_with_the_joint_that_follows_them(scene):
 def test_gains_of_a_coupled_gripper_are_identified(scene, tmp_path):
     truth = {"actuator.motor1.kp": 27.0, "actuator.grip.kp": 140.0}
     runs = [run(scene, i, **truth) for i in range(3)]
-    found = instep.identify(scene, runs, tuple(truth), IdentifyOptions(window=0.5, windows=20, seeds=2, draws=0))
+    found = instep.identify(scene, runs, tuple(truth), TuneOptions(window=0.5, windows=20, seeds=2, draws=0))
     assert found.values == pytest.approx(truth, rel=0.03)
     saved = Scene.load(found.save(tmp_path / "scene"))
     assert saved.model.actuator_gainprm[1, 0] == pytest.approx(0.0157 * 1.4, rel=0.03)

@@ -17,7 +17,7 @@ from instep.tune.arm.arm_model import arm_model
 from instep.tune.arm.arm_search import ArmSearch, estimate_arm
 from instep.tune.arm.joint_fit import estimate_joints
 from instep.tune.arm.joint_model import DELAY
-from instep.tune.identification import IdentifyOptions
+from instep.tune.gates import TuneOptions
 from instep.tune.param_selection import auto_params
 from instep.tune.recording_checks import searched
 from small_models import ARM_NOISE, PLANAR_ARM, arm_recordings
@@ -111,10 +111,10 @@ def test_unknowns_and_settings_are_each_others_inverse(arm, runs):
 
 def test_auto_parameters_start_at_the_values_of_the_scene(arm, runs):
     choice = auto_params(arm.scene, runs)
-    scene = address.read(arm.scene.model, [name for name in choice.start if name != "action.delay"])
+    scene = address.read(arm.scene.model, [name for name in choice.initial if name != "action.delay"])
     set_in_scene = {name: value for name, value in scene.items() if value > 0}
-    assert {name: choice.start[name] for name in set_in_scene} == pytest.approx(set_in_scene)
-    assert "actuator.elbow.kv" in choice.start and "actuator.elbow.kv" not in choice.fixed
+    assert {name: choice.initial[name] for name in set_in_scene} == pytest.approx(set_in_scene)
+    assert "actuator.elbow.kv" in choice.initial and "actuator.elbow.kv" not in choice.fixed
 
 
 def test_an_arm_without_servos_has_no_direct_estimate(arm, runs, tmp_path):
@@ -152,7 +152,7 @@ def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search(arm, r
 
 
 def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
-    found = identify(beside, runs, options=IdentifyOptions(draws=2))
+    found = identify(beside, runs, options=TuneOptions(draws=2))
     assert found.passed, [gate.message for gate in found.gates]
     assert "Held-out recordings" in render(identification_page(found))
 

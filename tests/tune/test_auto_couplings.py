@@ -43,4 +43,4 @@ def test_command_limits_and_gains_are_those_of_powered_rows(recorded):
     choice = auto_params(scene, [off])
     names = [param.address for param in choice.params]
     assert "actuator.motor1.kv" in names and "actuator.motor1.kv" not in choice.fixed
-    assert choice.start["joint.shoulder.damping"] == pytest.approx(0.3)
+    assert choice.initial["joint.shoulder.damping"] == pytest.approx(0.3)

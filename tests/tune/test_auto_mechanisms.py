@@ -10,9 +10,10 @@ from instep.core.progress import Progress
 from instep.core.rollout import Script, rollout
 from instep.physics.actuators import with_inputs
 from instep.scene.folder import Scene, scene_of_file
+from instep.tune.fit.searches import FitTask
 from instep.tune.fit.shooting import ShootingOptions
-from instep.tune.held_out import window_errors
-from instep.tune.identification import SHORT_WINDOWS, SHORT_WINDOWS_S, _quick_start
+from instep.tune.gated_fit import window_errors
+from instep.tune.identification import SHORT_WINDOWS, SHORT_WINDOWS_S, _brief_fit
 from instep.tune.param_selection import auto_params
 
 LINKS = """
@@ -128,8 +129,9 @@ def test_a_fit_to_short_or_few_windows_finds_a_start_near_the_planted_values_of_
     runs = [rollout(sim.tuned(truth), Script(wave), steps=300) for wave in waves]
     choice = auto_params(sim.scene, runs)
     others = [{name: 1.1 * value for name, value in truth.items()}] if near else []
-    options = ShootingOptions(start=choice.start, starts=1)
-    begun = _quick_start(sim.tuned(choice.fixed), runs, (choice, others), options, stages, Progress())
-    before, after = (np.sqrt(window_errors(sim, runs, found, 1.0)[0].mean()) for found in (choice.start, begun))
+    options = ShootingOptions(initial=choice.initial, guesses=1)
+    task = FitTask(sim.tuned(choice.fixed), choice.params, options, tuple(others), choice.initial)
+    begun = _brief_fit(task, runs, stages, Progress())
+    before, after = (np.sqrt(window_errors(sim, runs, found, 1.0)[0].mean()) for found in (choice.initial, begun))
     assert after < 0.2 * before
-    assert set(begun) == set(choice.start)
+    assert set(begun) == set(choice.initial)

@@ -11,10 +11,10 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
-from instep.tune.fit.contact_search import affordable_windows
-from instep.tune.fit.searches import contact_fit
+from instep.tune.fit.searches import FitTask, affordable_windows, contact_fit
 from instep.tune.fit.shooting import ShootingOptions
-from instep.tune.gates import GateOptions, gated_fit
+from instep.tune.gated_fit import gated_fit
+from instep.tune.gates import TuneOptions
 
 PUCK = """
 <mujoco>
@@ -59,10 +59,10 @@ def test_friction_planted_in_a_sliding_puck_is_found_again(puck):
     real = puck.tuned({"geom.puck.friction": 0.22})
     episodes = [slid(real, seed) for seed in range(6)]
     params = puck.scene.params("geom.puck.friction", "option.gravity")[:1]
-    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
-    found = gated_fit(puck, (episodes[:4], episodes[4:]), params, options, GateOptions(seeds=3, draws=3))
+    options = ShootingOptions(window=0.48, guesses=1, initial={"geom.puck.friction": 0.5})
+    found = gated_fit(FitTask(puck, params, options), episodes[:4], episodes[4:], TuneOptions(seeds=3, draws=3))
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.02)
-    assert found.start["geom.puck.friction"] == 0.5
+    assert found.before["geom.puck.friction"] == 0.5
     assert found.comparison.better and found.passed
 
 
@@ -74,9 +74,9 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
         if iteration == 6:
             raise KeyboardInterrupt
 
-    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    options = ShootingOptions(window=0.48, guesses=1, initial={"geom.puck.friction": 0.5})
     params = puck.scene.params("geom.puck.friction")
-    found = gated_fit(puck, (episodes[:3], episodes[3:]), params, options, progress=Progress(watch=watch))
+    found = gated_fit(FitTask(puck, params, options), episodes[:3], episodes[3:], progress=Progress(watch=watch))
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
     assert not found.passed and "Interrupted" in found.gates[2].message
 
@@ -91,7 +91,7 @@ def test_a_search_that_is_short_of_time_has_fewer_windows_rather_than_fewer_gene
 def test_a_contact_search_within_a_budget_still_finds_the_friction(puck):
     real = puck.tuned({"geom.puck.friction": 0.22})
     episodes = [slid(real, seed) for seed in range(40)]
-    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    options = ShootingOptions(window=0.48, guesses=1, initial={"geom.puck.friction": 0.5})
     params = puck.scene.params("geom.puck.friction")
     found = contact_fit(puck, episodes, params, options, progress=Progress(3.0, clock=time.process_time))
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.05)

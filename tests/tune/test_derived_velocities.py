@@ -60,7 +60,7 @@ def test_velocities_that_were_derived_are_as_uncertain_as_they_are_wrong(servo, 
 def test_a_rod_let_go_at_rest_is_fitted_down_to_the_noise(servo, released):
     episodes, _ = released
     names = ("joint.hinge.damping", "joint.hinge.armature")
-    found = fit(servo, episodes, servo.scene.params(*names), ShootingOptions(starts=1))
+    found = fit(servo, episodes, servo.scene.params(*names), ShootingOptions(guesses=1))
     assert found.rms["hinge"] < 1.1 * NOISE
     truth = {"joint.hinge.damping": 0.05, "joint.hinge.armature": 0.02}
     for name in names:
@@ -80,7 +80,7 @@ def test_what_a_model_lacks_does_not_move_start_states(servo):
         q = made.q + 1e-4 * rng.standard_normal(made.q.shape)
         action = np.append(known, known[-1])[: len(q), None]
         episodes.append(Episode(made.spec, {"timestamp": made.t, "q": q, "action": action}))
-    options = ShootingOptions(window=0.5, starts=1, start={"actuator.hinge.kp": 4.0, "joint.hinge.damping": 0.2})
+    options = ShootingOptions(window=0.5, guesses=1, initial={"actuator.hinge.kp": 4.0, "joint.hinge.damping": 0.2})
     found = fit(servo, episodes, servo.scene.params(*truth), options)
     speed = servo.spec.q.labels.index("hinge") + len(servo.spec.v.labels)
     assert found.problem.rows_per_observation > 3

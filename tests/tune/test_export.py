@@ -9,13 +9,12 @@ import xml.etree.ElementTree as ET
 import mujoco
 import numpy as np
 import pytest
-import yaml
 
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
-from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_usd, write_yaml
+from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_usd
 
 SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
 URDF = """<robot name="r"><link name="a"/><link name="b">
@@ -93,14 +92,6 @@ def test_a_file_that_is_no_urdf_is_refused(servo, tmp_path):
         write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", servo.scene, SETTINGS)
 
 
-def test_yaml_nests_settings_by_kind_part_and_word(tmp_path):
-    text = write_yaml(tmp_path / "params.yaml", {**SETTINGS, "action.delay": 0.02}).read_text()
-    assert text.splitlines()[:3] == ["joint:", '  "hinge":', "    damping: 0.123"]
-    read = yaml.safe_load(text)
-    assert read["joint"]["hinge"] == {"damping": 0.123, "frictionloss": 0.045}
-    assert read["actuator"]["hinge"] == {"kp": 5.5} and read["action"]["all"] == {"delay": 0.02}
-
-
 def test_joint_limits_are_those_of_the_scene(tmp_path):
     text = write_joint_limits(tmp_path / "joint_limits.yaml", Scene.load("arm7"), {}).read_text()
     assert '  "joint_2":\n    has_position_limits: true\n    min_position: -1.8' in text
@@ -125,10 +116,10 @@ def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
 
 def test_everything_is_written_into_one_folder(servo, recorded, tmp_path):
     episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(2), steps=60)
-    options = ShootingOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
+    options = ShootingOptions(window=0.4, guesses=1, iterations=4, initial={"joint.hinge.damping": 0.05})
     found = fit(servo, episodes, servo.scene.params("joint.hinge.damping"), options)
     done = export_all(tmp_path / "export", servo.scene, found, {**found.settings, "action.delay": 0.01})
-    assert {"params.json", "tuned.xml", "params.yaml", "joint_limits.yaml"} <= {path.name for path in done.paths}
+    assert {"params.json", "tuned.xml", "joint_limits.yaml"} <= {path.name for path in done.paths}
     content = json.loads((tmp_path / "export" / "params.json").read_text())
     assert content["settings"]["action.delay"] == 0.01
     entry = content["params"]["joint.hinge.damping"]

@@ -15,7 +15,8 @@ from instep.core.world import vector
 from instep.scene.folder import Scene, scene_of_file
 from instep.scene.robot_structure import passive_bodies
 from instep.tune.fit.least_squares import FitStatus
-from instep.tune.identification import IdentifyOptions, identify
+from instep.tune.gates import FitDetails, TuneOptions
+from instep.tune.identification import identify
 from instep.tune.recording_checks import pushed_bodies
 
 PUSHER = """<mujoco>
@@ -52,7 +53,7 @@ def test_a_gain_is_fitted_to_the_robot_alone_though_the_object_slides_on_another
     for _ in range(4):
         ends = np.repeat(rng.uniform(-0.05, 0.35, 12), 20)[:, None]
         runs.append(rollout(real, Script(ends), steps=len(ends)))
-    options = IdentifyOptions(windows=12, seeds=1, draws=0)
+    options = TuneOptions(windows=12, seeds=1, draws=0)
     found = identify(scene, runs, ["actuator.slide.kp", "action.delay"], options)
     assert found.values["actuator.slide.kp"] == pytest.approx(200.0, rel=0.03)
     assert found.values["action.delay"] == pytest.approx(0.03, abs=0.002)
@@ -73,7 +74,13 @@ def test_objects_that_were_not_recorded_need_no_weight(scene, chosen):
         spec = replace(run.spec, q=vector(["slide"], "m"), v=vector(["slide"], "m/s"))
         columns = {"timestamp": run.t, "q": run.q[:, :1], "v": run.v[:, :1], "action": run.action}
         runs.append(Episode(spec, columns, {"name": f"run {seed}"}))
-    found = identify(scene, runs, chosen, IdentifyOptions(windows=6, seeds=1, draws=0, ignore_coordinates=("puck.*",)))
+    found = identify(
+        scene,
+        runs,
+        chosen,
+        TuneOptions(windows=6, seeds=1, draws=0),
+        details=FitDetails(ignore_coordinates=("puck.*",)),
+    )
     # Without noise the two could be fitted ever better; of all the ratios alone are known, and the search may stall.
     assert found.status is FitStatus.CONVERGED or chosen == "auto"
     assert found.comparison.improvement.value > 0.9

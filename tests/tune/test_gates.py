@@ -8,14 +8,15 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.progress import Progress
-from instep.tune.fit.identifiability import assess_fit, motion_for
+from instep.tune.fit.searches import FitTask
 from instep.tune.fit.shooting import ShootingOptions, fit
-from instep.tune.gates import GateOptions, gated_fit, split
-from instep.tune.held_out import window_errors
+from instep.tune.fit.uncertainty import assess_fit, motion_for
+from instep.tune.gated_fit import gated_fit, split, window_errors
+from instep.tune.gates import TuneOptions
 from instep.tune.posterior.posterior_checks import independent_values, planted_sets
 
-QUICK = ShootingOptions(window=0.5, starts=1)
-GATES = GateOptions(seeds=3, draws=4)
+QUICK = ShootingOptions(window=0.5, guesses=1)
+GATES = TuneOptions(seeds=3, draws=4)
 
 
 def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_frozen(weightless, recorded):
@@ -46,8 +47,8 @@ def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
 def test_a_sound_run_passes_every_gate(servo, recorded):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
     params = servo.scene.params(*truth)
-    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
-    result = gated_fit(servo, split(recorded(servo, truth, range(6))), params, options, GATES)
+    options = ShootingOptions(window=0.5, guesses=1, initial={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    result = gated_fit(FitTask(servo, params, options), *split(recorded(servo, truth, range(6))), GATES)
     assert [g.name for g in result.gates] == [
         "telemetry",
         "identifiability",
@@ -65,15 +66,12 @@ def test_params_told_only_together_are_turned_and_stay_near_where_they_were(weig
     truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
     sim = weightless.tuned({"joint.hinge.damping": 1e-6})
     start = {names[0]: 0.03, names[1]: 3.0, names[2]: 0.15}
-    options = ShootingOptions(window=0.5, starts=1, start=start)
+    options = ShootingOptions(window=0.5, guesses=1, initial=start)
     episodes = split(recorded(weightless, truth, range(6)))
-    result = gated_fit(sim, episodes, weightless.scene.params(*names), options, GateOptions(seeds=1, draws=0))
+    result = gated_fit(FitTask(sim, weightless.scene.params(*names), options), *episodes, TuneOptions(seeds=1, draws=0))
     found = result.settings
     assert len(result.identifiability.confounded) == 1 and not result.identifiability.unobservable
-    assert (
-        f"a prior holds them near their initial values: {result.identifiability.confounded[0]}"
-        in result.gates[1].message
-    )
+    assert f"held near the initial values by a prior: {result.identifiability.confounded[0]}" in result.gates[1].message
     assert found[names[1]] / found[names[0]] == pytest.approx(200, rel=0.02)
     assert found[names[2]] / found[names[0]] == pytest.approx(5, rel=0.02)
     assert 0.5 < found[result.identifiability.confounded[0]] / start[result.identifiability.confounded[0]] < 2.0
@@ -82,8 +80,10 @@ def test_params_told_only_together_are_turned_and_stay_near_where_they_were(weig
 def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
     names = ["joint.hinge.damping"]
     params = servo.scene.params(*names)
-    options = ShootingOptions(window=0.5, starts=1, start={names[0]: 0.05})
-    result = gated_fit(servo, split(recorded(servo, {}, range(6))), params, options, GateOptions(seeds=1, draws=0))
+    options = ShootingOptions(window=0.5, guesses=1, initial={names[0]: 0.05})
+    result = gated_fit(
+        FitTask(servo, params, options), *split(recorded(servo, {}, range(6))), TuneOptions(seeds=1, draws=0)
+    )
     held_out = result.gates[-1]
     assert not held_out.passed
     assert not result.passed
@@ -93,15 +93,17 @@ def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
 @pytest.mark.parametrize(
     ("gates", "names"),
     [
-        (GateOptions(seeds=1, draws=2), ["solve"]),
-        (GateOptions(seeds=2, draws=2), ["solve"]),
-        (GateOptions(seeds=3, draws=0), ["recovery"]),
+        (TuneOptions(seeds=1, draws=2), ["solve"]),
+        (TuneOptions(seeds=2, draws=2), ["solve"]),
+        (TuneOptions(seeds=3, draws=0), ["recovery"]),
     ],
 )
 def test_a_gate_that_was_not_run_is_not_passed_and_nothing_is_promoted(servo, recorded, gates, names):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
-    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
-    result = gated_fit(servo, split(recorded(servo, truth, range(3))), servo.scene.params(*truth), options, gates)
+    options = ShootingOptions(window=0.5, guesses=1, initial={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    result = gated_fit(
+        FitTask(servo, servo.scene.params(*truth), options), *split(recorded(servo, truth, range(3))), gates
+    )
     missing = [gate for gate in result.gates if gate.state == "not run"]
     assert [gate.name for gate in missing] == names
     assert not any(gate.passed for gate in missing) and not result.passed
@@ -111,9 +113,9 @@ def test_a_gate_that_was_not_run_is_not_passed_and_nothing_is_promoted(servo, re
 def test_a_spent_budget_keeps_the_best_so_far_and_leaves_gates_not_run(servo, recorded):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0}
-    options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-12)
+    options = ShootingOptions(window=0.5, guesses=1, initial=start, tolerance=1e-12)
     episodes = split(recorded(servo, truth, range(6)))
-    result = gated_fit(servo, episodes, servo.scene.params(*truth), options, progress=Progress(budget=0.2))
+    result = gated_fit(FitTask(servo, servo.scene.params(*truth), options), *episodes, progress=Progress(budget=0.2))
     assert {gate.name: gate.state for gate in result.gates}["solve"] == "not run"
     assert result.gates[3].state == "not run" and not result.passed
     assert set(result.settings) == set(truth)
@@ -150,9 +152,9 @@ def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recor
         if calls == after:
             raise KeyboardInterrupt
 
-    options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
+    options = ShootingOptions(window=0.5, guesses=1, initial=start, tolerance=1e-9)
     episodes, progress = split(recorded(servo, truth, range(6))), Progress(watch=watch)
-    result = gated_fit(servo, episodes, servo.scene.params(*truth), options, progress=progress)
+    result = gated_fit(FitTask(servo, servo.scene.params(*truth), options), *episodes, progress=progress)
     assert calls == after
     assert not result.passed
     assert result.gates[2].state == "not run" and "Interrupted" in result.gates[2].message
@@ -182,7 +184,7 @@ def test_a_clock_that_runs_backwards_is_a_fault(servo, recorded):
     bad = episodes[1].with_columns({"timestamp": t})
     params = servo.scene.params("joint.hinge.damping")
     with pytest.raises(BadInput, match="clock runs backwards or stands still at row 50"):
-        gated_fit(servo, ([episodes[0]], [bad]), params, QUICK, GATES)
+        gated_fit(FitTask(servo, params, QUICK), [episodes[0]], [bad], GATES)
 
 
 def test_whole_runs_are_held_out(servo, recorded):
@@ -205,8 +207,10 @@ def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
     # The two dampings are not identifiable separately, so one is held; not where it was, which was far off.
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kv": 3.0}
     fitted, held_out = split(recorded(servo, {"joint.hinge.damping": 0.2}, range(6)))
-    options = ShootingOptions(window=0.5, starts=1, start=start)
-    result = gated_fit(servo, (fitted, held_out), servo.scene.params(*start), options, GateOptions(seeds=1, draws=0))
+    options = ShootingOptions(window=0.5, guesses=1, initial=start)
+    result = gated_fit(
+        FitTask(servo, servo.scene.params(*start), options), fitted, held_out, TuneOptions(seeds=1, draws=0)
+    )
     assert len(result.identifiability.unidentifiable) == 1
     squares, _ = window_errors(servo, held_out, start, 0.5)
     assert result.comparison.channels["hinge"][0] == pytest.approx(float(np.sqrt(squares[:, 0].mean())))
@@ -216,10 +220,10 @@ def test_a_fit_that_beats_only_its_own_bad_start_is_not_promoted(servo, recorded
     # The scene is right as it is; the search begins far from it and is cut short on the way back.
     start = {"joint.hinge.damping": 2.0, "actuator.hinge.kp": 1.0}
     episodes = split(recorded(servo, {}, range(6)))
-    options = ShootingOptions(window=0.5, starts=1, start=start, iterations=1)
+    options = ShootingOptions(window=0.5, guesses=1, initial=start, iterations=1)
     params = servo.scene.params(*start)
-    loose = gated_fit(servo, episodes, params, options, GateOptions(seeds=1, draws=0))
+    loose = gated_fit(FitTask(servo, params, options), *episodes, TuneOptions(seeds=1, draws=0))
     assert loose.gates[-1].passed, "it is better than its start"
-    strict = gated_fit(servo, episodes, params, options, GateOptions(seeds=1, draws=0, given=servo))
+    strict = gated_fit(FitTask(servo, params, options, given=servo), *episodes, TuneOptions(seeds=1, draws=0))
     assert not strict.gates[-1].passed and not strict.passed
     assert strict.comparison.worse_over_whole_runs, "and worse than the scene as it was given"

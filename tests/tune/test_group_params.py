@@ -17,9 +17,9 @@ from instep.report.page import render
 from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
-from instep.tune import IdentifyOptions
+from instep.tune import TuneOptions
 from instep.tune.group_params import GroupedWorld, grouped_episodes, settings_of_group, typical_settings
-from instep.tune.written_scene import check_written_scene
+from instep.tune.scene_gates import check_written_scene
 from small_models import hanging_model
 
 ARM = hanging_model(
@@ -94,7 +94,7 @@ def test_a_replay_uses_the_values_of_the_group(scene, runs):
 
 
 def test_shared_and_own_parameters_are_identified_and_saved(scene, runs, tmp_path):
-    options = IdentifyOptions(window=0.5, windows=40, seeds=2, draws=0, own=(DAMPING, DELAY), groups=("machine",))
+    options = TuneOptions(window=0.5, windows=40, seeds=2, draws=0, own=(DAMPING, DELAY), group=("machine",))
     found = instep.identify(scene, runs, (KP, DAMPING, DELAY), options)
     truth = {KP: 26.0, **{f"{name}@{g}": TRUTH[g][name] for g in "ab" for name in (DAMPING, DELAY)}}
     assert found.values == pytest.approx(truth, rel=0.05)
@@ -115,8 +115,8 @@ def test_shared_and_own_parameters_are_identified_and_saved(scene, runs, tmp_pat
 
 def test_own_parameters_need_groups(scene, runs):
     with pytest.raises(BadInput, match="--own and --group go together"):
-        IdentifyOptions(own=(DAMPING,))
-    options = IdentifyOptions(own=("joint.*.stiffness",), groups=("machine",))
+        TuneOptions(own=(DAMPING,))
+    options = TuneOptions(own=("joint.*.stiffness",), group=("machine",))
     with pytest.raises(BadInput, match="no parameter among those to fit named"):
         instep.identify(scene, runs, (KP, DAMPING), options)
 

@@ -12,14 +12,14 @@ from instep.report.page import render
 from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune import IdentifyOptions, select_params
-from instep.tune.gates import split
+from instep.tune import TuneOptions, select_params
+from instep.tune.gated_fit import split
 from instep.tune.param_selection import auto_params
 
 from .conftest import record, write_scene
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
-QUICK = IdentifyOptions(window=0.5, seeds=3, draws=4)
+QUICK = TuneOptions(window=0.5, seeds=3, draws=4)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_bounds_narrow_the_parameters_that_match_and_no_others(servo, recorded):
     episodes = recorded(servo, TRUTH, range(1), noise=0.0)
     chosen = select_params(servo.scene, episodes, list(TRUTH), {"joint.*.damping": (0.2, 0.4)})
     damping, stiffness = chosen.params
-    assert (damping.low, damping.high) == (0.2, 0.4) and chosen.start[damping.address] == pytest.approx(0.2)
+    assert (damping.low, damping.high) == (0.2, 0.4) and chosen.initial[damping.address] == pytest.approx(0.2)
     assert (stiffness.low, stiffness.high) != (0.2, 0.4)
 
 
@@ -73,5 +73,5 @@ def test_recordings_held_out_do_not_tell_where_commands_are_clipped(tmp_path, re
     q[50:], action[50:] = end, end + 2.0
     runs[at] = held_out.with_columns({"q": q, "action": action})
     assert "actuator.hinge.high" in auto_params(servo.scene, runs).fixed
-    found = instep.identify(servo, runs, "auto", IdentifyOptions(window=0.5), progress=Progress(0.1))
+    found = instep.identify(servo, runs, "auto", TuneOptions(window=0.5), progress=Progress(0.1))
     assert "actuator.hinge.high" not in found.settings

@@ -9,11 +9,9 @@ import pytest
 
 from instep.core.errors import UnknownName
 from instep.tune.fit.shooting import ShootingOptions, fit
-from instep.tune.posterior.beliefs import GaussianBelief
-from instep.tune.posterior.inference import infer, laplace, likelihood
+from instep.tune.posterior.beliefs import GaussianBelief, infer, laplace, likelihood
 from instep.tune.posterior.posterior_checks import (
     TRUTHS,
-    RankCalibration,
     calibration,
     check_posterior,
     misspecification,
@@ -21,7 +19,9 @@ from instep.tune.posterior.posterior_checks import (
 )
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
-QUICK = ShootingOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+QUICK = ShootingOptions(
+    window=0.5, stride=0.5, guesses=1, initial={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0}
+)
 
 
 @pytest.fixture
@@ -53,21 +53,12 @@ def test_slopes_of_all_points_in_one_batch_are_those_of_differences(found):
     np.testing.assert_allclose(target.gradients(x[None])[0], by_hand, rtol=0.1)
 
 
-@pytest.mark.parametrize("method", ["eki", "svgd"])
-def test_particles_agree_with_the_laplace_posterior_where_it_is_right(found, method):
-    expected, points = laplace(found), points_of(infer(found, method, seed=1))
+def test_an_ensemble_agrees_with_the_laplace_posterior_where_it_is_right(found):
+    expected, points = laplace(found), points_of(infer(found, "eki", seed=1))
     spread = np.sqrt(np.diag(expected.covariance))
     assert (np.abs(points.mean(axis=0) - expected.mean) < spread).all()
     assert (points.std(axis=0) > 0.5 * spread).all()
     assert (points.std(axis=0) < 1.5 * spread).all()
-
-
-def test_a_network_agrees_with_the_laplace_posterior_and_checks_itself(found, sbi):
-    expected, cloud = laplace(found), infer(found, "npe", sims=200)
-    spread = np.sqrt(np.diag(expected.covariance))
-    assert (np.abs(cloud.points.mean(axis=0) - expected.mean) < 1.5 * spread).all()
-    assert (cloud.points.std(axis=0) < 2.5 * spread).all()
-    assert RankCalibration(tuple(TRUTH), cloud.ranks).coverage(0.9).value > 0.75
 
 
 def test_planted_truths_lie_inside_the_laplace_posterior_as_often_as_it_says(found):

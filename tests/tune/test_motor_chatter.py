@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from instep import Episode, Scene, open_world
-from instep.tune import IdentifyOptions, identify
-from instep.tune.gates import chattering
+from instep.tune import TuneOptions, identify
+from instep.tune.scene_gates import chattering
 
-FEW = IdentifyOptions(windows=24, seeds=3, draws=0)
+FEW = TuneOptions(windows=24, seeds=3, draws=0)
 STIFF = """
 <mujoco>
   <option timestep="0.002" integrator="implicitfast"/>
@@ -58,5 +58,5 @@ def test_the_solve_gate_names_motors_that_chatter(tmp_path):
     stiff = scene(tmp_path, 4500, 450)
     found = identify(stiff, [swept(stiff, seed) for seed in range(3)], ["joint.hinge.frictionloss"], FEW)
     gate = next(gate for gate in found.gates if gate.name == "solve")
-    assert "servo in " in gate.message and "chatters" in gate.message
+    assert "servo in " in gate.message and "chatter" in gate.message
     assert gate.passed or "slower motion" in gate.remedy

@@ -14,7 +14,7 @@ from instep.scene.folder import Scene
 from instep.tune.arm.motor_estimates import estimate_motors, motor_joints, regress_motors
 from instep.tune.fit.sensitivities import sensitivities
 from instep.tune.fit.windows import Shooter, cut_windows
-from instep.tune.identification import IdentifyOptions
+from instep.tune.gates import TuneOptions
 from instep.tune.param_selection import auto_params
 
 NOISE = 1e-4
@@ -81,7 +81,7 @@ def test_derivatives_of_the_linearised_motion_are_those_of_the_simulation(tmp_pa
     runs = recorded(sim.tuned(truth), range(2), 3.0)
     selection = auto_params(sim.scene, runs)
     shooter = Shooter(sim, cut_windows(sim, runs, span=40, skip=10), selection.params)
-    values = {**selection.start, **truth}
+    values = {**selection.initial, **truth}
     x = np.array([float(param.to_unit(values[param.address])) for param in selection.params])
     starts = np.zeros((len(shooter.windows), 4))
     found = sensitivities(shooter, x, starts)
@@ -133,7 +133,7 @@ def test_a_pendulum_on_a_motor_is_no_arm(tmp_path):
 def test_an_arm_with_motors_is_identified_and_promoted(tmp_path):
     sim = world(tmp_path)
     real = sim.tuned(TRUTH)
-    found = identify(sim, recorded(real, range(4), 4.0), options=IdentifyOptions(draws=2))
+    found = identify(sim, recorded(real, range(4), 4.0), options=TuneOptions(draws=2))
     assert found.passed, [gate.message for gate in found.gates]
     unseen = recorded(real, range(10, 11), 6.0)[0]
     assert open_loop(sim.tuned(found.settings), unseen) < 2 * open_loop(real, unseen)

@@ -8,25 +8,22 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
+from instep.lab.domain_randomization import DropoOptions, dropo, dropo_from_episodes
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.posterior.beliefs import (
-    DropoOptions,
     GaussianBelief,
     IndependentBeliefs,
-    MixtureBelief,
     SampleBelief,
     appearance,
     belief_addresses,
-    dropo_from_episodes,
+    infer,
     load_belief,
     parse_belief,
     save_belief,
     to_box,
-    widened,
     with_imperfections,
 )
-from instep.tune.posterior.inference import infer
 
 DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))
@@ -39,22 +36,9 @@ def test_a_box_holds_the_central_share_of_a_posterior():
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
-def test_a_mixture_takes_its_share_from_the_prior():
-    far = Box((Param(DAMPING.address, 5.0, 6.0),))
-    samples = MixtureBelief(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
-    assert (samples > 4).mean() == pytest.approx(0.2, abs=0.03)
-
-
 def test_beliefs_that_speak_about_the_same_param_are_not_joined():
     with pytest.raises(BadInput, match="Two beliefs are about"):
         IndependentBeliefs((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
-
-
-def test_a_widened_cloud_keeps_its_middle():
-    cloud = SampleBelief((DAMPING,), np.random.default_rng(0).normal(0.5, 0.02, (500, 1)))
-    wide = widened(cloud, 3.0)
-    assert np.median(wide.points) == pytest.approx(np.median(cloud.points), abs=1e-9)
-    assert wide.points.std() == pytest.approx(3 * cloud.points.std(), rel=0.01)
 
 
 def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
@@ -130,8 +114,8 @@ def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded
 def test_dropo_from_the_windows_of_a_fit_is_centred_on_the_machine(servo, recorded):
     episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(4), noise=1e-4, steps=126)
     params = servo.scene.params("joint.hinge.damping")
-    found = fit(servo, episodes, params, ShootingOptions(window=0.2, starts=1, iterations=5))
-    belief = infer(found, "dropo")
+    found = fit(servo, episodes, params, ShootingOptions(window=0.2, guesses=1, iterations=5))
+    belief = infer(found, dropo)
     assert float(params[0].from_unit(belief.mean[0])) == pytest.approx(0.1, rel=0.3)
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from instep import Episode, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput
-from instep.tune import IdentifyOptions, identify
+from instep.tune import TuneOptions, identify
 from instep.tune.recording_checks import recording_problems, recording_warnings, scene_problems
 from small_models import arm_model, write_scene
 
-QUICK = IdentifyOptions(window=0.5, windows=12, seeds=3, draws=2)
+QUICK = TuneOptions(window=0.5, windows=12, seeds=3, draws=2)
 DEGREES = 180 / np.pi
 
 

@@ -41,7 +41,7 @@ def arm(recordings):
     # One thread: six windows a step are too little work to share.
     sim = MujocoWorld(scene, threads=1).tuned({**held, "option.timestep": 0.002})
     params = [param for param in choice.params if param.address in names]
-    return sim, runs, params, {param.address: choice.start[param.address] for param in params}
+    return sim, runs, params, {param.address: choice.initial[param.address] for param in params}
 
 
 def scattered(runs, at):
@@ -64,7 +64,7 @@ def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
     sim, runs, params, start = arm
     at = [sim.spec.q.labels.index(name) for name in JOINTS]
     floor = scattered(runs, at)
-    options = ShootingOptions(window=0.5, limit=6, start=start, starts=1, local=True, iterations=6)
+    options = ShootingOptions(window=0.5, limit=6, initial=start, guesses=1, local=True, iterations=6)
     found = fit(sim, runs[:1], params, options)
     assert len(params) == 12
     assert (missed(sim, runs[3], at) / floor > 20).all()
@@ -108,11 +108,11 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     runs = with_inputs(scene, recorded_at_rate(list(read_runs(str(folder), DataArgs(as_name="xl330"))), scene.dt)[0])
     choice = named_params(scene, SERVO, {})
     sim = without_delta(scene).tuned(choice.fixed)
-    options = ShootingOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
+    options = ShootingOptions(window=1.0, limit=6, initial=choice.initial, guesses=1, iterations=6)
     found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.params, options)
     before, after = (
         np.mean([missed(sim.tuned(settings), runs[i], [0], 1200)[0] for i in (3, 5)])
-        for settings in (choice.start, found.settings)
+        for settings in (choice.initial, found.settings)
     )
     # 103 and 56 mrad; a search that gave up at once left the first.
     assert after < 0.75 * before

@@ -135,8 +135,8 @@ def test_late_readings_are_put_where_they_were_taken(scene):
     episode = recorded(scene, 12.0, lambda t: {MASS: 1.2})
     selection = online_params(scene, [MASS])
     sim = open_world(scene, threads=1)
-    direct = Reidentifier(sim, episode.spec, selection.params, selection.start)
-    late = Reidentifier(sim, episode.spec, selection.params, selection.start)
+    direct = Reidentifier(sim, episode.spec, selection.params, selection.initial)
+    late = Reidentifier(sim, episode.spec, selection.params, selection.initial)
     for k in range(len(episode)):
         t = k * scene.dt
         direct.add(t, episode.q[k], episode.action[k])

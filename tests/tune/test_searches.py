@@ -8,10 +8,11 @@ import numpy as np
 
 from instep.core.param import Param
 from instep.core.progress import Progress
-from instep.tune.fit.identifiability import assess_fit
 from instep.tune.fit.least_squares import FitStatus
-from instep.tune.fit.searches import SAME_COST, SearchPlan, _agrees, _settled, explained, search
+from instep.tune.fit.searches import SAME_COST, FitTask, _agrees, _settled, explained, search
 from instep.tune.fit.shooting import Fit, ShootingOptions, fit
+from instep.tune.fit.uncertainty import assess_fit
+from instep.tune.gates import TuneOptions
 
 
 def test_a_stalled_search_counts_where_three_searches_agree_and_is_as_uncertain_as_they_are_apart(servo, recorded):
@@ -57,9 +58,9 @@ def test_a_search_at_the_noise_is_kept_though_one_that_stalled_fits_the_noise_be
         done.append(found if done else replace(found, status=FitStatus.STALLED))
         return done[-1]
 
-    plan = SearchPlan(ShootingOptions(), seeds=3, method=stalls_first, hold_unseen=True)
+    task = FitTask(servo, params, ShootingOptions(), method=stalls_first, hold_unseen=True)
     first = replace(fit(servo, episodes, params, ShootingOptions()), status=FitStatus.STALLED)
-    found = search(servo, episodes, first, assess_fit(first), plan, Progress())
+    found = search(task, episodes, first, assess_fit(first), TuneOptions(seeds=3), Progress())
     assert len(done) == 2, "the second search ends the others"
     assert found.explained
     assert found.fit.status is FitStatus.CONVERGED

@@ -32,7 +32,7 @@ PUSHED = """
 """
 # A box that slides neither lifts nor tilts: what its height does is the rattle of the contact solver.
 FLAT = {"box.vz": 1e3, "box.wx": 1e3, "box.wy": 1e3}
-OPTIONS = ShootingOptions(window=0.4, starts=1, iterations=20, scale=FLAT)
+OPTIONS = ShootingOptions(window=0.4, guesses=1, iterations=20, scale=FLAT)
 PARAMS = (Param("actuator.push.kp", 75, 1200, True), Param("actuator.push.kv", 7.5, 120, True))
 
 

@@ -15,7 +15,7 @@ from instep.gap.preparation import check_data
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
-from instep.tune import IdentifyOptions, identify
+from instep.tune import TuneOptions, identify
 from instep.tune.recording_checks import recording_problems, scene_problems
 
 TRUTH = {"joint.servo.damping": 0.018, "joint.servo.frictionloss": 0.012}
@@ -85,7 +85,7 @@ def test_rows_without_power_are_not_judged_against_their_command(drops):
 
 def test_friction_is_identified_from_drops(drops):
     scene = Scene.load("servo_pendulum")
-    options = IdentifyOptions(window=0.5, windows=24, seeds=2, draws=0)
+    options = TuneOptions(window=0.5, windows=24, seeds=2, draws=0)
     found = identify(scene, with_inputs(scene, load_episodes(drops, "xl330")), tuple(TRUTH), options)
     for name, value in TRUTH.items():
         assert found.values[name] == pytest.approx(value, rel=0.1)

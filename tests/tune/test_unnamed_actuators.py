@@ -10,7 +10,7 @@ import instep
 from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
-from instep.tune import IdentifyOptions
+from instep.tune import TuneOptions
 from instep.tune.param_export import write_mjcf
 from small_models import hanging_model
 
@@ -56,7 +56,7 @@ def test_the_gap_of_unnamed_actuators_is_measured(scene, runs):
 
 
 def test_unnamed_actuators_are_identified_saved_and_exported(scene, runs, tmp_path):
-    options = IdentifyOptions(window=0.5, windows=20, seeds=2, draws=0)
+    options = TuneOptions(window=0.5, windows=20, seeds=2, draws=0)
     found = instep.identify(scene, runs, tuple(TRUTH), options)
     assert found.values == pytest.approx(TRUTH, rel=0.02)
     saved = Scene.load(found.save(tmp_path / "scene"))

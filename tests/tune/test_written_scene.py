@@ -10,9 +10,9 @@ import pytest
 from instep import MujocoWorld
 from instep.core.statistics import Estimate
 from instep.scene.folder import Scene
-from instep.tune.held_out import compare
+from instep.tune.gated_fit import compare
 from instep.tune.param_export import promote
-from instep.tune.written_scene import check_written_scene
+from instep.tune.scene_gates import check_written_scene
 
 TRUTH = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
 
@@ -79,9 +79,9 @@ def test_a_diverging_simulator_is_never_better(servo, recorded):
 
 
 def test_promotion_writes_the_last_gate_into_the_scene(servo, recorded, tmp_path):
-    from instep.tune import IdentifyOptions, identify
+    from instep.tune import TuneOptions, identify
 
-    options = IdentifyOptions(window=0.5, seeds=3, draws=2, windows=24)
+    options = TuneOptions(window=0.5, seeds=3, draws=2, windows=24)
     found = identify(MujocoWorld(Scene.load(servo.scene.root)), recorded(servo, TRUTH, range(4)), list(TRUTH), options)
     final, folder = found.promoted(tmp_path / "out")
     assert final.passed and folder == tmp_path / "out" / "scene"

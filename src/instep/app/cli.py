@@ -242,6 +242,7 @@ VERBS: dict[str, Verb] = {
         "widen parameter ranges while a policy succeeds at their ends",
         ("instep lab adr expert pusht 'geom.*.friction=0.1..1.5' --seeds 4",),
     ),
+    "lab delta": Verb("lab:delta", "learn a delta action for what parameters leave", ("instep lab delta data pusht",)),
     "serve": Verb("serve:serve", "serve a policy", ("instep serve expert pusht --port 8000 --token token.txt",)),
     "runs": Verb(
         "runs:runs",

@@ -63,7 +63,7 @@ class LiveReidentification:
         loaded = Scene.load(scene)
         self._selection = online_params(loaded, patterns)
         # What cannot be re-identified is said before anything moves.
-        Reidentifier(online_world(loaded, self._selection), source, self._selection.params, self._selection.start)
+        Reidentifier(online_world(loaded, self._selection), source, self._selection.params, self._selection.initial)
         context = multiprocessing.get_context("spawn")
         self._pipe, self._other = context.Pipe()
         arguments = (self._other, scene, source, tuple(patterns))
@@ -118,7 +118,7 @@ class LiveReidentification:
     def observed(self) -> Array:
         """The estimates and the values in use; the first values until there are estimates."""
         if self._latest is None:
-            first = [self._selection.start[p.address] for p in self._selection.params]
+            first = [self._selection.initial[p.address] for p in self._selection.params]
             return np.array([*first, *first])
         return np.concatenate([self._latest.values, self._latest.used])
 
@@ -195,7 +195,7 @@ def _identify(pipe: Connection, scene: str, source: Spec, patterns: tuple[str, .
     try:
         loaded = Scene.load(scene)
         selection = online_params(loaded, patterns)
-        found = Reidentifier(online_world(loaded, selection), source, selection.params, selection.start)
+        found = Reidentifier(online_world(loaded, selection), source, selection.params, selection.initial)
     except InstepError as error:
         pipe.send(str(error))
         return

@@ -12,12 +12,14 @@ import numpy as np
 
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
+from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.param import Param
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, Simulator, array_dataclass, frozen_dataclass, options_dataclass
 from instep.data.resample import velocity
 from instep.evaluate.episode_batch import episode_returns, start_states, step_batch
 from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
+from instep.lab.delta_action import DeltaOptions, learn_delta
 from instep.lab.factor_world import FACTOR, walk_ranges
 from instep.lab.gait import GaitBody
 from instep.lab.leg_identification import (
@@ -38,7 +40,6 @@ from instep.scene import address
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
-from instep.tune.delta_action import DeltaOptions, learn_delta
 from instep.tune.posterior.beliefs import SampleBelief, nominal_values
 
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
@@ -449,19 +450,20 @@ class _Robot:
 
     def _rehearsed(self, start: Array, before_s: float = 0.0) -> tuple[Array, float]:
         """Fine-tune by episodes on the robot, four candidates from the same start per generation."""
-        from cmaes import CMA
-
-        search = CMA(mean=start.mean(axis=0), sigma=0.15, seed=self._job.robot, population_size=4)
         used, winners = 0, list[Array]()
-        while used + 4 <= self._budget.rehearsals:
-            points = np.array([search.ask() for _ in range(4)])
-            weights = np.broadcast_to(points[:, None], (4, *start.shape))
-            seeds = [REHEARSED + used // 4] * 4
+
+        def losses(points: Array) -> Array:
+            weights = np.broadcast_to(points[:, None], (len(points), *start.shape))
+            starts = start_states(self._real, [REHEARSED + len(winners)] * len(points))
             policy = self._setup.trained.policy(weights)
-            found = episode_returns(self._real, policy, start_states(self._real, seeds), steps=self._steps)
-            search.tell([(p, -float(v)) for p, v in zip(points, found.score, strict=True)])
-            used += 4
-            winners.append(points[int(np.argmax(found.score))])
+            return -episode_returns(self._real, policy, starts, steps=self._steps).score
+
+        search = CmaSearch(
+            spread=0.15, generations=self._budget.rehearsals // 4, population=4, bounded=False, seed=self._job.robot
+        )
+        for found in cma_generations(losses, start.mean(axis=0), search):
+            used += len(found.points)
+            winners.append(found.points[found.best])
         if not winners:
             return start, before_s
         # The mean of the later winners: one lucky episode decides nothing.

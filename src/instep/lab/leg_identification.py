@@ -30,8 +30,7 @@ from instep.lab.gait import GaitBody
 from instep.scene.folder import SceneSimulator
 from instep.tune.fit.uncertainty import correlation_time
 from instep.tune.fit.windows import Shooter, Windows, cut_windows
-from instep.tune.posterior.beliefs import SampleBelief
-from instep.tune.posterior.inference import assimilate
+from instep.tune.posterior.beliefs import SampleBelief, assimilate
 
 from .factor_world import FactorWorld, walk_ranges
 

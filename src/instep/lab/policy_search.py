@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.param import Belief
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Simulator, State, array_dataclass, options_dataclass, stack, take
@@ -129,35 +130,32 @@ def search_weights(
     Starting from the weights of an earlier training is fine-tuning. The mean of the search over its last generations
     is compared with the first weights in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
     """
-    from cmaes import CMA
-
     options = options or SearchOptions()
     _check(options)
     began, first = time.process_time(), trained.weights if start is None else start
     centre = first if options.per_joint else first.mean(axis=0, keepdims=True)
-    search = CMA(
-        mean=centre.reshape(-1),
-        sigma=options.spread,
-        seed=options.seed,
-        population_size=options.population,
-    )
     history, means = list[float](), list[Array]()
 
     def every_group(points: Array) -> Array:
         return np.broadcast_to(points.reshape(len(points), *centre.shape), (len(points), *first.shape))
 
+    def losses(points: Array) -> Array:
+        worlds = TrainingWorlds.sample(world, belief, options, turn=len(history) + CHECKED)
+        weights = every_group(points)
+        found = worlds.returns(trained, weights)
+        values = _value(found, weights)
+        history.append(float(found.score[int(np.argmax(values))].mean()))
+        return -values
+
+    search = CmaSearch(
+        spread=options.spread, generations=options.generations, population=options.population, bounded=False,
+        seed=options.seed,
+    )  # fmt: skip
     try:
-        for generation in range(options.generations):
-            worlds = TrainingWorlds.sample(world, belief, options, turn=generation + CHECKED)
-            points = np.array([search.ask() for _ in range(options.population)])
-            weights = every_group(points)
-            found = worlds.returns(trained, weights)
-            values = _value(found, weights)
-            search.tell([(point, -float(value)) for point, value in zip(points, values, strict=True)])
-            means.append(np.array(search.mean))
-            history.append(float(found.score[int(np.argmax(values))].mean()))
+        for generation in cma_generations(losses, centre.reshape(-1), search):
+            means.append(generation.mean)
             if watch is not None:
-                watch(generation, history[-1])
+                watch(len(means) - 1, history[-1])
     except KeyboardInterrupt:
         means = means or [centre.reshape(-1)]
     kept = every_group(np.array([np.mean(means[len(means) // 2 :], axis=0), means[-1]]))
@@ -248,36 +246,34 @@ def search_gait(
     watch: Callable[[int, float, Array], None] | None = None,
 ) -> GaitSearch:
     """Minimise falls, error of the speed and drift of a gait; Ctrl-C returns the best so far."""
-    from cmaes import CMA
-
     if options.generations < 1 or options.population < 4 or options.seeds < 1:
         raise BadInput("A search takes at least 1 generation, a population of 4 and 1 seed.")
     body, began = GaitBody.of(sim.scene), time.perf_counter()
     low, high = (np.array([getattr(param, end) for param in GAIT_PARAMS]) for end in ("low", "high"))
     first = np.array([param.start for param in GAIT_PARAMS]) if start is None else start
     unit = np.clip((first - low) / (high - low), 0.02, 0.98)
-    bounds = np.tile([0.0, 1.0], (len(unit), 1))
-    optimizer = CMA(
-        mean=unit, sigma=options.spread, bounds=bounds, seed=options.seed, population_size=options.population
+    best, history, simulated = (first, np.inf), list[float](), list[float]()
+
+    def costs_of(points: Array) -> Array:
+        rng = np.random.default_rng((options.seed, len(simulated)))
+        costs, spent = gait_costs(sim, body, low + points * (high - low), options, rng, randomized)
+        simulated.append(spent)
+        return costs
+
+    search = CmaSearch(
+        spread=options.spread, generations=options.generations, population=options.population, seed=options.seed
     )
-    best, history, simulated = (first, np.inf), list[float](), 0.0
     try:
-        for generation in range(options.generations):
-            points = np.array([optimizer.ask() for _ in range(options.population)])
-            rng = np.random.default_rng((options.seed, generation))
-            costs, spent = gait_costs(sim, body, low + points * (high - low), options, rng, randomized)
-            simulated += spent
-            optimizer.tell(list(zip(points, costs.tolist(), strict=True)))
+        for found in cma_generations(costs_of, unit, search):
             # The mean of the better half is less lucky than its best candidate.
-            better = points[np.argsort(costs)[: options.population // 2]].mean(axis=0)
-            mean, cost = low + better * (high - low), float(costs.min())
-            best = mean, float(np.median(costs))
-            history.append(cost)
+            better = found.points[np.argsort(found.costs)[: options.population // 2]].mean(axis=0)
+            best = low + better * (high - low), float(np.median(found.costs))
+            history.append(float(found.costs.min()))
             if watch is not None:
-                watch(generation, cost, mean)
+                watch(len(history) - 1, history[-1], best[0])
     except KeyboardInterrupt:
         pass
-    return GaitSearch(best[0], best[1], np.array(history), time.perf_counter() - began, simulated)
+    return GaitSearch(best[0], best[1], np.array(history), time.perf_counter() - began, sum(simulated))
 
 
 def gait_costs(

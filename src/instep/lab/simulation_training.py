@@ -19,16 +19,9 @@ from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
-from instep.tune.posterior.beliefs import (
-    AdrOptions,
-    AdrResult,
-    expand_ranges,
-    nominal_values,
-    parse_belief,
-    parse_ranges,
-    save_belief,
-)
+from instep.tune.posterior.beliefs import nominal_values, parse_belief, parse_ranges, save_belief
 
+from .domain_randomization import AdrOptions, AdrResult, expand_ranges
 from .factor_world import FactorWorld
 from .gait import GaitBody, GaitFile, read_gait, shipped_gait
 from .leg_walks import WalkNoise, noisy_robot

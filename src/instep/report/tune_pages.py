@@ -32,8 +32,8 @@ from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, S
 if TYPE_CHECKING:
     from instep.tune.excitation import ExcitationDesign
     from instep.tune.excitation_limits import ExcitationLimits
+    from instep.tune.gated_fit import Traces
     from instep.tune.gates import GateResult
-    from instep.tune.held_out import Traces
     from instep.tune.identification import Identification
     from instep.tune.online.reidentification import Reidentification
     from instep.tune.posterior.posterior_checks import PosteriorCheck, PredictiveBand
@@ -53,10 +53,9 @@ PARAMETER = ("parameter", "before", "after", "95 % interval", "unit")
 
 
 def identification_page(found: Identification, facts: Mapping[str, str] | None = None) -> HtmlReport:
-    """Gates, parameters, held-out motion, posterior, delta action and searches of an identification."""
+    """Gates, parameters, held-out motion, posterior and searches of an identification."""
     sections = [gates_section(found.gates), _params(found), _held_out(found)]
     sections += [_posterior(found.posterior)] if found.posterior is not None else []
-    sections += [_delta(found)] if found.delta is not None else []
     sections.append(_search(found.cost_history))
     counts = f"{len(found.fitted)} recordings fitted, {len(found.held_out)} held out"
     subtitle = f"{found.scene.name}: {len(found.fit.params)} parameters, {counts}"
@@ -127,7 +126,7 @@ def _numbers(found: Identification) -> list[Number]:
 
 def _params(found: Identification) -> Section:
     rows: list[tuple[str, ...]] = []
-    start, bounds, weak = found.result.start, set(found.fit.at_bounds), found.identifiability
+    start, bounds, weak = found.result.before, set(found.fit.at_bounds), found.identifiability
     for name, now in found.intervals.items():
         note = "at a bound of its range" if name in bounds else ""
         note = "confounded: held by a prior" if name in weak.confounded else note or str(found.status)
@@ -144,7 +143,7 @@ def _params(found: Identification) -> Section:
 
 def _forest(found: Identification) -> Figure | None:
     """Values over their values before, with intervals; None if no ratio is positive."""
-    start = found.result.start
+    start = found.result.before
     ratios = {
         n: Estimate(now.value / start[n], now.low / start[n], now.high / start[n], now.n)
         for n, now in reversed(found.intervals.items())
@@ -238,21 +237,6 @@ def _posterior(found: PosteriorCheck) -> Section:
     pairs["marker"] = {"size": 3, "color": series_color(0, 0.4)}
     figure = {"data": [pairs], "layout": {"title": titled("Pairs of parameters"), "height": 180 + 110 * len(shown)}}
     return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), figure])
-
-
-def _delta(identification: Identification) -> Section:
-    found = identification.delta
-    assert found is not None  # noqa: S101 - the caller has checked it
-    rows = [
-        (horizon, formatted(at.before), _gain(at.delta), _gain(at.noise)) for horizon, at in found.reductions.items()
-    ]
-    kept = "It was kept with the scene." if found.kept else "It was not kept: it did not help significantly."
-    lead = (
-        "The error that parameters leave, learnt as a change of the command and evaluated on held-out recordings. The "
-        f"control is a change of the same size without information; it should not help. {kept}"
-    )
-    head = ("after the start of a window", "error without it", "reduction with it", "reduction with the control")
-    return Section("Delta action", lead, [Table(head, rows)])
 
 
 def _search(history: Sequence[Sequence[float]]) -> Section:

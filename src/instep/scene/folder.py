@@ -65,7 +65,7 @@ _MOTION = Entry(
 _SCHEMA: Mapping[str, Entry] = {
     "about": ANY_TEXT, "model": TEXT, "rate": POSITIVE, "source": ANY_TEXT, "robot": TABLE, "objects": TABLE,
     "start": TABLE, "cameras": table_of(TABLE), "params": table_of(RANGE), "settings": table_of(NUMBER), "task": TABLE,
-    "actuators": table_of(table_of(NUMBER)), "inputs": table_of(TEXT),
+    "actuators": table_of(table_of(NUMBER)), "inputs": table_of(TEXT), "tune": TABLE,
 }  # fmt: skip
 """Entries of scene.toml; those of its tables:"""
 _PARTS: Mapping[str, Mapping[str, Entry]] = {

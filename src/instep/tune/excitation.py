@@ -10,13 +10,14 @@ is the Fisher information of a motion; its smallest eigenvalue belongs to the le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.param import Param
 from instep.core.rollout import rollout_batch
 from instep.core.world import Array, Simulator, State, array_dataclass, options_dataclass
@@ -32,7 +33,7 @@ from .excitation_limits import (
     limit_usage,
     tones,
 )
-from .fit.identifiability import UNIFORM, Identifiability, assess
+from .fit.uncertainty import UNIFORM, Identifiability, assess
 
 COMMAND_MARGIN = 3.0
 """Factor by which commands may exceed the speed and acceleration limits of a joint: servos smooth them."""
@@ -47,22 +48,32 @@ Watch = Callable[[int, float], None]
 
 @options_dataclass
 class ExciteOptions:
-    """Options of an excitation design."""
+    """Options of an excitation design; `instep excite` takes them as flags."""
 
     seconds: float = 5.0
-    """Length of the motion [s]."""
+    """length of the motion [s]."""
     highest: float = 4.0
-    """Highest frequency of the series [Hz]."""
+    """highest frequency of the commands [Hz]."""
     tones: int = 5
-    """Sines per joint, spread evenly over octaves."""
+    """sines per joint, spread evenly over octaves."""
     noise: float = 1e-3
-    """Noise of measured positions [rad or m]."""
+    """noise of measured positions [rad or m]."""
     energy_weight: float = 0.5
-    """Weight of a decade of energy against one of information: 0 goes to the limits, 1 is the ratio alone."""
-    generations: int = 30
+    """weight of a decade of energy against one of information: 0 goes to the limits, 1 is the ratio alone."""
+    generations: int = 15
+    """length of the search."""
     population: int = 16
+    """candidates per generation."""
     allowed: MotionLimits = field(default_factory=MotionLimits)
     seed: int = 0
+    """seed of the search."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < value < math.inf for value in (self.seconds, self.highest, self.noise)) or self.generations < 1:
+            raise BadInput(
+                "--seconds, --highest and --noise must be above 0 and finite, and --generations at least 1, "
+                f"not {self.seconds:g}, {self.highest:g}, {self.noise:g} and {self.generations}."
+            )
 
 
 @array_dataclass
@@ -121,10 +132,7 @@ def excite(
     best, top = guesses[0], -np.inf
     try:
         added = _superposition(coarse, scene_limits, kept, series, options)
-        # A parameter such as a mass acts on many joints, and then all joints are searched together.
-        alone = all(_own(scene_limits, param).sum() == 1 for param in kept)
-        search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
-        for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
+        for generation, (x, score) in enumerate(_generations(coarse, scene_limits, kept, series, options)):
             best, top = (x, score) if score > top else (best, top)
             if watch is not None:
                 watch(generation, top)
@@ -148,48 +156,22 @@ def evaluate_motion(
 
 
 def information(
-    sim: Simulator,
-    limits: ExcitationLimits,
-    params: Sequence[Param],
-    motions: Array,
-    noise: float,
-    *,
-    local: bool = False,
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], motions: Array, noise: float
 ) -> tuple[Array, Array, Array]:
-    """F of each motion [motions, parameters, parameters], and where it goes: q, v [motions, steps, ...].
-
-    `local` takes a parameter of a joint to move that joint alone, so that those of different joints are perturbed at
-    once.
-    """
-    groups = _groups(limits, params, local)
-    up, down, q, v = _both_ways(sim, limits, params, motions, groups)
+    """F of each motion [motions, parameters, parameters], and its path: q, v [motions, steps, ...]."""
+    x = np.array([float(param.to_unit(value)) for param, value in zip(params, _values(limits, params), strict=True)])
+    steps = STEP * np.eye(len(params))
+    q, v = _rollout(sim, limits, params, x + np.concatenate([np.zeros((1, len(x))), steps, -steps]), motions)
+    seen = q[..., limits.at]
+    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))  # [parameters, motions, steps, joints]
     # A joint that sticks on one side and slips on the other holds no information: the smaller difference counts.
     small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
     # A small asymmetry is curvature; cutting it off would make unidentifiable parameters look identifiable.
     curved = np.abs(up + down) < MAX_CURVATURE * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
     smooth = ((up * down < 0) & (small > 0.5 * large)) | curved
     change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
-    jacobian = np.zeros((len(params), *change.shape[1:]))
-    for row, group in enumerate(groups):
-        for i in group:
-            only = _own(limits, params[i]) if local else np.ones(len(limits.joints), bool)
-            jacobian[i] = change[row] * only / (STEP * noise)
-    return np.einsum("imtj,kmtj->mik", jacobian, jacobian, optimize=True), q, v
-
-
-def _both_ways(
-    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], motions: Array, groups: Sequence[Sequence[int]]
-) -> tuple[Array, Array, Array, Array]:
-    """Change by a step of each group up and down [groups, motions, steps, joints], and where motions go."""
-    x = np.array([float(param.to_unit(value)) for param, value in zip(params, _values(limits, params), strict=True)])
-    points = np.tile(x, (2 * len(groups) + 1, 1))
-    for row, group in enumerate(groups):
-        points[1 + row, group] += STEP
-        points[1 + len(groups) + row, group] -= STEP
-    q, v = _rollout(sim, limits, params, points, motions)
-    seen = q[..., limits.at]
-    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))
-    return up, down, q[0], v[0]
+    jacobian = change / (STEP * noise)
+    return np.einsum("imtj,kmtj->mik", jacobian, jacobian, optimize=True), q[0], v[0]
 
 
 def chirp(limits: ExcitationLimits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
@@ -333,66 +315,28 @@ def _score(limits: ExcitationLimits, design: ExcitationDesign, names: Sequence[s
 
 def _generations(
     sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
-):
-    """The best candidate of each generation and its score, by CMA-ES."""
-    from cmaes import CMA
-
-    bounds = np.tile([0.0, 1.0], (len(series.first), 1))
+) -> Iterator[tuple[Array, float]]:
+    """The best candidate of each generation and its score, by CMA-ES from the best of some random motions on."""
     rng = np.random.default_rng((options.seed, 0xE2D))
-    search = None
-    for _ in range(options.generations):
-        if search is None:
-            # The search begins at the best of some random motions.
-            noise = rng.standard_normal((2 * options.population, len(series.first)))
-            points = np.clip(series.first + series.spread * noise, 0.0, 1.0)
-        else:
-            points = np.array([search.ask() for _ in range(options.population)])
+
+    def losses(points: Array) -> Array:
         motions = np.stack([series.actions(p) for p in points])
         found, q, v = information(sim, limits, params, motions, options.noise)
         floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
         spent = np.array([energy(limits, motion) for motion in motions])
-        scores = _score_of(floor, spent, options) - 10 * _violation(limits, q, v, motions)
-        at = int(np.argmax(scores))
-        if search is None:
-            seed = int(cast(Any, rng).integers(2**31))
-            search = CMA(mean=points[at], sigma=0.12, bounds=bounds, seed=seed, population_size=options.population)
-        else:
-            search.tell(list(zip(points, (-scores).tolist(), strict=True)))
-        yield points[at], float(scores[at])
+        return 10 * _violation(limits, q, v, motions) - _score_of(floor, spent, options)
 
-
-def _joint_by_joint(
-    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
-):
-    """The same for arms whose parameters act on their own joint: each joint takes the motion of its best candidate.
-
-    The limits are those of the whole arm; candidates that violate them are not used.
-    """
-    rng = np.random.default_rng((options.seed, 0xE2D))
-    joints = len(limits.joints)
-    own = np.array([_own(limits, param) for param in params]).T  # [joints, parameters]
-    centre, step = series.first.reshape(joints, -1), 0.25
-    for _ in range(options.generations):
-        noise = step * rng.standard_normal((options.population - 1, *centre.shape))
-        points = np.concatenate([centre[None], np.clip(centre + noise, 0.0, 1.0)])
-        motions = np.stack([series.actions(p.ravel()) for p in points])
-        found, q, v = information(sim, limits, params, motions, options.noise, local=True)
-        scores = np.full((len(points), joints), np.inf)
-        scaled = motions[..., limits.actuators] / np.where(limits.through_tendon, limits.reach, 1.0)
-        spent = ((scaled - scaled.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-        for j in np.flatnonzero(own.any(axis=1)):
-            block = found[:, own[j]][:, :, own[j]] * UNIFORM**2
-            scores[:, j] = _score_of(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)
-        beyond = _violation(limits, q, v, motions)
-        whole = scores.min(axis=1) - 10 * beyond
-        at = int(np.argmax(whole))
-        sound = beyond <= 0
-        centre = points[at]
-        if sound[0]:
-            picked = np.argmax(np.where(sound[:, None], scores, -np.inf), axis=0)
-            centre = points[picked, np.arange(joints)]
-        step *= 0.96
-        yield points[at].ravel(), float(whole[at])
+    noise = rng.standard_normal((2 * options.population, len(series.first)))
+    points = np.clip(series.first + series.spread * noise, 0.0, 1.0)
+    first = losses(points)
+    best = points[int(np.argmin(first))]
+    yield best, -float(first.min())
+    search = CmaSearch(
+        spread=0.12, generations=options.generations - 1, population=options.population,
+        seed=int(rng.integers(2**31)),
+    )  # fmt: skip
+    for found in cma_generations(losses, best, search):
+        yield found.points[found.best], -float(found.costs[found.best])
 
 
 def _score_of(floor: Array, spent: Array, options: ExciteOptions) -> Array:
@@ -453,29 +397,6 @@ def _rollout(
     survived = rollout_batch(tuned, state, lambda _, step: np.tile(motions[:, step], (settings, 1)), spans, visit)
     q[np.arange(motions.shape[1]) > survived[:, None]] = np.nan
     return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
-
-
-def _groups(limits: ExcitationLimits, params: Sequence[Param], local: bool) -> list[list[int]]:
-    """Parameters that are perturbed together: one field of different joints where allowed, else one each."""
-    if not local:
-        return [[i] for i in range(len(params))]
-    groups: dict[str, list[int]] = {}
-    for i, param in enumerate(params):
-        word = param.parts.field if _own(limits, param).sum() == 1 else param.address
-        groups.setdefault(word, []).append(i)
-    return list(groups.values())
-
-
-def _own(limits: ExcitationLimits, param: Param) -> Array:
-    """The joints that a parameter is taken to affect [joints]."""
-    at = param.parts
-    if at.kind == "actuator":
-        model = limits.scene.model
-        names = [str(model.actuator(int(a)).name) for a in limits.actuators]
-        own = np.array([name == at.name for name in names])
-    else:
-        own = np.array([at.kind == "joint" and name == at.name for name in limits.joints])
-    return own if own.any() else np.ones(len(limits.joints), bool)
 
 
 def _values(limits: ExcitationLimits, params: Sequence[Param]) -> list[float]:

@@ -1,13 +1,12 @@
-"""Limits of an excitation: positions, speeds, accelerations, torques, and no new contact.
+"""Limits of an excitation, and its first guess by superposition of small sines.
 
-Excitation by superposition: around a pose the response of an arm to small commands is linear, tone by tone.
-
-With s_0 the derivative of the pose by the parameters and s_b that of the response to a small sine b,
+Around a pose the response of an arm to small commands is linear, tone by tone. With s_0 the derivative of the pose by
+the parameters and s_b that of the response to a small sine b,
 
     s(c) = s_0 + sum_b c_b s_b,    F(c) = s(c)^T s(c),
 
-so the coefficients c of the best motion of a given energy are found without simulation. The responses are those of the
-linearised model without dry friction, which a small sine would not overcome and a large motion does.
+so the coefficients c of the best motion of a given energy need no simulation. The linearised model has no dry friction,
+which a small sine would not overcome and a large motion does.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ from instep.scene.robot_structure import driven_joints
 
 MARGIN = 0.05
 """Share of a joint's range that is left at either end."""
+SETTLING_S = 3.0
+"""Time until the arm rests where its servos hold it [s]."""
+POWERS = (1.0, 3.0, 8.0)
+"""Orders of the power means that approximate the smallest eigenvalue and are differentiable."""
 
 
 @options_dataclass
@@ -170,12 +173,6 @@ def _moving(scene: Scene) -> Array:
     for body in range(1, model.nbody):
         carried[body] = body in roots or carried[model.body_parentid[body]]
     return carried[model.geom_bodyid]
-
-
-SETTLING_S = 3.0
-"""Time until the arm rests where its servos hold it [s]."""
-POWERS = (1.0, 3.0, 8.0)
-"""Orders of the power means that approximate the smallest eigenvalue and are differentiable."""
 
 
 @array_dataclass

@@ -62,13 +62,13 @@ def own_params(selection: ParamSelection, patterns: Sequence[str], groups: Seque
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UnknownName("parameter among those to fit", pattern, names)
     params: list[Param] = []
-    start: dict[str, float] = {}
+    initial: dict[str, float] = {}
     for param in selection.params:
         own = any(fnmatchcase(param.address, pattern) for pattern in patterns)
         for address in [f"{param.address}@{group}" for group in groups] if own else [param.address]:
             params.append(replace(param, address=address))
-            start[address] = selection.start[param.address]
-    return replace(selection, params=tuple(params), start=start)
+            initial[address] = selection.initial[param.address]
+    return replace(selection, params=tuple(params), initial=initial)
 
 
 def settings_of_group(settings: Mapping[str, float], group: str) -> dict[str, float]:

@@ -12,26 +12,25 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
-from instep.core.world import Array, Simulator, array_dataclass, options_dataclass
+from instep.core.world import Array, Simulator, array_dataclass
 from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
-from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
+from instep.physics.delta_model import DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.robot_structure import moved_coordinates
 
 from .arm.arm_search import ArmEstimate, estimate_arm
 from .arm.motor_estimates import MotorEstimate, estimate_motors
-from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .fit.identifiability import Identifiability, motion_for, vague_params
 from .fit.least_squares import FitStatus
-from .fit.searches import MIN_AGREEING
+from .fit.searches import FitTask
 from .fit.shooting import Fit, ShootingOptions, fit
-from .gates import MAX_UNEXPLAINED, GatedFit, GateOptions, GateResult, check_robot, gated_fit, split, with_chatter
+from .fit.uncertainty import Identifiability, motion_for, vague_params
+from .gated_fit import GatedFit, HeldOutComparison, Traces, gated_fit, held_out_traces, split, window_errors
+from .gates import MAX_UNEXPLAINED, MIN_AGREEING, WINDOW_S, FitDetails, GateResult, TuneOptions, scene_details
 from .group_params import (
     GroupedWorld,
     grouped_episodes,
@@ -40,12 +39,12 @@ from .group_params import (
     split_by_group,
     typical_settings,
 )
-from .held_out import HeldOutComparison, Traces, held_out_traces, window_errors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
-from .posterior.inference import Method, infer
+from .posterior.beliefs import PosteriorFunction, infer
 from .posterior.posterior_checks import PosteriorCheck, check_posterior, first_row
 from .recording_checks import (
+    Searched,
     ignored_coordinates,
     measured_coordinates,
     plain_world,
@@ -57,67 +56,18 @@ from .recording_checks import (
     scene_problems,
     searched,
 )
-from .written_scene import check_written_scene, written_scene_not_run
+from .scene_gates import check_robot, check_written_scene, with_chatter, written_scene_not_run
 
 PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
 """Folder of a new scene that passed all gates, and of one that did not."""
-WINDOW_S = 1.0
-"""Length of windows where none is given [s]."""
 SHORT_WINDOWS_S, SHORT_WINDOWS, SHORT_ITERATIONS = (0.1, 0.5), 96, 12
-"""Lengths [s] and number of the windows of the fits that find a start where nothing drives a joint: over short ones the
-cost has one minimum, from which longer ones are within reach."""
+"""Lengths [s] and number of the windows of the fits that find an initial guess if nothing drives a joint: over short
+windows the cost has one minimum, from which longer ones are within reach."""
 MANY_PARAMS, FEW_WINDOWS, MANY_WINDOWS = 30, 8, 32
-"""Parameters from which on a search without estimates begins with a fit to few windows, and the most windows of the
-searches that follow: a step over all of them costs as much as the whole first fit."""
+"""Number of parameters above which a search without estimates begins with a fit to few windows, and maximum number of
+windows of the searches that follow: a step over all of them costs as much as the whole first fit."""
 LOCAL_JOINTS = 4
-"""Joints from which on derivatives are taken joint by joint."""
-
-
-@options_dataclass
-class IdentifyOptions:
-    """Options of an identification."""
-
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Bounds of the parameters, by address or pattern; those of the scene where none are given."""
-    window: float | None = None
-    """Length of the windows that are simulated [s]; shorter for chaotic motion. Where None, 1 s, and for arms with
-    motors as long as the motion stays predictable."""
-    windows: int = 200
-    """Most windows used, spread over all recordings."""
-    held_out: float = 1 / 3
-    """Share of the recordings that is held out."""
-    ignore_coordinates: tuple[str, ...] = ()
-    """Measured coordinates without weight in the fit, by label or pattern."""
-    fixed_start: bool = False
-    """Whether start states of windows are taken as measured, rather than estimated within their noise."""
-    drop_unpredictable: bool = False
-    """Whether rows are left out whose prediction is dominated by noise of the start state; with automatic parameters
-    they always are where nothing drives a joint."""
-    starts: int = 1
-    """Starting points per search, the first of all at the scene's own values."""
-    seeds: int = 4
-    """Independent searches whose results must agree; with fewer than three nothing is promoted."""
-    draws: int | None = None
-    """Planted parameter sets in the recovery gate; enough for about forty values where None. With 0 the gate is not
-    run, and nothing is promoted."""
-    own: tuple[str, ...] = ()
-    """Parameters, by address or pattern, of which each group of recordings has its own; the others are shared."""
-    groups: tuple[str, ...] = ()
-    """Rules of the groups: a metadata field, `folder`, or PATTERN=NAME."""
-    begin: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Values from which a search begins, beside the scene's own: those of an earlier run, say."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if bool(self.own) != bool(self.groups):
-            raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
-        few = self.windows < 2 or min(self.starts, self.seeds) < 1 or (self.draws is not None and self.draws < 0)
-        window = WINDOW_S if self.window is None else self.window
-        if few or not 0 < window < math.inf:
-            raise BadInput(
-                "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at "
-                f"least 0, not {window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws or 0}."
-            )
+"""Number of joints above which derivatives are taken joint by joint."""
 
 
 @array_dataclass
@@ -137,7 +87,6 @@ class Identification:
     """Cost after each iteration of each search."""
     seed: int = 0
     posterior: PosteriorCheck | None = None
-    delta: DeltaEvaluation | None = None
     groups: tuple[str, ...] = ()
     """Groups of recordings that have parameters of their own."""
     window: float = WINDOW_S
@@ -145,7 +94,7 @@ class Identification:
     left_out: tuple[str, ...] = ()
     """What the search left out, and why, in sentences."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """How long each stage took, in the order in which they began [s]."""
+    """Duration of each stage, in the order in which they began [s]."""
 
     @property
     def fit(self) -> Fit:
@@ -159,20 +108,15 @@ class Identification:
 
     @property
     def status(self) -> FitStatus:
-        """How the search ended; there are intervals only where it converged."""
+        """How the search ended; only a converged one has intervals."""
         return self.fit.status
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the search was interrupted; the values are the best until then."""
-        return self.fit.stopped
 
     @property
     def param_status(self) -> dict[str, FitStatus]:
         """Status of each parameter by address: that of the search, not identifiable, or on a bound.
 
-        Where a prior holds one of several that act alike, the others have an interval only as wide as that prior
-        makes it; those whose interval spans most of their range are not identifiable either.
+        If a prior holds one of several that act alike, the others have an interval only as wide as that prior makes it;
+        those whose interval spans most of their range are not identifiable either.
         """
         weak = {*self.identifiability.unidentifiable, *vague_params(self.fit)}
         bounds = set(self.fit.at_bounds)
@@ -210,20 +154,18 @@ class Identification:
         """All settings of the new scene: identified, unobservable and fixed ones."""
         return {**self.selection.fixed, **self.result.settings}
 
-    def with_posterior(self, method: Method = "laplace") -> Identification:
+    def with_posterior(
+        self, method: str | PosteriorFunction = "laplace", *, truths: int | None = None
+    ) -> Identification:
         """The same with a posterior around the fit, checked by planted parameters and held-out recordings."""
-        belief = infer(self.fit, method, seed=self.seed)
-        return replace(self, posterior=check_posterior(belief, self.fit, self.held_out, method=method, seed=self.seed))
-
-    def with_delta(self) -> Identification:
-        """The same with a delta-action model of what the parameters leave over, evaluated on held-out recordings."""
-        sim = self.sim.tuned(self.result.settings)
-        return replace(self, delta=learn_and_evaluate(sim, self.fitted, self.held_out, seed=self.seed))
+        belief, seed = infer(self.fit, method, seed=self.seed), self.seed
+        checked = check_posterior(belief, self.fit, self.held_out, method=method, truths=truths, seed=seed)
+        return replace(self, posterior=checked)
 
     def save(self, folder: str | Path, *, provenance: Mapping[str, Any] | None = None) -> Path:
         """Write a copy of the scene with the identified settings into a new folder; check `passed` before using it.
 
-        Where groups of recordings have parameters of their own, that scene has the mean of the groups, and
+        If groups of recordings have parameters of their own, that scene has the mean of the groups, and
         `group_scenes/NAME` in it is the scene of a group.
         """
         facts = {
@@ -241,35 +183,31 @@ class Identification:
         out = promote(self.scene, typical_settings(self.settings), Path(folder), facts)
         for group in self.groups:
             promote(self.scene, settings_of_group(self.settings, group), out / GROUP_FOLDER / group, facts)
-        if self.delta is not None and self.delta.kept:
-            self.delta.model.save(out / DELTA_FILE)
         return out
 
     def promoted(
         self, folder: str | Path, *, provenance: Mapping[str, Any] | None = None
     ) -> tuple[Identification, Path]:
-        """Write the new scene into `folder`/scene where all gates were passed and what is on disk holds what they said.
+        """Write the new scene into `folder`/scene if all gates passed, the one of the written scene included.
 
-        Last of all the written scene is opened from disk and compared with the one that was given; where that fails, or
-        another gate was not passed, the scene is in `folder`/scene_not_passed. Returns the result with that gate added.
+        That last gate opens the written scene from disk and compares it with the given one. If any gate did not pass,
+        the scene is in `folder`/scene_not_passed. Returns the result with that gate added, and the folder.
         """
-        place = Path(folder) / (PROMOTED if self.passed else NOT_PROMOTED)
-        out = self.save(place, provenance=provenance)
-        gate = written_scene_not_run() if not self.passed else self._checked_on_disk(out)
+        out = self.save(Path(folder) / (PROMOTED if self.passed else NOT_PROMOTED), provenance=provenance)
+        gate = written_scene_not_run()
+        if self.passed:
+            gate = check_written_scene(
+                self.scene, out, self.held_out, self.comparison, window=self.window, seed=self.seed
+            )
         found = replace(self, result=replace(self.result, gates=(*self.gates, gate)))
         add_provenance(out, {"gates": {one.name: one.as_dict() for one in found.gates}})
         if self.passed and not found.passed:
             out = out.rename(Path(folder) / NOT_PROMOTED)
         return found, out
 
-    def _checked_on_disk(self, folder: Path) -> GateResult:
-        expected = self.comparison
-        return check_written_scene(self.scene, folder, self.held_out, expected, window=self.window, seed=self.seed)
-
     def export(self, folder: str | Path, *, urdf: Path | None = None) -> ExportResult:
         """Write all settings of the new scene for other tools: JSON, MJCF, YAML, URDF, USD."""
-        left_out = [f"the delta-action model, {DELTA_FILE} of the scene"] if self.delta and self.delta.kept else []
-        left_out += [f"own values of {group!r}, {GROUP_FOLDER}/{group} of the scene" for group in self.groups]
+        left_out = [f"own values of {group!r}, {GROUP_FOLDER}/{group} of the scene" for group in self.groups]
         settings = typical_settings(self.settings)
         return export_all(Path(folder), self.scene, self.fit, settings, urdf=urdf, left_out=left_out)
 
@@ -286,7 +224,7 @@ class Identification:
         return motion_for([name])
 
     def as_dict(self) -> dict[str, Any]:
-        """What `result.json` holds of it, beside the scores."""
+        """Its part of `result.json`, beside the scores."""
         return {
             "passed": self.passed,
             "status": str(self.status),
@@ -301,10 +239,9 @@ class Identification:
             "worlds": self.fit.worlds,
             "seconds": self.fit.seconds,
             "stage_seconds": {name: round(seconds, 2) for name, seconds in self.stage_seconds.items()},
-            "stopped": self.stopped,
+            "stopped": self.fit.stopped,
             "notes": [*resampling_notes([*self.fitted, *self.held_out]), *self.left_out],
             **({} if self.posterior is None else {"posterior": self.posterior.as_dict()}),
-            **({} if self.delta is None else {"delta": self.delta.as_dict()}),
         }
 
 
@@ -312,138 +249,132 @@ def identify(
     sim_or_scene: SceneSimulator | Scene | str | Path,
     episodes: Sequence[Episode],
     params: str | Sequence[str] | ParamSelection = "auto",
-    options: IdentifyOptions | None = None,
+    options: TuneOptions | None = None,
     *,
+    details: FitDetails | None = None,
     progress: Progress | None = None,
 ) -> Identification:
     """Identify parameters of a scene from recordings, and check them on recordings held out.
 
     `params` are addresses or patterns such as `joint.*.damping` and `action.delay`, `auto`, or a selection. A scene is
-    simulated by MuJoCo; the delta-action model of a scene or simulator is left out, since it belongs to the parameters
-    it was learnt with. `progress` reports stages and sets a budget of time; Ctrl-C, or the end of the budget, keeps
-    the best values so far, and gates that were not reached are not run.
+    simulated by MuJoCo, without its delta-action model, which belongs to the parameters it was learnt with. `details`
+    replaces the table `[tune]` of the scene. `progress` reports stages and sets a budget of time; Ctrl-C, or the end of
+    the budget, keeps the best values so far, and gates that were not reached are not run.
     """
-    options = options or IdentifyOptions()
-    if isinstance(sim_or_scene, str | Path | Scene):
-        scene = sim_or_scene if isinstance(sim_or_scene, Scene) else Scene.load(sim_or_scene)
-        sim: Simulator = without_delta(scene)
-    else:
-        scene = sim_or_scene.scene
-        inside = cast(Any, sim_or_scene).world if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
-        sim = cast(Simulator, inside)
-    episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
-    refuse(scene_problems(scene, episodes))
-    refuse(recording_problems(episodes))
-    given, groups = sim, ()
-    if options.own:
-        episodes, groups = grouped_episodes(episodes, options.groups)
-    parts = [split(some, options.held_out) for some in (split_by_group(episodes, groups) if groups else [episodes])]
-    fitted, held_out = ([e for part in parts for e in part[side]] for side in (0, 1))
+    options, progress = options or TuneOptions(), progress or Progress()
+    given = _opened(sim_or_scene)
+    scene, details = given.scene, details or scene_details(given.scene)
+    runs = _split(given, episodes, options)
     selection = params
     if not isinstance(selection, ParamSelection):
-        # Recordings held out must not tell anything, not even where commands are clipped.
-        selection = select_params(scene, fitted, selection, options.bounds)
-    selection = own_params(selection, options.own, groups) if groups else selection
-    progress = progress or Progress()
+        # Held-out recordings must not tell anything, not even where commands are clipped.
+        selection = select_params(scene, runs.fitted, selection, options.bounds)
+    selection = own_params(selection, options.own, runs.groups) if runs.groups else selection
     history, part = _CostHistory(progress.watch), progress.part(0.0, 1.0)
     part.watch = history
-    estimate, found_in, begun = None, None, list[Mapping[str, float]]()
-    plain = plain_world(sim)
-    if selection.automatic and not groups and plain is not None:
-        first = part.part(0.0, 0.3, of_time_left=0.4)
-        found_in = searched(plain, fitted, [p for p in selection.params if p.address not in selection.listed])
-        estimate = estimate_motors(found_in.sim, found_in.fitted, selection, first, window=options.window)
-        estimate = estimate or estimate_arm(found_in.sim, found_in.fitted, first)
-        if estimate is not None and isinstance(estimate, ArmEstimate) and estimate.explains:
-            selection = selection.without_listed()
-        elif estimate is not None and plain is not sim:
-            # What the joints alone do not explain may be what the actuator models do.
-            estimate, begun = None, [estimate.settings]
-        selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
-    sim = sim.tuned(selection.fixed) if selection.fixed else sim
-    sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
-    measured = measured_coordinates(sim.spec, fitted)
+    known = _Estimated(selection)
+    if selection.automatic and not runs.groups:
+        known = _estimated(given, runs.fitted, selection, options, part)
+    selection = known.selection
+    sim = given.tuned(selection.fixed) if selection.fixed else given
+    sim = GroupedWorld(sim, runs.groups) if runs.groups else sim
+    measured = measured_coordinates(sim.spec, runs.fitted)
     pushed = pushed_bodies(scene, selection.params, measured)
-    ignored = ignored_coordinates(options.ignore_coordinates, sim.spec.v.labels)
-    shooting = _shooting_options(options, selection, scene, scales(ignored, pushed, measured))
-    starts = (*begun, options.begin) if options.begin else tuple(begun)
-    many = selection.automatic and len(selection.params) >= MANY_PARAMS
-    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
-    if estimate is not None:
-        found = {name: value for name, value in estimate.settings.items() if name in selection.start}
-        shooting = replace(shooting, start={**selection.start, **found})
-        seeds = min(options.seeds, MIN_AGREEING)
-        gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start, hold_unseen=True, full=sim)
-    elif selection.undriven or many:
-        lengths = [(window, SHORT_WINDOWS) for window in SHORT_WINDOWS_S if window < shooting.window]
-        stages = lengths if selection.undriven else [(shooting.window, FEW_WINDOWS)]
-        quick = part.part(0.0, 0.3, of_time_left=0.3 if selection.undriven else 0.6)
-        shooting = replace(shooting, start=_quick_start(sim, fitted, (selection, starts), shooting, stages, quick))
-        gates = replace(gates, scene_values=selection.start, starts=())
-        shooting = replace(shooting, limit=min(options.windows, MANY_WINDOWS)) if many else shooting
-    found_by, to_fit = sim, fitted
-    left_out = [*selection.kept_values(), *([pushed_note(pushed)] if pushed else [])]
-    if estimate is not None and found_in is not None:
-        found_by, to_fit = found_in.sim.tuned(selection.fixed), found_in.fitted
-        left_out += found_in.left_out(fitted)
-    result = gated_fit(
-        found_by,
-        (to_fit, held_out),
-        selection.params,
-        shooting,
-        gates,
-        progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven or many else part,
-    )
+    ignored = ignored_coordinates(details.ignore_coordinates, sim.spec.v.labels)
+    shooting = _shooting_options(options, details, selection, scene)
+    shooting = replace(shooting, scale=scales(ignored, pushed, measured))
+    task = _task(sim, runs.fitted, known, shooting, options, part)
+    task, to_fit, notes = replace(task, given=given), runs.fitted, list[str]()
+    if known.estimate is not None and known.searched is not None:
+        to_fit, notes = known.searched.fitted, known.searched.left_out(runs.fitted)
+        task = replace(task, sim=known.searched.sim.tuned(selection.fixed), full=sim)
+    # Estimates and brief fits have taken the first part of the time.
+    rest = part if task.shooting.initial is selection.initial else part.part(0.3, 1.0)
+    result = gated_fit(task, to_fit, runs.held_out, options, progress=rest)
     # A user who names some parameters leaves what the others explain.
     most = MAX_UNEXPLAINED if selection.automatic else math.inf
     sims = given, sim.tuned(result.settings)
-    match = check_robot(scene, sims, (fitted, held_out), window=shooting.window, most=most)
+    match = check_robot(scene, sims, (runs.fitted, runs.held_out), window=shooting.window, most=most)
     result = result if match is None else replace(result, gates=(*result.gates, match))
-    result = with_chatter(result, sims[1], held_out)
+    result = with_chatter(result, sims[1], runs.held_out)
     progress.leave_stage()
+    left_out = (*selection.kept_values(), *([pushed_note(pushed)] if pushed else []), *notes)
     return Identification(
-        scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
-        window=shooting.window, left_out=tuple(left_out), stage_seconds=dict(progress.spent),
+        scene, sim, given, selection, result, runs.fitted, runs.held_out, history.searches, options.seed,
+        groups=runs.groups, window=shooting.window, left_out=left_out, stage_seconds=dict(progress.spent),
     )  # fmt: skip
 
 
-def _quick_start(
-    sim: Simulator,
-    episodes: Sequence[Episode],
-    begin: tuple[ParamSelection, Sequence[Mapping[str, float]]],
-    options: ShootingOptions,
-    stages: Sequence[tuple[float, int]],
-    progress: Progress,
-) -> dict[str, float]:
-    """Values from fits over short or few windows, or those begun with where these predict windows better.
+def _opened(sim_or_scene: SceneSimulator | Scene | str | Path) -> SceneSimulator:
+    """The simulator to fit, without a delta-action model."""
+    if isinstance(sim_or_scene, str | Path):
+        sim_or_scene = Scene.load(sim_or_scene)
+    if isinstance(sim_or_scene, Scene):
+        return without_delta(sim_or_scene)
+    inside = cast(Any, sim_or_scene).world if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
+    return cast(SceneSimulator, inside)
 
-    `begin` has the parameters with the scene's values, and further values to begin with; `stages` the length [s] and
-    the number of windows of each fit.
-    """
-    selection, others = begin
 
-    def error(settings: Mapping[str, float]) -> float:
-        return float(np.nanmedian(window_errors(sim, episodes, settings, options.window, SHORT_WINDOWS)[0].sum(axis=1)))
+@array_dataclass
+class _Recordings:
+    """Recordings to fit and held out, and the names of their groups."""
 
-    begun = [selection.start, *({n: found.get(n, v) for n, v in selection.start.items()} for found in others)]
-    first = dict(min(begun, key=error) if others else selection.start)
-    found, brief = first, replace(options, iterations=SHORT_ITERATIONS)
-    for i, (window, limit) in enumerate(stages):
-        if progress.ended:
-            break
-        part = progress.part(i / len(stages), (i + 1) / len(stages), of_time_left=1 / (len(stages) - i))
-        part.advance("short windows" if window < options.window else "few windows", 0.0)
-        chosen = replace(brief, window=window, limit=limit, start=found)
-        found = fit(sim, episodes, selection.params, chosen, progress=part).settings
-    return found if error(found) < error(first) else first
+    fitted: Sequence[Episode]
+    held_out: Sequence[Episode]
+    groups: tuple[str, ...] = ()
+
+
+def _split(sim: SceneSimulator, episodes: Sequence[Episode], options: TuneOptions) -> _Recordings:
+    """The recordings at the rate of the scene; groups are split one by one."""
+    episodes, _ = recorded_at_rate(with_inputs(sim.scene, episodes), sim.spec.dt)
+    refuse(scene_problems(sim.scene, episodes))
+    refuse(recording_problems(episodes))
+    groups: tuple[str, ...] = ()
+    if options.own:
+        episodes, groups = grouped_episodes(episodes, options.group)
+    parts = [split(some, options.held_out) for some in (split_by_group(episodes, groups) if groups else [episodes])]
+    return _Recordings([e for part in parts for e in part[0]], [e for part in parts for e in part[1]], groups)
+
+
+@array_dataclass
+class _Estimated:
+    """Direct estimates of a robot, where there are any."""
+
+    selection: ParamSelection
+    estimate: ArmEstimate | MotorEstimate | None = None
+    searched: Searched | None = None
+    """The world and the recordings of the estimate."""
+    guesses: tuple[Mapping[str, float], ...] = ()
+    """Values that only begin a search."""
+
+
+def _estimated(
+    sim: SceneSimulator, fitted: Sequence[Episode], selection: ParamSelection, options: TuneOptions, progress: Progress
+) -> _Estimated:
+    """Direct estimates of an arm with servos or motors, and the selection that goes with them."""
+    plain = plain_world(sim)
+    if plain is None:
+        return _Estimated(selection)
+    part = progress.part(0.0, 0.3, of_time_left=0.4)
+    inside = searched(plain, fitted, [p for p in selection.params if p.address not in selection.listed])
+    estimate = estimate_motors(inside.sim, inside.fitted, selection, part, window=options.window)
+    estimate = estimate or estimate_arm(inside.sim, inside.fitted, part)
+    if isinstance(estimate, ArmEstimate) and estimate.explains:
+        selection = selection.without_listed()
+    elif estimate is not None and plain is not sim:
+        # The actuator models may explain what the joints alone do not.
+        return _Estimated(selection, guesses=(estimate.settings,))
+    if estimate is None:
+        return _Estimated(selection)
+    return _Estimated(_with_estimate(selection, estimate, options.bounds), estimate, inside)
 
 
 def _with_estimate(
     selection: ParamSelection, estimate: ArmEstimate | MotorEstimate, bounds: Mapping[str, tuple[float, float]]
 ) -> ParamSelection:
-    """The selection without what the recordings of an arm say nothing about, and with ranges around its estimates.
+    """The selection without parameters that an arm's recordings do not show, with ranges around the estimates.
 
-    Bounds that a user gave hold, wherever the estimates lie.
+    The user's own bounds hold, wherever the estimates lie.
     """
     found, params = estimate.settings, list[Param]()
     for param in selection.params:
@@ -457,8 +388,75 @@ def _with_estimate(
         params.append(param)
     stiffness = {f"joint.{joint}.friction_stiffness" for joint in estimate.joint_names}
     fixed = {name: value for name, value in selection.fixed.items() if name not in stiffness}
-    start = {param.address: selection.start[param.address] for param in params}
-    return replace(selection, params=tuple(params), start=start, fixed={**fixed, **estimate.friction_stiffness})
+    initial = {param.address: selection.initial[param.address] for param in params}
+    return replace(selection, params=tuple(params), initial=initial, fixed={**fixed, **estimate.friction_stiffness})
+
+
+def _task(
+    sim: Simulator, fitted: Sequence[Episode], known: _Estimated, shooting: ShootingOptions, options: TuneOptions,
+    progress: Progress,
+) -> FitTask:  # fmt: skip
+    """Where the searches begin, and with which method: at direct estimates, or after a brief fit."""
+    selection, guesses = known.selection, (*known.guesses, *([options.initial] if options.initial else []))
+    task = FitTask(sim, selection.params, shooting, guesses, selection.initial)
+    if known.estimate is not None:
+        found = {name: value for name, value in known.estimate.settings.items() if name in selection.initial}
+        shooting = replace(shooting, initial={**selection.initial, **found})
+        return replace(task, shooting=shooting, method=known.estimate, hold_unseen=True, most_searches=MIN_AGREEING)
+    many = selection.automatic and len(selection.params) >= MANY_PARAMS
+    if not (selection.undriven or many):
+        return task
+    lengths = [(window, SHORT_WINDOWS) for window in SHORT_WINDOWS_S if window < shooting.window]
+    stages = lengths if selection.undriven else [(shooting.window, FEW_WINDOWS)]
+    quick = progress.part(0.0, 0.3, of_time_left=0.3 if selection.undriven else 0.6)
+    shooting = replace(shooting, initial=_brief_fit(task, fitted, stages, quick))
+    if many:
+        shooting = replace(shooting, limit=min(shooting.limit or MANY_WINDOWS, MANY_WINDOWS))
+    return replace(task, shooting=shooting, guesses=())
+
+
+def _brief_fit(
+    task: FitTask, episodes: Sequence[Episode], stages: Sequence[tuple[float, int]], progress: Progress
+) -> dict[str, float]:
+    """Values from fits over short or few windows, or the best guess if that predicts windows better.
+
+    `stages` has the length [s] and the number of windows of each fit.
+    """
+    options = task.shooting
+
+    def error(settings: Mapping[str, float]) -> float:
+        errors, _ = window_errors(task.sim, episodes, settings, options.window, SHORT_WINDOWS)
+        return float(np.nanmedian(errors.sum(axis=1)))
+
+    own = task.scene_values
+    guesses = [own, *({n: guess.get(n, v) for n, v in own.items()} for guess in task.guesses)]
+    first = dict(min(guesses, key=error) if task.guesses else own)
+    found, brief = first, replace(options, iterations=SHORT_ITERATIONS)
+    for i, (window, limit) in enumerate(stages):
+        if progress.ended:
+            break
+        part = progress.part(i / len(stages), (i + 1) / len(stages), of_time_left=1 / (len(stages) - i))
+        part.advance("short windows" if window < options.window else "few windows", 0.0)
+        chosen = replace(brief, window=window, limit=limit, initial=found)
+        found = fit(task.sim, episodes, task.params, chosen, progress=part).settings
+    return found if error(found) < error(first) else first
+
+
+def _shooting_options(
+    options: TuneOptions, details: FitDetails, selection: ParamSelection, scene: Scene
+) -> ShootingOptions:
+    joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
+    return ShootingOptions(
+        window=options.window or WINDOW_S,
+        limit=options.windows,
+        initial=selection.initial,
+        guesses=details.guesses,
+        local=len(joints) >= LOCAL_JOINTS,
+        moves=moved_coordinates(scene.model),
+        drop_unpredictable=details.drop_unpredictable or selection.undriven,
+        fixed_start=details.fixed_start,
+        seed=options.seed,
+    )
 
 
 @dataclass(slots=True)
@@ -474,21 +472,3 @@ class _CostHistory:
         self.searches[-1].append(cost)
         if self.watch is not None:
             self.watch(iteration, cost, x)
-
-
-def _shooting_options(
-    options: IdentifyOptions, selection: ParamSelection, scene: Scene, scale: Mapping[str, float]
-) -> ShootingOptions:
-    joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
-    return ShootingOptions(
-        window=options.window or WINDOW_S,
-        limit=options.windows,
-        start=selection.start,
-        starts=options.starts,
-        local=len(joints) >= LOCAL_JOINTS,
-        moves=moved_coordinates(scene.model),
-        drop_unpredictable=options.drop_unpredictable or selection.undriven,
-        fixed_start=options.fixed_start,
-        scale=scale,
-        seed=options.seed,
-    )

@@ -1,9 +1,7 @@
-"""Identified parameters as files: a new scene folder, and an export folder with JSON and the formats of other tools.
+"""Identified parameters as files: a new scene folder, and an export folder with JSON, MJCF, URDF and USD.
 
-Identified parameters in the formats of other tools: MJCF, URDF, USD and YAML.
-
-Each file holds every setting. What a format has a field for is written there; the rest is written as notes, under its
-address and in SI units, and named in the file's first comment:
+Each export holds every setting. Settings without a field in a format are written as notes, under their address and in
+SI units, and named in the file's first comment:
 
 | format | notes |
 |---|---|
@@ -48,6 +46,15 @@ GROUP_FOLDER = "group_scenes"
 """Folder of a new scene that holds one scene per group of recordings, where groups have parameters of their own."""
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE, GROUP_FOLDER)
 """Files of a scene that a new one does not inherit: a delta action belongs to the parameters it was learnt with."""
+DEPENDENT_FIELDS = ("body_mass", "body_inertia", "body_ipos")
+"""Model fields that change with a mass."""
+DELAY_FIELDS = ("actuator_delay", "sensor_delay")
+"""Model fields that MuJoCo writes from the description only."""
+MJCF_DIGITS = 1e-4
+"""Largest relative error of a value that MuJoCo has written and read again."""
+DEGREE = math.pi / 180
+_INERTIAL = ("mass", "com_x", "com_y", "com_z", "inertia_x", "inertia_y", "inertia_z")
+_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 
 
 def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: Mapping[str, Any]) -> Path:
@@ -152,7 +159,6 @@ def export_all(
     urdf = urdf or (scene.source.path if scene.source.urdf and scene.source.path.is_file() else None)
     files = [
         ExportedFile(write_params(folder / "params.json", found, settings)),
-        ExportedFile(write_yaml(folder / "params.yaml", settings)),
         ExportedFile(write_joint_limits(folder / "joint_limits.yaml", scene, settings)),
         write_mjcf(folder / "tuned.xml", scene, settings),
     ]
@@ -223,17 +229,6 @@ def write_params(path: Path, found: Fit, settings: Mapping[str, float]) -> Path:
     }  # fmt: skip
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
-
-
-DEPENDENT_FIELDS = ("body_mass", "body_inertia", "body_ipos")
-"""Model fields that change with a mass."""
-DELAY_FIELDS = ("actuator_delay", "sensor_delay")
-"""Model fields that MuJoCo writes from the description only."""
-MJCF_DIGITS = 1e-4
-"""Largest relative error of a value that MuJoCo has written and read again."""
-DEGREE = math.pi / 180
-_INERTIAL = ("mass", "com_x", "com_y", "com_z", "inertia_x", "inertia_y", "inertia_z")
-_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 
 
 @frozen_dataclass
@@ -424,22 +419,6 @@ def _roll_pitch_yaw(quat: Iterable[float]) -> tuple[float, float, float]:
         math.asin(max(-1.0, min(1.0, 2 * (w * y - z * x)))),
         math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)),
     )
-
-
-def write_yaml(path: Path, settings: Mapping[str, float]) -> Path:
-    """Settings as nested YAML: kind, name, field; what belongs to all actuators is named `all`."""
-    parts: dict[str, dict[str, dict[str, float]]] = {}
-    for name, value in settings.items():
-        at = Address.parse(name)
-        parts.setdefault(at.kind, {}).setdefault(at.name or "all", {})[at.field] = float(value)
-    lines: list[str] = []
-    for kind, names in parts.items():
-        lines.append(f"{kind}:")
-        for part, words in names.items():
-            lines.append(f"  {json.dumps(part)}:")
-            lines += [f"    {word}: {value:.9g}" for word, value in words.items()]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
 
 
 def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str = "") -> ExportedFile:

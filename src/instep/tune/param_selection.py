@@ -50,7 +50,7 @@ class ParamSelection:
     """Parameters to identify, their initial values, and settings that are fixed."""
 
     params: tuple[Param, ...]
-    start: dict[str, float]
+    initial: dict[str, float]
     fixed: dict[str, float]
     """Settings that the identified values depend on; they are saved with them."""
     automatic: bool = False
@@ -64,14 +64,14 @@ class ParamSelection:
         """The same without those that are chosen only because the scene gives bounds for them; they keep its values."""
         left_out = {name.rpartition(".")[0] for name in self.listed}
         params = tuple(param for param in self.params if param.address not in self.listed)
-        start = {param.address: self.start[param.address] for param in params}
+        initial = {param.address: self.initial[param.address] for param in params}
         joints = {param.address.rpartition(".")[0] for param in params}
         kept = {name: v for name, v in self.fixed.items() if name.rpartition(".")[0] not in left_out - joints}
-        return replace(self, params=params, start=start, fixed=kept)
+        return replace(self, params=params, initial=initial, fixed=kept)
 
     def kept_values(self) -> list[str]:
         """A sentence that names those that only the scene lists and that keep its values; none where all are fitted."""
-        names = sorted(set(self.listed) - set(self.start))
+        names = sorted(set(self.listed) - set(self.initial))
         if not names:
             return []
         return [
@@ -86,15 +86,15 @@ def select_params(
     names, bounds = (params,) if isinstance(params, str) else tuple(params), bounds or {}
     selection = auto_params(scene, episodes) if names == ("auto",) else named_params(scene, names, bounds)
     addresses = [param.address for param in selection.params]
-    found, start = list(selection.params), dict(selection.start)
+    found, initial = list(selection.params), dict(selection.initial)
     for pattern, (low, high) in bounds.items():
         matches = [i for i, name in enumerate(addresses) if fnmatchcase(name, pattern)]
         if not matches:
             raise UnknownName("parameter among those to fit", pattern, addresses)
         for i in matches:
             found[i] = replace(found[i], low=low, high=high, log=found[i].log and low > 0)
-            start[addresses[i]] = min(max(start[addresses[i]], low), high)
-    return replace(selection, params=tuple(found), start=start)
+            initial[addresses[i]] = min(max(initial[addresses[i]], low), high)
+    return replace(selection, params=tuple(found), initial=initial)
 
 
 def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
@@ -129,10 +129,10 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     known = set(address.addresses(scene.model))
     own = address.read(scene.model, [param.address for param in chosen.params if param.address in known])
     params = tuple(_holding(_bounded(param, scene.bounds), own) for param in chosen.params)
-    start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
+    initial = {k.address: _initial(k, chosen.initial[k.address]) for k in params}
     fixed = chosen.fixed | command_limits(scene, episodes)
     undriven = any(not driving_actuators(scene.model, joint) for joint in moved)
-    return ParamSelection(params, start, fixed, automatic=True, listed=tuple(chosen.listed), undriven=undriven)
+    return ParamSelection(params, initial, fixed, automatic=True, listed=tuple(chosen.listed), undriven=undriven)
 
 
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
@@ -186,7 +186,7 @@ class _Selected:
 
     scene: Scene
     params: list[Param] = field(default_factory=list[Param])
-    start: dict[str, float] = field(default_factory=dict[str, float])
+    initial: dict[str, float] = field(default_factory=dict[str, float])
     fixed: dict[str, float] = field(default_factory=dict[str, float])
     hanging: set[int] = field(default_factory=set[int])
     """Roots of the chains of which a link's weight acts on a joint."""
@@ -195,9 +195,9 @@ class _Selected:
 
     def add(self, param: Param, start: float) -> None:
         """Add a parameter with its initial value, unless it is among them."""
-        if param.address not in self.start:
+        if param.address not in self.initial:
             self.params.append(param)
-            self.start[param.address] = start
+            self.initial[param.address] = start
 
     def add_range(self, name: str, value: float, factors: tuple[float, float], unit: str) -> None:
         """Add a parameter with logarithmic bounds at factors of its initial value."""
@@ -228,7 +228,7 @@ class _Selected:
         for actuator in driving_actuators(model, joint):
             name = f"actuator.{actuator}"
             # An actuator that drives several joints, through a tendon or a coupling, is identified once.
-            if any(f"{name}.{word}" in self.start for word in ("kp", "gear")):
+            if any(f"{name}.{word}" in self.initial for word in ("kp", "gear")):
                 continue
             if f"{name}.kp" in known and driven_joints(model, actuator) != (joint,):
                 self.add_gain(f"{name}.kp")
@@ -330,7 +330,7 @@ class _Selected:
             if name in self.scene.bounds if at.kind == "geom" else at.field in LISTED.get(at.kind, ()):
                 if not self._bounded(name):
                     continue
-                self.listed += [] if name in self.start else [name]
+                self.listed += [] if name in self.initial else [name]
                 self.add_known(name)
                 if at.kind == "tendon" and at.field == "frictionloss":
                     self.fixed[str(replace(at, field="friction_stiffness"))] = FRICTION_STIFFNESS

@@ -1,9 +1,4 @@
-"""Checks of recordings before a fit: broken clocks and numbers, noise without motion, wrong joints and units.
-
-Which measured coordinates have weight in a fit: not those that a user ignores, nor those of pushed objects.
-
-What a search simulates: the world without what the recordings do not depend on, and recordings free of contact.
-"""
+"""The recordings of a fit: problems that refuse them, coordinates without weight, and stretches free of contact."""
 
 from __future__ import annotations
 
@@ -36,6 +31,14 @@ FOREIGN_SHARE = 0.3
 DEGREES = 180 / np.pi
 MAX_NOISE_SHARE = 0.7
 """Noise, as a share of the spread of a position, above which it did not move."""
+OF_ROBOT = frozenset({"joint", "actuator", "action", "tendon", "body"})
+"""Kinds of parameters that act on the robot itself, unless they are of a passive body."""
+CONTACT_MARGIN_S = 0.1
+"""Time before and after a contact that is left out too [s]."""
+SHORTEST_STRETCH_S = 2.5
+"""Shorter stretches between contacts are left out [s]."""
+LEAST_FREE_SHARE = 0.5
+"""Share of the recordings that must be free of contact for the rest to be left out of the search."""
 
 
 def scene_problems(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
@@ -212,10 +215,6 @@ def _centred(values: Array) -> Array:
     return values - values.mean(axis=0)
 
 
-OF_ROBOT = frozenset({"joint", "actuator", "action", "tendon", "body"})
-"""Kinds of parameters that act on the robot itself, unless they are of a passive body."""
-
-
 def ignored_coordinates(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
     """The measured coordinates that match any pattern; a pattern without one is an error."""
     for pattern in patterns:
@@ -261,14 +260,6 @@ def pushed_note(pushed: Sequence[str]) -> str:
         f"The motion of {', '.join(pushed)} has no weight in the search: all parameters are of the robot, and its own "
         "joints show them better. Held-out errors count it."
     )
-
-
-CONTACT_MARGIN_S = 0.1
-"""Time before and after a contact that is left out too [s]."""
-SHORTEST_STRETCH_S = 2.5
-"""Shorter stretches between contacts are left out [s]."""
-LEAST_FREE_SHARE = 0.5
-"""Share of the recordings that must be free of contact for the rest to be left out of the search."""
 
 
 @array_dataclass

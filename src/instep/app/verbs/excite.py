@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, SceneArg
+from instep.app.arguments import ExpertOptions, Options, OutFolder, SceneArg
 from instep.core.world import options_dataclass
-from instep.tune.excitation_limits import MotionLimits
+from instep.tune.excitation import ExciteOptions
 
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.core.param import Param
     from instep.core.world import Spec
     from instep.scene.folder import Scene
-    from instep.tune.excitation import ExcitationDesign, ExciteOptions, Watch
+    from instep.tune.excitation import ExcitationDesign, Watch
     from instep.tune.excitation_limits import ExcitationLimits
 
 DEFAULT_FIELDS = ("damping", "frictionloss", "armature")
@@ -28,18 +27,8 @@ class ExciteArgs:
     """Options of `instep excite`."""
 
     params: tuple[str, ...] = ()
-    """what to identify ('joint.*.damping' action.delay); damping, dry friction and armature where not given."""
-    seconds: float = 5.0
-    """length of the motion [s]."""
-    highest: Expert[float] = 4.0
-    """highest frequency of the commands [Hz]."""
-    noise: Expert[float] = 1e-3
-    """noise of measured positions [rad or m]."""
-    allowed: ExpertOptions[MotionLimits] = MotionLimits()
-    generations: Expert[int] = 30
-    """how long to search."""
-    seed: Expert[int] = 0
-    """seed of the search."""
+    """what to identify ('joint.*.damping' action.delay); default: damping, dry friction and armature."""
+    options: ExpertOptions[ExciteOptions] = ExciteOptions()
     out: OutFolder = None
 
 
@@ -58,35 +47,20 @@ def excite(
 
     """
     from instep.app.output import new_output
-    from instep.core.errors import BadInput
     from instep.physics.engines import open_world
     from instep.scene.folder import Scene
-    from instep.tune.excitation import ExciteOptions
     from instep.tune.excitation import excite as search
     from instep.tune.excitation_limits import driven_joint_limits
 
-    if not all(0 < value < math.inf for value in (args.seconds, args.highest, args.noise)) or args.generations < 1:
-        raise BadInput(
-            "--seconds, --highest and --noise must be above 0 and finite, and --generations at least 1, "
-            f"not {args.seconds:g}, {args.highest:g}, {args.noise:g} and {args.generations}."
-        )
     loaded = Scene.load(scene)
-    limits = driven_joint_limits(loaded, args.allowed)
+    limits = driven_joint_limits(loaded, args.options.allowed)
     sought = loaded.params(*(args.params or _default_params(loaded, limits)))
-    options = ExciteOptions(
-        seconds=args.seconds,
-        highest=args.highest,
-        noise=args.noise,
-        generations=args.generations,
-        allowed=args.allowed,
-        seed=args.seed,
-    )
-    output = new_output("excite", args.out, seed=args.seed)
+    output = new_output("excite", args.out, seed=args.options.seed)
     output.read_scene(loaded)
     sim = open_world(loaded)
-    with _live(args.generations) as watch:
-        design = search(sim, limits, sought, options, watch=watch)
-    return _write(output, sim.spec, limits, design, options)
+    with _live(args.options.generations) as watch:
+        design = search(sim, limits, sought, args.options, watch=watch)
+    return _write(output, sim.spec, limits, design, args.options)
 
 
 def _default_params(scene: Scene, limits: ExcitationLimits) -> list[str]:
@@ -115,7 +89,6 @@ def _live(generations: int) -> Generator[Watch]:
 def _write(
     output: Output, spec: Spec, limits: ExcitationLimits, design: ExcitationDesign, options: ExciteOptions
 ) -> int:
-    import numpy as np
 
     from instep.core.episode import Episode
     from instep.core.statistics import Estimate
@@ -149,7 +122,6 @@ def _write(
 
 
 def _show(design: ExcitationDesign, spread: dict[str, float]) -> None:
-    import numpy as np
     from rich.console import Console
     from rich.table import Table
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
+from instep.app.data_args import DataArgs
 from instep.app.output import new_output, progress_bar
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
@@ -28,11 +29,12 @@ from instep.scene.folder import Scene
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.evaluate.evaluation import EvalBatch
+    from instep.lab.domain_randomization import AdrResult, AdrRound
     from instep.lab.gait import GaitBody, GaitFile
     from instep.lab.legs_study import ClosedLegs, LegRun
     from instep.scene.folder import SceneSimulator
-    from instep.tune.posterior.beliefs import AdrResult, AdrRound
 
+DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
 QUICK = ClosingBudget(
     starts=2, seconds=3.0, recordings=2, rehearsals=4, generations=3, population=6, samples=3, members=32, windows=8,
     delta_windows=150,
@@ -316,9 +318,10 @@ def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output)
     """Widen ranges around the scene's values while the policy of a batch succeeds, and write belief.json."""
     from instep.core.world import Policy
     from instep.evaluate.episode_batch import run_batch
+    from instep.lab.domain_randomization import AdrOptions, expand_ranges
     from instep.policy.chunking import Latency
     from instep.scene.tasks.task import Tasked
-    from instep.tune.posterior.beliefs import AdrOptions, expand_ranges, nominal_values, parse_ranges, save_belief
+    from instep.tune.posterior.beliefs import nominal_values, parse_ranges, save_belief
 
     options, world, params = job.options, cast(Simulator, job.world.make()), parse_ranges(ranges, scene)
 
@@ -361,3 +364,53 @@ def _print_ranges(grown: AdrResult) -> None:
     for param in grown.box.params:
         table.add_row(param.address, f"{param.low:.4g}", f"{param.high:.4g}", param.unit)
     Console().print(table)
+
+
+@options_dataclass
+class DeltaArgs:
+    """Options of `instep lab delta`."""
+
+    source: Options[DataArgs] = DataArgs()
+    held_out: float = 1 / 3
+    """share of the recordings that is held out."""
+    seed: int = 0
+    """seed of all random numbers."""
+    out: OutFolder = None
+
+
+def delta(data: DataName, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaArgs()) -> int:
+    """Learn a delta action for the error that identified parameters leave, and evaluate it on held-out recordings.
+
+    If it lowers the error by 5 % at 0.5 s and 1 s, OUT/scene is a copy of the scene with delta.npz; else exits 1.
+
+    Args:
+        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
+        scene: an identified scene, as `instep tune` writes it.
+
+    """
+    from instep.app.data_args import read_runs
+    from instep.gap.measure import recorded_at_rate
+    from instep.lab.delta_action import learn_and_evaluate
+    from instep.physics.delta_model import DELTA_FILE
+    from instep.physics.engines import without_delta
+    from instep.scene.folder import scene_for
+    from instep.tune.gated_fit import split
+    from instep.tune.param_export import copy_scene
+
+    runs = read_runs(data, args.source, scene)
+    loaded = scene_for(scene, runs, rate=args.source.rate)
+    episodes, _ = recorded_at_rate(runs, loaded.dt)
+    output = new_output("lab delta", args.out, seed=args.seed)
+    output.read_scene(loaded)
+    fitted, held_out = split(episodes, args.held_out)
+    found = learn_and_evaluate(without_delta(loaded), fitted, held_out, seed=args.seed)
+    if found.kept:
+        copy_scene(loaded, output.folder / "scene")
+        found.model.save(output.folder / "scene" / DELTA_FILE)
+    output.write({f"reduction after {h}": one.delta for h, one in found.reductions.items()}, **found.as_dict())
+    for horizon, one in found.reductions.items():
+        print(
+            f"error after {horizon}: {one.before}, reduced by {one.delta}; by a control without information {one.noise}"
+        )
+    print(output.folder)
+    return 0 if found.kept else 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +26,8 @@ class ReidentifyArgs:
     params: tuple[str, ...] = ("auto",)
     """what to estimate: addresses with * for any part ('joint.*.frictionloss' body.hand.mass), or auto: the mass that
     the last link carries, and the dry friction of driven joints."""
-    bounds: Expert[tuple[str, ...]] = ()
-    """ranges of parameters, as 'body.hand.mass=0.1:4'."""
+    bounds: Expert[Mapping[str, tuple[float, float]]] = field(default_factory=dict[str, tuple[float, float]])
+    """ranges of parameters, as body.hand.mass 0.1 4."""
     source: Options[DataArgs] = DataArgs()
     window: Expert[float] = 0.2
     """length of the windows that are predicted [s]."""
@@ -64,9 +66,6 @@ def reidentify(
     from instep.tune.online.parameter_filter import DriftOptions
     from instep.tune.online.reidentification import reidentify as replayed
 
-    from .tune import parse_bounds
-
-    bounds = parse_bounds(args.bounds)
     options = ReidentifyOptions(window=args.window, filter=replace(DriftOptions(), drift=args.drift))
     runs = read_runs(data, args.source, scene)
     loaded = scene_for(scene, runs, rate=args.source.rate)
@@ -74,12 +73,12 @@ def reidentify(
     for sentence in resampled:
         print(sentence, file=sys.stderr)
     # Names and bounds are checked before a folder is made.
-    online_params(loaded, args.params, bounds)
+    online_params(loaded, args.params, args.bounds)
     output = new_output("reidentify", args.out)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
     output.read_scene(loaded)
     with tune_progress() as progress:
-        found = replayed(loaded, episodes, args.params, options, bounds=bounds, progress=progress)
+        found = replayed(loaded, episodes, args.params, options, bounds=args.bounds, progress=progress)
     write_drift(output.folder, found)
     output.write(_scores(found), **drift_facts(found))
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}

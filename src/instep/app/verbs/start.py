@@ -242,10 +242,12 @@ def _gap(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
 
 
 def _identify(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
+    from instep.tune.gates import TuneOptions
+
     from .tune import TuneArgs, run_tune
 
     folder = result.output.folder
-    options = TuneArgs(budget=args.budget, seed=args.seed, out=folder / "tune")
+    options = TuneArgs(options=TuneOptions(seed=args.seed), budget=args.budget, out=folder / "tune")
     done = run_tune(str(folder / DATA), str(folder / SCENE), options, runs)
     result.passed = done.found.passed
     Console().print(gate_table(done.found.gates))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import sys
 import time
@@ -15,18 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from instep.app.arguments import Expert, Options
+from instep.app.arguments import ExpertOptions, Options, OutFolder, Positional, SceneArg
 from instep.app.data_args import DataArgs
 from instep.core.reading import NUMBER, read_entries, table_of
 from instep.core.world import array_dataclass, options_dataclass
+from instep.tune.gates import TuneOptions
 
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.core.episode import Episode
     from instep.report.page import ReportViewer
     from instep.tune.identification import Identification
+    from instep.tune.posterior.beliefs import PosteriorFunction
 
-Positional = tyro.conf.Positional
+DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
 BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
@@ -38,63 +39,24 @@ class TuneArgs:
 
     params: tuple[str, ...] = ("auto",)
     """what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto."""
-    bounds: tuple[str, ...] = ()
-    """ranges to search, as 'joint.*.damping=0.01:2'."""
+    options: ExpertOptions[TuneOptions] = TuneOptions()
     source: Options[DataArgs] = DataArgs()
-    own: Expert[tuple[str, ...]] = ()
-    """parameters that each group of recordings has of its own ('joint.*.frictionloss'); the others are shared."""
-    group: Expert[tuple[str, ...]] = ()
-    """groups of --own: a metadata field of the recordings, 'folder', or patterns as 'monday*=a' 'tuesday*=b'."""
-    ignore_coordinates: Expert[tuple[str, ...]] = ()
-    """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
-    window: Expert[float | None] = None
-    """length of the windows that are simulated [s]; shorter for chaotic motion. Where it is not given, 1 s, and for
-    arms with motors as long as the motion stays predictable."""
-    windows: Expert[int] = 200
-    """most windows used, spread over all recordings."""
-    held_out: Expert[float] = 1 / 3
-    """share of the recordings that is held out for the last gate."""
-    starts: Expert[int] = 1
-    """starting points per search, the first of all at the scene's own values."""
-    seeds: Expert[int] = 4
-    """independent searches, whose results must agree; with fewer than three nothing is promoted."""
-    draws: Expert[int | None] = None
-    """planted parameter sets in the recovery gate, enough for about forty values where not given; with 0 nothing is
-    promoted."""
     budget: str = ""
-    """how long it may take (90s, 2min, 1h); the best until then is kept, and gates that were not reached are not run.
-"""
+    """time limit (90s, 2min, 1h); keeps the best values, and does not run gates that were not reached."""
     resume: Path | None = None
-    """folder of an earlier run, from whose best values a search begins."""
-    drop_unpredictable: Expert[bool] = False
-    """leave out rows whose prediction is dominated by noise of the window's start state, as near an upright pendulum.
-"""
-    fixed_start: Expert[bool] = False
-    """take start states of windows as measured, rather than estimate them within their noise; for long windows that
-    begin at rest."""
+    """folder of an earlier run, whose best values become the initial guess."""
     posterior: PosteriorMethod = "none"
     """also infer a posterior by this method (dropo: a distribution to train on)."""
-    delta: Expert[bool] = False
-    """also learn a delta action for the error that the parameters leave."""
-    seed: int = 0
-    """seed of all random numbers."""
-    out: Path | None = None
-    """folder to write; a new one under runs/ where not given."""
+    out: OutFolder = None
 
 
-def tune(
-    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
-    /,
-    args: Annotated[TuneArgs, tyro.conf.arg(name="")] = TuneArgs(),
-) -> int:
+def tune(data: DataName, scene: SceneArg, /, args: Options[TuneArgs] = TuneArgs()) -> int:
     """Identify parameters of a scene from recordings, check the result by gates, and write a new scene with them.
 
     The gates in order: telemetry, identifiability, solve (independent searches agree), recovery of planted parameters,
-    whiteness of residuals (advice), held-out error and robot match. Where all are passed OUT/scene holds a copy of the
-    scene with the identified settings; the scene that was given is not changed. OUT/report.html shows the result. Exits
-    1 where a gate was not passed or not run. Ctrl-C and the end of --budget keep the best settings so far; --resume OUT
-    goes on.
+    whiteness of residuals (advice), held-out error, robot match and written scene. If all pass, OUT/scene is a copy of
+    the scene with the identified settings; the given scene is not changed. OUT/report.html shows the result. Exits 1 if
+    a gate was not passed or not run. Ctrl-C and the end of --budget keep the best values; --resume OUT goes on.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
@@ -122,7 +84,10 @@ class TuneResult:
 
 
 def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] = ()) -> TuneResult:
-    """Identify parameters from motion and write the new scene, exports, result.json and the page."""
+    """Identify parameters from motion and write the new scene, exports, result.json and the page.
+
+    `recorded` are the runs of `data`, if they were read before.
+    """
     from instep.app.data_args import read_runs
     from instep.app.output import new_output, tune_progress
     from instep.core.progress import parse_duration
@@ -130,25 +95,10 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
     from instep.physics.actuators import with_inputs
     from instep.report.tune_pages import identification_page
     from instep.scene.folder import scene_for
-    from instep.tune.identification import IdentifyOptions, identify
+    from instep.tune.identification import identify
     from instep.tune.param_selection import select_params
 
-    options = IdentifyOptions(
-        bounds=parse_bounds(args.bounds),
-        window=args.window,
-        windows=args.windows,
-        held_out=args.held_out,
-        starts=args.starts,
-        seeds=args.seeds,
-        draws=args.draws,
-        ignore_coordinates=args.ignore_coordinates,
-        drop_unpredictable=args.drop_unpredictable,
-        fixed_start=args.fixed_start,
-        own=args.own,
-        groups=args.group,
-        begin=best_values(args.resume),
-        seed=args.seed,
-    )
+    options = replace(args.options, initial={**best_values(args.resume), **args.options.initial})
     budget = parse_duration(args.budget) if args.budget else math.inf
     runs = list(recorded) or read_runs(data, args.source, scene)
     loaded = scene_for(scene, runs, rate=args.source.rate)
@@ -157,13 +107,13 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
         print(sentence, file=sys.stderr)
     # Names and bounds are checked before a folder is made.
     select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
-    output = new_output("tune", args.out, seed=args.seed)
+    output = new_output("tune", args.out, seed=options.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
     output.read_scene(loaded)
     with tune_progress(budget) as progress:
         found = identify(loaded, episodes, args.params, options, progress=progress)
-    if not progress.ended:
-        found = _with_extras(found, args.posterior, args.delta)
+    if not progress.ended and args.posterior != "none":
+        found = _with_posterior(found, args.posterior)
     found, folder = _write(found, output)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
     page = replace(identification_page(found, hashes), viewer=_viewer(found))
@@ -214,27 +164,29 @@ def _next_steps(found: Identification, folder: Path) -> list[str]:
     steps += [f"{gate.name}: {gate.remedy}" for gate in open_gates if gate.remedy]
     if found.fit.at_bounds:
         names = ", ".join(found.fit.at_bounds)
-        steps.append(f"On a bound of the range that was searched: {names}. Widen it with --bounds 'NAME=LOW:HIGH'.")
+        steps.append(f"On a bound of the range that was searched: {names}. Widen it with --bounds NAME LOW HIGH.")
     if found.status in ("stopped", "budget spent"):
         steps.append(f"To go on from the best values so far, give the same command with --resume {folder}")
     return steps
 
 
-def _with_extras(found: Identification, posterior: PosteriorMethod, delta: bool) -> Identification:
-    """The same with a posterior and a delta action where asked for; an interrupt keeps what is done."""
+def _with_posterior(found: Identification, method: PosteriorMethod) -> Identification:
+    """The same with a posterior; an interrupt keeps the parameters."""
     from rich.console import Console
 
+    from instep.lab.domain_randomization import dropo
+    from instep.lab.posteriors import npe, svgd
+
+    published: dict[str, PosteriorFunction] = {"svgd": svgd, "npe": npe, "dropo": dropo}
     console = Console(stderr=True)
     try:
-        if posterior != "none":
-            with console.status(f"inferring and checking the posterior ({posterior})"):
-                found = found.with_posterior(posterior)
-        if delta:
-            with console.status("learning and evaluating a delta action"):
-                found = found.with_delta()
+        with console.status(f"inferring and checking the posterior ({method})"):
+            # The distribution of DROPO is wider than a posterior by design, so it is not calibrated.
+            truths = 0 if method == "dropo" else None
+            return found.with_posterior(published.get(method) or method, truths=truths)
     except KeyboardInterrupt:
-        console.print("Stopped: the parameters are kept, without what was under way.")
-    return found
+        console.print("Stopped: the parameters are kept, without a posterior.")
+        return found
 
 
 def _write(found: Identification, output: Output) -> tuple[Identification, Path]:
@@ -271,7 +223,7 @@ def _print_summary(found: Identification) -> None:
 
     from instep.app.output import gate_table
 
-    console, start, status = Console(), found.result.start, found.param_status
+    console, start, status = Console(), found.result.before, found.param_status
     table = Table("parameter", "before", "after", "95 % interval", "unit", "status", box=None, padding=(0, 2))
     for column in (1, 2, 3):
         table.columns[column].justify = "right"
@@ -286,24 +238,3 @@ def _print_summary(found: Identification) -> None:
     if found.posterior is not None:
         gates.add_row("posterior", found.posterior.method, found.posterior.message)
     console.print(gates)
-
-
-def parse_bounds(words: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Ranges of parameters by pattern, from words such as 'joint.*.damping=0.01:2'."""
-    from instep.core.errors import BadInput
-
-    found: dict[str, tuple[float, float]] = {}
-    for word in words:
-        match = re.fullmatch(r"(?P<name>[^=]+)=(?P<low>[^:]+):(?P<high>[^:]+)", word)
-        try:
-            if match is None:
-                raise ValueError
-            low, high = float(match["low"]), float(match["high"])
-        except ValueError:
-            raise BadInput(f"Bounds read 'joint.*.damping=0.01:2', not {word!r}.") from None
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise BadInput(f"The bounds of {match['name']!r} must be finite numbers, not {low:g} and {high:g}.")
-        if not low < high:
-            raise BadInput(f"The bounds of {match['name']!r} are reversed: {low:g} is not below {high:g}.")
-        found[match["name"]] = (low, high)
-    return found

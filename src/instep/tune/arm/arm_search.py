@@ -1,14 +1,9 @@
 """Search over the parameters of a whole arm: in its coupled simulation, and joint by joint under simulated loads.
 
-All joints are moved at once by differences of the coupled simulation. What that leaves above its noise is fitted alone:
-a joint takes microseconds to simulate, and at the true values the load of the simulated arm is the true one.
-
-Steps of all joints of an arm at once, by differences of its coupled simulation.
-
-How a joint errs depends most on its own unknowns. So the same unknown of every joint is changed at once, each joint is
-moved by its own block of the normal equations, and a derivative costs two simulations of the arm however many joints it
-has. Loads are those of the simulated arm, which those taken from a recording only come near: on light links with stiff,
-heavily damped servos, simulated dry friction changes with every step of the physics, and so do the loads it causes.
+The error of a joint depends most on its own unknowns. So the same unknown of every joint is changed at once, each joint
+is moved by its own block of the normal equations, and a derivative costs two simulations of the arm. Joints that remain
+above their noise are fitted alone under the simulated load: a joint takes microseconds to simulate, and at the true
+values the load of the simulated arm is the true one.
 """
 
 from __future__ import annotations
@@ -41,8 +36,8 @@ from .arm_model import (
     holding_friction,
     smoothed,
 )
-from .joint_fit import LARGEST_DELAY_STEP, NOISE_SHARE, SPREAD, JointFit, estimate_joints, explore_joints, fit_joints
-from .joint_model import ARMATURE, DAMPING, DELAY, GAIN, LAG, LARGEST_STEP, LONGEST_DELAY, STEPS, JointModel
+from .joint_fit import LARGEST_DELAY_STEP, NOISE_SHARE, JointFit, estimate_joints, explore_joints, fit_joints
+from .joint_model import DAMPING, DELAY, LAG, LARGEST_STEP, STEPS, JointModel
 
 ROUNDS, COMPARED_ROUNDS = 4, 2
 """Most rounds of a search, and of one to compare with; what they leave is left to fits of the whole arm, which know how
@@ -53,13 +48,9 @@ EXPLAINED = 3.0
 """Residual over noise up to which joints alone explain the recordings, once fits of the whole arm follow."""
 LEAST_GAIN, LEAST_ROUND_GAIN = 0.02, 0.1
 """Relative fall of the error of each joint below which a step has led no further, and of each joint above its noise
-below which a round has not, or what it tried beside steps."""
+below which a round has not."""
 MOST_STEPS, LONG, SHORT = 6, 1.0, 0.3
 """Most steps of all joints at once, and factors of the differences they go by: long ones average over stick-slip."""
-DELAY_STEPS = 2
-"""Steps by which joints follow another delay before it is judged."""
-SCATTERINGS = 4
-"""How often joints far from their noise are searched at random."""
 COARSE_WINDOWS = 9
 """Windows of such steps as long as joints are far from their noise."""
 FAR = 0.1
@@ -69,6 +60,8 @@ FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
 again, and the relative change of the cost below which it has converged."""
 HOLDING_GAIN, HOLDING_ROUNDS = 0.1, 3
 """Relative fall of the error from which on dry friction is taken to hold, and rounds to find it."""
+DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
+"""Damping of the steps that are tried."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +85,8 @@ class ArmSearch:
     def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> bool:
         """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
 
-        It ends too with the time, and where a round gains little, or its points at random and joints alone do: from
-        elsewhere it has then come to where it was. Whether it ended by itself, so that further rounds gain nothing.
+        It also ends with the time, and when a round gains little. Returns whether it ended by itself, so that further
+        rounds gain nothing.
         """
         settled = False
         for i in range(rounds):
@@ -102,72 +95,34 @@ class ArmSearch:
             if (i and not bad) or progress.ended:
                 settled = not bad
                 break
-            gained = self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
+            self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
             descended = self.merit
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
             least = LEAST_ROUND_GAIN * len(bad)
-            if gained + descended - self.merit < least or (i and before - self.merit < least):
+            if descended - self.merit < least or (i and before - self.merit < least):
                 settled = True
                 break
         self._without_needless_split()
         return settled
 
-    def descend(self, progress: Progress, *, from_scene: bool = True) -> float:
-        """Move all joints at once by differences of the coupled simulation, from the best of several starts.
+    def descend(self, progress: Progress) -> None:
+        """Move all joints at once by differences of the coupled simulation.
 
-        As long as joints are far from their noise, a share of the windows says where to go. One of the starts is
-        `from_scene`: its own values with the lags that were found. Returns what points at random gained.
+        As long as joints are far from their noise, a share of the windows shows the direction.
         """
-        gained = 0.0
         if self._above(FAR_FROM_NOISE):
             every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
-            gained = coarse._restart(progress, from_scene)
+            coarse._step(LONG, progress)
             self._take([coarse.x])
         for share, length in ((0.5, LONG), (0.8, SHORT)):
             progress.advance("coupled search", share)
             self._step(length, progress)
-        return gained
 
-    def _restart(self, progress: Progress, from_scene: bool) -> float:
-        """Steps from the best of several starts, and from what is best near by at random; what the latter gained."""
-        begun = scene_start(self.arm, self.x)
-        self._take(other_starts(self.arm, self.x))
-        self._step(LONG, progress)
-        if 2 * len(self._above(FAR_FROM_NOISE)) > len(self.arm.joints):
-            self._search_delays(progress)
-        if from_scene and self._above(FAR_FROM_NOISE):
-            other = ArmSearch.at(self.arm, self.sim, begun)
-            other._step(LONG, progress)
-            self.mix([other.x])
-        start = self.merit
-        for i in range(SCATTERINGS):
-            if not (bad := self._above(FAR_FROM_NOISE)) or progress.ended:
-                break
-            progress.advance("coupled search", 0.2 + 0.3 * i / SCATTERINGS)
-            before = self.merit
-            self._take(scattered(self.arm, self.x, bad, i))
-            self._step(LONG, progress)
-            if before - self.merit < LEAST_GAIN * len(bad):
-                break
-        return start - self.merit
-
-    def _search_delays(self, progress: Progress) -> None:
-        """Go to another delay where all joints, having followed it by a few steps, err less.
-
-        What most joints share is the delay, and no small step of it leads down before they have followed.
-        """
-        for x in other_delays(self.arm, self.x):
-            other = ArmSearch.at(self.arm, self.sim, x)
-            other._step(LONG, progress, DELAY_STEPS)
-            if other.merit < self.merit:
-                self.best, self.residual = other.best, other.residual
-        self._step(LONG, progress)
-
-    def _step(self, length: float, progress: Progress, most: int = MOST_STEPS) -> None:
+    def _step(self, length: float, progress: Progress) -> None:
         """Steps of all joints at once, by differences so much longer than usual, until one gains little."""
-        for _ in range(most):
+        for _ in range(MOST_STEPS):
             if not self.unfinished() or progress.ended:
                 return
             before, tried = self.merit, probes(self.arm, self.x, length)
@@ -380,7 +335,7 @@ class ArmEstimate:
         options = replace(options, iterations=min(options.iterations, FINAL_ITERATIONS), tolerance=TOLERANCE)
         # Servos pull an arm back to its command, but while their motors are at their limit no derivative says how.
         options = replace(options, settle=SKIPPED_S)
-        compared = options.random_starts
+        compared = options.random_guesses
         if compared:
             options = _from(options, self._of_half(options.seed, progress.part(0.0, 0.5, of_time_left=0.5)), params)
         found = fit(sim, episodes, params, options, progress=progress.part(0.5, 0.7))
@@ -467,8 +422,8 @@ def _holding(search: ArmSearch, sim: SceneSimulator, settled: bool, progress: Pr
 def _from(options: ShootingOptions, settings: Mapping[str, float], params: Sequence[Param]) -> ShootingOptions:
     """The options with other starts of those parameters that are fitted."""
     names = {param.address for param in params}
-    start = {**options.start, **{name: value for name, value in settings.items() if name in names}}
-    return replace(options, start=start, random_starts=False)
+    initial = {**options.initial, **{name: value for name, value in settings.items() if name in names}}
+    return replace(options, initial=initial, random_guesses=False)
 
 
 def _rms(residual: Array) -> Array:
@@ -479,17 +434,6 @@ def _alone(arm: ArmModel, at: JointFit) -> float:
     """Sum of the logarithms of the errors of all joints, each alone."""
     parts = zip(arm.joints, arm.split(at.x), np.moveaxis(at.shift, 2, 0), strict=True)
     return sum(float(np.log(np.sqrt(np.mean(joint.errors(z, shift) ** 2)))) for joint, z, shift in parts)
-
-
-DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
-"""Damping of the steps that are tried."""
-SCENE_ARMATURES, LESS_FRICTION = (1.0, 4.0), 0.6
-"""Factors of the scene's armature, and of the friction that was found, with which joints are tried again."""
-DELAY_CHANGES = (-4e-3, -2e-3, 2e-3, 4e-3)
-"""Changes of the delay that are tried [s]."""
-
-SCATTERED, SCATTER = 24, (1.0, 0.3, 0.1)
-"""How many unknowns are tried at random, and how far from those found, as shares of `SPREAD`."""
 
 
 @array_dataclass
@@ -567,71 +511,3 @@ def _moved(arm: ArmModel, x: Array, solved: Sequence[Array], later: float) -> Ar
         z += np.clip(step, -LARGEST_STEP, LARGEST_STEP)
         z[LAG] = max(z[LAG], x[-1] + later + 1e-4)
     return arm.join(parts, float(x[-1]) + later)
-
-
-def other_starts(arm: ArmModel, x: Array) -> list[Array]:
-    """Unknowns with gain, armature and friction of the scene in place of those found, at several delays.
-
-    Under loads from a recording a light joint is often taken for a heavy and soft one, or one with more friction, and a
-    longer delay for more inertia; no small step leads back.
-    """
-    choices = product((False, True), (0.0, *SCENE_ARMATURES), (1.0, LESS_FRICTION, 0.0))
-    ways = [(delay, choice) for choice in choices for delay in (float(x[-1]), _implied_delay(arm, x))]
-    out = [_restarted(arm, x, delay, *choice) for delay, choice in ways[1:]]
-    return out + other_delays(arm, x)
-
-
-def other_delays(arm: ArmModel, x: Array) -> list[Array]:
-    """Unknowns at shorter and longer delays, with the same lags."""
-    return [_restarted(arm, x, max(0.0, float(x[-1]) + change), False, 0.0, 1.0) for change in DELAY_CHANGES]
-
-
-def scene_start(arm: ArmModel, x: Array) -> Array:
-    """The scene's own gain, armature and friction with the lag that was found, at the delay that goes with them."""
-    return _restarted(arm, x, _implied_delay(arm, x), True, 1.0, 0.0)
-
-
-def scattered(arm: ArmModel, x: Array, some: Sequence[int], seed: int) -> list[Array]:
-    """Unknowns with those of some joints changed at random, by far, by less and by little in turn, at the same delay.
-
-    Where the error of a joint is rough, derivatives end in a hollow; each joint takes what is best for itself.
-    """
-    rng, out = np.random.default_rng(seed), list[Array]()
-    for i in range(SCATTERED):
-        parts = arm.split(x)
-        for k in some:
-            free = list(arm.joints[k].free)
-            width = SCATTER[i % len(SCATTER)] * SPREAD[free]
-            parts[k][free] += width * rng.standard_normal(len(free))
-            parts[k][LAG] = max(parts[k][LAG], x[-1] + 1e-4)
-        out.append(arm.join(parts, float(x[-1])))
-    return out
-
-
-def _restarted(arm: ArmModel, x: Array, delay: float, own_gain: bool, armature: float, friction: float) -> Array:
-    """Unknowns at another delay with the scene's gain, or so much of its armature, or of the friction that was found.
-
-    An armature of zero stays as it was found, and a friction of zero becomes the scene's.
-    """
-    parts: list[Array] = []
-    for joint, found in zip(arm.joints, arm.split(x), strict=True):
-        z = joint.at_delay(found, delay)
-        values = joint.values(z)
-        stiffness = joint.scene_stiffness if own_gain else values.stiffness
-        rest = friction * values.friction or joint.given.friction, armature * joint.given.armature or values.armature
-        parts.append(joint.restarted(z, stiffness, *rest))
-    return arm.join(parts, delay)
-
-
-def _implied_delay(arm: ArmModel, x: Array) -> float:
-    """The delay with which the scene's armatures explain the same lags of first and second order.
-
-    A servo of lag L = d + c/k after a delay d has a lag of second order L^2 - L d + d^2 / 2 - armature / k.
-    """
-    found: list[float] = []
-    for joint, z in zip(arm.joints, arm.split(x), strict=True):
-        lag, delay = float(z[LAG]), float(z[DELAY])
-        excess = float(np.exp(z[ARMATURE])) - joint.given.armature / float(np.exp(z[GAIN]))
-        inner = lag**2 - 2 * (lag * delay - delay**2 / 2 + excess)
-        found.append(lag - np.sqrt(max(inner, 0.0)))
-    return float(np.clip(np.median(found), 0.0, LONGEST_DELAY))

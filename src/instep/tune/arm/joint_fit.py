@@ -1,10 +1,8 @@
-"""Least squares over the joints of an arm, each simulated alone: own unknowns and start states, one common delay.
+"""Fits of the joints of an arm, each simulated alone: direct estimates, and least squares with one common delay.
 
 Only the delay couples the joints, so the normal equations are an arrow: a block per joint and one column for the delay.
-Start states of windows are eliminated window by window. Where the cost has many minima (saturation, stick-slip), joints
+Start states of windows are eliminated window by window. If the cost has many minima (saturation, stick-slip), joints
 are first searched without derivatives.
-
-Direct estimates of an arm's parameters, joint by joint, from recordings: start values within seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import product
 from typing import TypeVar, cast
 
 import numpy as np
 
+from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.processes import usable_cores
 from instep.core.world import Array, array_dataclass
 
@@ -41,6 +39,12 @@ EXPLORED_WINDOWS = 12
 """Windows of a search without derivatives, of joints far from their noise; the others take all."""
 FAR_WIDTH, NEAR_WIDTH = 0.5, 0.15
 """Initial width of such a search, for joints far from their noise and for those near it."""
+DELAY_STEP, LAST_DELAY = 5e-3, 0.06
+"""Grid of delays that are tried [s]."""
+FINE_DELAYS = 9
+"""Delays that are tried around the best."""
+COARSE_SHARE = 3
+"""One window of so many is used for the coarse grid."""
 T = TypeVar("T")
 
 
@@ -80,17 +84,14 @@ def explore_joints(
 ) -> JointFit:
     """Some joints searched without derivatives (CMA-ES), each with its own delay; then at the delay that suits all.
 
-    Those `far` from their noise also start from other gains, frictions and armatures.
+    Those `far` from their noise are searched over fewer windows and in a wider range.
     """
     parts, thinned = arm.split(begun.x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
 
     def explored(k: int) -> tuple[Array, float]:
         every, width = (thinned, FAR_WIDTH) if k in far else (1, NEAR_WIDTH)
         joint, shift, z = arm.joints[k].some(slice(None, None, every)), begun.shift[:, ::every, k], parts[k]
-        starts = from_other_starts(joint, z) if k in far else [z]
-        if k in unfinished:
-            starts = [explore(joint, start, shift, seed, width) for start in starts]
-        z = min(starts, key=lambda start: joint.cost(start, shift))
+        z = explore(joint, z, shift, seed, width) if k in unfinished else z
         return z, _delay_weight(joint, z, shift)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -105,24 +106,23 @@ def explore_joints(
 
 def explore(joint: JointModel, z: Array, shift: Array, seed: int, width: float = FAR_WIDTH) -> Array:
     """The best unknowns and delay near some, by an evolution strategy that needs no derivatives."""
-    from cmaes import CMA
-
     free = np.array([*joint.free, DELAY])
-    search = CMA(mean=np.zeros(len(free)), sigma=width, seed=seed)
+
+    def trials(away: Array) -> Array:
+        points = np.tile(z, (len(away), 1))
+        points[:, free] += away * SPREAD[free]
+        points[:, DELAY] = np.maximum(points[:, DELAY], 0.0)
+        points[:, LAG] = np.maximum(points[:, LAG], points[:, DELAY] + 1e-4)
+        return points
+
+    def costs(away: Array) -> Array:
+        return np.array(joint.costs(list(trials(away)), shift))
+
     best, least = z, joint.cost(z, shift)
-    for _ in range(GENERATIONS):
-        away = [search.ask() for _ in range(search.population_size)]
-        trials = np.tile(z, (len(away), 1))
-        trials[:, free] += np.stack(away) * SPREAD[free]
-        trials[:, DELAY] = np.maximum(trials[:, DELAY], 0.0)
-        trials[:, LAG] = np.maximum(trials[:, LAG], trials[:, DELAY] + 1e-4)
-        costs = joint.costs(list(trials), shift)
-        k = int(np.argmin(costs))
-        if costs[k] < least:
-            best, least = trials[k], costs[k]
-        search.tell(list(zip(away, costs, strict=True)))
-        if search.should_stop():
-            break
+    search = CmaSearch(spread=width, generations=GENERATIONS, bounded=False, seed=seed)
+    for found in cma_generations(costs, np.zeros(len(free)), search):
+        if found.costs[found.best] < least:
+            best, least = trials(found.points)[found.best], float(found.costs[found.best])
     return best
 
 
@@ -262,20 +262,6 @@ def normal(joint: JointModel, z: Array, shift: Array, scale: float, shorter: flo
     return _JointNormal(curvature + weight.T @ weight, gradient + weight.T @ away, offset, slope)
 
 
-DELAY_STEP, LAST_DELAY = 5e-3, 0.06
-"""Grid of delays that are tried [s]."""
-FINE_DELAYS = 9
-"""Delays that are tried around the best."""
-GAIN_STARTS, FRICTION_STARTS, ARMATURE_STARTS = (1.0, 0.5), (0.1, 0.6, 3.0), (1.0, 0.2, 3.5)
-"""Factors of gain, friction and armature from which a joint is fitted again."""
-RACE = ((2, 4), (3, 8))
-"""Rounds of the fits from other starts: one of so many goes on, by so many iterations."""
-BEST_STARTS = 3
-"""How many of the best of them are searched further."""
-COARSE_SHARE = 3
-"""One window of so many is used for the coarse grid."""
-
-
 def estimate_joints(arm: ArmModel) -> Array:
     """The unknowns of an arm, each joint fitted alone, at the delay that suits all of them best."""
     grid = np.arange(0.0, LAST_DELAY + 1e-9, DELAY_STEP)
@@ -311,29 +297,6 @@ def refine_joints(arm: ArmModel, starts: Sequence[Sequence[Array]], middle: floa
         refined = list(pool.map(refine, zip(arm.joints, starts, strict=True)))
     best = _best_delay([cost for _, cost in refined])
     return arm.join([points[best] for points, _ in refined], float(delays[best]))
-
-
-def from_other_starts(joint: JointModel, z: Array) -> list[Array]:
-    """The best few unknowns found from some unknowns and from other gains, frictions and armatures, the best first.
-
-    A stiff servo lags by its delay alone, a soft one by its damping, and slow motion cannot tell them apart; so each
-    gain starts with the delay that was found, and with the one that leaves it the scene's own damping.
-    """
-    given = joint.given
-    gains = {given.stiffness, *(factor * joint.scene_stiffness for factor in GAIN_STARTS)}
-    racing: list[tuple[Array, float]] = []
-    for stiffness, armature, friction in product(sorted(gains), ARMATURE_STARTS, FRICTION_STARTS):
-        own = given.servo_damping * stiffness / given.stiffness + given.damping
-        delays = {float(z[DELAY]), max(0.0, float(z[LAG]) - own / stiffness)}
-        for delay in sorted(delays):
-            y = joint.restarted(z, stiffness, friction * given.friction, armature * given.armature)
-            y[DELAY] = delay
-            racing.append(joint.descend(y, (LAG, FRICTION), 4))
-    for share, iterations in RACE:
-        racing = sorted(racing, key=lambda pair: pair[1])[: max(BEST_STARTS, len(racing) // share)]
-        racing = [joint.descend(y, iterations=iterations) for y, _ in racing]
-    racing.append(joint.descend(z, iterations=12))
-    return [z for z, _ in sorted(racing, key=lambda pair: pair[1])[:BEST_STARTS]]
 
 
 def _profile(joint: JointModel, grid: Array) -> tuple[list[Array], Array]:

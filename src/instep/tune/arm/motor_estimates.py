@@ -98,12 +98,12 @@ class MotorEstimate:
     ) -> Fit:
         """A search from the options' start, or, where that is random, from the scene's values or from elsewhere."""
         options, progress = self._longer(linearised(options or ShootingOptions())), progress or Progress()
-        if not options.random_starts:
+        if not options.random_guesses:
             return fit(sim, episodes, params, options, progress=progress)
         start = self._start(params, options.seed)
-        options = replace(options, start=start, random_starts=False)
+        options = replace(options, initial=start, random_guesses=False)
         brief = fit(sim, episodes, params, short_windows(options), progress=progress.part(0.0, 0.4, of_time_left=0.4))
-        options = replace(options, start=brief.settings)
+        options = replace(options, initial=brief.settings)
         return fit(sim, episodes, params, options, progress=progress.part(0.4, 1.0))
 
     def _longer(self, options: ShootingOptions) -> ShootingOptions:
@@ -145,7 +145,7 @@ def estimate_motors(
     """
     motors = motor_joints(sim.scene, sim.spec.action.labels)
     names = sim.scene.model.actuator
-    motors = {joint: a for joint, a in motors.items() if f"actuator.{names(a).name}.gear" in selection.start}
+    motors = {joint: a for joint, a in motors.items() if f"actuator.{names(a).name}.gear" in selection.initial}
     if not motors or not motion_is_linearisable(sim) or any("inputs" in episode for episode in episodes):
         return None
     progress.advance("direct estimates", 0.0)
@@ -154,17 +154,17 @@ def estimate_motors(
     if not {param.parts.name for param in selection.params if param.parts.kind == "joint"} <= driven:
         return None
     params = [p for p in selection.params if servos is None or servos.searched(p.address)]
-    given = {param.address: selection.start[param.address] for param in params}
+    given = {param.address: selection.initial[param.address] for param in params}
     found = {} if servos is None else servos.settings(estimate_joints(servos))
     found |= regress_motors(sim, [aligned(episode, sim) for episode in episodes], motors)
     found = {name: value for name, value in found.items() if name in given}
     joints = tuple(dict.fromkeys(p.parts.name for p in params if p.address.endswith(".frictionloss")))
-    options = short_windows(linearised(ShootingOptions(start={**given, **found}, starts=1)))
+    options = short_windows(linearised(ShootingOptions(initial={**given, **found}, guesses=1)))
     fits: list[Fit] = []
     for i, world in enumerate((sim, sim.tuned(holding_friction(joints)))):
         part = progress.part(0.2 + 0.4 * i, 0.6 + 0.4 * i, of_time_left=0.5 + 0.5 * i)
         part.advance("direct estimates", 0.0)
-        options = replace(options, start=fits[-1].settings) if fits else options
+        options = replace(options, initial=fits[-1].settings) if fits else options
         fits.append(fit(world, episodes, params, options, progress=part))
     holding = _error(fits[1]) < _error(fits[0]) - HOLDING_GAIN * len(joints)
     best = fits[int(holding)]

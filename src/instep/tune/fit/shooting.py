@@ -1,9 +1,7 @@
 """Identification of parameters by multiple shooting: estimates and their uncertainty.
 
-Scans of delays: along a delay the cost has jumps at physics steps, and a search by derivatives stops at each.
-
-An engine applies a command at the physics step after its delay, so the cost is smooth between steps only. A delay is
-therefore scanned before a search, and stepped over the next jumps after it.
+Along a delay the cost has jumps: an engine applies a command at the physics step after its delay. A delay is therefore
+scanned before a search, and stepped over the next jumps after it.
 """
 
 from __future__ import annotations
@@ -49,6 +47,16 @@ LEAST_NOISE = 1e-6
 """Share of the motion of a coordinate that is taken for its noise where recordings have none."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
+SCAN_WINDOWS = 16
+"""Most windows of a scan before a search."""
+SCAN_PERIODS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0)
+"""Delays that are scanned, in control periods."""
+STEP_PERIODS = (-1.0, -0.5, -0.25, -0.1, -0.03, 0.03, 0.1, 0.25, 0.5, 1.0)
+"""Changes of a delay that are tried after a search, in control periods."""
+SUBSTEPS = (1, 2, 4, 5, 10)
+"""Physics steps per control period at whose multiples, a kink of the cost, a delay is tried too."""
+MIN_GAIN = 1e-3
+"""Share of the cost that a changed delay must save."""
 
 
 @frozen_dataclass
@@ -75,14 +83,14 @@ class ShootingOptions:
     """Start of each window that does not count [s], where the error of its start state dies away by itself."""
     limit: int | None = 512
     """Most windows used, evenly spaced; all where None."""
-    start: Mapping[str, float] = field(default_factory=dict[str, float])
+    initial: Mapping[str, float] = field(default_factory=dict[str, float])
     """Where the first search begins, by address; the middle of the range where none is given."""
-    starts: int = 3
-    """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
-    random_starts: bool = False
-    """Whether every search begins at the best of the Sobol points, and none at `start`."""
-    start_range: float = 1.0
-    """Share of each range, around `start`, that the Sobol points cover; all of it where 1."""
+    guesses: int = 3
+    """Searches: one from `initial`, the rest from the best of many points spread evenly (Sobol)."""
+    random_guesses: bool = False
+    """Whether every search begins at the best of the Sobol points, and none at `initial`."""
+    guess_range: float = 1.0
+    """Share of each range, around `initial`, that the Sobol points cover; all of it where 1."""
     fixed_start: bool = False
     """Whether start states of windows are taken as measured, rather than estimated within their noise."""
     drop_unpredictable: bool = False
@@ -206,6 +214,13 @@ class Fit:
         return max(1.0, max(rows - taken, rows / 2) / correlation_time(residual) - params)
 
     @property
+    def freedom_factor(self) -> float:
+        """Rows over the degrees of freedom left by parameters and start states; at most 2."""
+        rows = max(int(self.windows.inside.sum()) * self.problem.weighing, 1 + len(self.params))
+        taken = len(self.params) + len(self.windows) * self.problem.free_starts
+        return rows / max(rows - taken, rows / 2)
+
+    @property
     def at_bounds(self) -> list[str]:
         """Parameters that ended on a bound of their range."""
         return [k.address for k, x in zip(self.params, self.x, strict=True) if min(x, 1 - x) < 1e-6]
@@ -276,9 +291,9 @@ def _search(
     status = FitStatus.STOPPED
     try:
         # Where there are several searches each is short, and only the best is finished.
-        brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
+        brief, loose = (max(4, options.iterations // 4), 10.0) if options.guesses > 1 else (options.iterations, 1.0)
         ended = [_reweighted(problem, p) for p in ended]
-        for point in points[: options.starts]:
+        for point in points[: options.guesses]:
             begun = _reweighted(problem, point)
             begun = begun if problem.linearised else with_scanned_delay(problem, begun)
             ended.append(descend(problem, begun, brief, loose * options.tolerance, progress).point)
@@ -314,7 +329,7 @@ def _search(
 
 def _tried(options: ShootingOptions) -> int:
     """Points whose cost is looked at before the first search."""
-    return 1 + 8 * (options.starts - 1 + options.random_starts)
+    return 1 + 8 * (options.guesses - 1 + options.random_guesses)
 
 
 def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
@@ -322,8 +337,8 @@ def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> lis
     many = _tried(options) - 1
     points_of = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01)))
     spread = points_of.random_base2(max(many - 1, 0).bit_length())  # a power of two, of which `many` are used
-    middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
-    spread = middle + options.start_range * (spread - 0.5)
+    middle = np.clip(given, options.guess_range / 2, 1 - options.guess_range / 2)
+    spread = middle + options.guess_range * (spread - 0.5)
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
     points = [replace(point, difference_step=options.difference_step) for point in points]
     if not np.isfinite([p.cost for p in points]).any():
@@ -332,7 +347,7 @@ def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> lis
             "bounds or a start that does not diverge."
         )
     others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
-    if options.random_starts and others:
+    if options.random_guesses and others:
         return others
     first = points[0] if np.isfinite(points[0].cost) else others[0]
     return [first, *others]
@@ -439,13 +454,13 @@ def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem
     return replace(problem, scale=scale, rows_per_observation=correlation_time(np.nan_to_num(point.residual) / scale))
 
 
-def start_value(param: Param, start: Mapping[str, float]) -> float:
+def initial_value(param: Param, given: Mapping[str, float]) -> float:
     """The given start of a parameter, or the middle of its range."""
-    return start.get(param.address, float(param.from_unit(0.5)))
+    return given.get(param.address, float(param.from_unit(0.5)))
 
 
 def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
-    units = np.array([float(k.to_unit(start_value(k, options.start))) for k in params])
+    units = np.array([float(k.to_unit(initial_value(k, options.initial))) for k in params])
     # A search can stall on a bound, so its start is moved inside.
     return np.clip(units, 0.01, 0.99)
 
@@ -457,27 +472,15 @@ def _check(params: Sequence[Param], options: ShootingOptions) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadInput(f"The parameter {twice!r} was given twice; give it once.")
-    for given in (options.start, options.priors):
+    for given in (options.initial, options.priors):
         for name in given:
             if name not in names:
                 raise UnknownName("parameter among those to fit", name, names)
-    if options.window <= 0 or options.starts < 1:
+    if options.window <= 0 or options.guesses < 1:
         raise BadInput(
             f"A window must be longer than 0 s and there must be at least one start, not {options.window:g} s and "
-            f"{options.starts}."
+            f"{options.guesses}."
         )
-
-
-SCAN_WINDOWS = 16
-"""Most windows of a scan before a search."""
-SCAN_PERIODS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0)
-"""Delays that are scanned, in control periods."""
-STEP_PERIODS = (-1.0, -0.5, -0.25, -0.1, -0.03, 0.03, 0.1, 0.25, 0.5, 1.0)
-"""Changes of a delay that are tried after a search, in control periods."""
-SUBSTEPS = (1, 2, 4, 5, 10)
-"""Physics steps per control period at whose multiples, a kink of the cost, a delay is tried too."""
-MIN_GAIN = 1e-3
-"""Share of the cost that a changed delay must save."""
 
 
 def with_scanned_delay(problem: Problem, point: Point) -> Point:

@@ -1,23 +1,25 @@
-"""How well parameters are known where a search ended, and whether it converged there.
+"""Uncertainty and identifiability of parameters at the end of a search, and whether it converged.
 
-Weak directions of a quadratic model, checked by simulation: does the cost rise along them as derivatives say?
+If two parameters act alike, such as an inertia and an armature, a valley of constant cost leads through the optimum.
+Dry friction and contact make trajectories a little rough; finite differences read the roughness as information, and
+intervals would be narrow and wrong. Where parameters are known far better alone than together, simulations follow the
+valley for some way: the information along it is what the cost says (`checked_curvature`).
 
-Where two parameters act alike, an inertia and an armature, say, a valley of constant cost leads through the optimum.
-Dry friction and contact make trajectories a little rough, so that finite differences of the two differ, which reads as
-information: intervals would be narrow, and miss the truth by many times their width. So where parameters are known far
-better alone than together, the valley is followed for some way, and the information along it is what the cost says.
-
-A motor at its torque limit makes the cost rough along single parameters too: then it is as low in many places far
-beyond an interval from derivatives, and the interval is widened until it holds them (`profiled`).
+A motor at its torque limit makes the cost rough along single parameters too. An interval is then widened until it holds
+every place with a cost as low as the optimum's (`profiled`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from instep.core.world import Array, array_dataclass
+from instep.core.param import Address
+from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.tune.gates import MAX_INTERVAL_SHARE, MIN_RELATIVE_INFORMATION
 
 from .least_squares import (
     NEGLIGIBLE,
@@ -33,12 +35,49 @@ from .least_squares import (
     rough,
 )
 
+if TYPE_CHECKING:
+    from .shooting import Fit
+
+UNIFORM = 1 / np.sqrt(12)
+"""Standard deviation of a uniform prior over the bounds, in unit coordinates."""
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
 """Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
 STAIRCASE_STEP = 1e-2
 """Share of each range over which the roughness of the cost of an arm is sampled where its search stalled."""
 MAX_STEP = 0.5
 """Or the length of that step per parameter, in standard deviations that count all rows as independent."""
+MAX_CONFOUNDED = 0.05
+"""Eigenvalue of the correlations of the curvature below which a direction is checked: deviations about five times as
+large together as alone."""
+PROBE_DEVIATIONS, PROBE_SPAN = 3.0, (0.01, 0.1)
+"""How far a valley is followed: in standard deviations, and least and most as a share of the ranges."""
+MIN_PROBE = 1e-4
+"""Shortest way that is followed, as a share of the ranges; bounds may leave no more."""
+CORRECTIONS = 4
+"""Steps back into the valley, with derivatives taken at the optimum."""
+MIN_RISE = 0.25
+"""Rise of the cost over the predicted one below which derivatives are not believed."""
+LEAST_RISE = 1e-8
+"""Smallest share of the curvature that is left of a direction along which the cost does not rise."""
+PROFILE_DEVIATIONS = (2.0, 5.0, 12.0, 30.0)
+"""Where the cost is compared with that of the optimum, in standard deviations of a parameter to either side."""
+MAX_PROFILE = 0.25
+"""Farthest such point, as a share of the range."""
+MOTIONS = {
+    "frictionloss": "dry friction shows in slow reversals",
+    "dead_band": "backlash shows in slow reversals",
+    "damping": "damping shows at high and at low speed",
+    "armature": "armature and inertia show in fast accelerations",
+    "delay": "a delay shows in fast changes of the command",
+    "kp": "stiffness shows under load or in fast changes of the command",
+    "kv": "servo damping shows in fast changes of the command",
+    "gear": "the torque of a motor shows in accelerations under a known load",
+    "bias": "an offset shows while holding still in varied poses",
+    "mass": "masses and centres of mass show in varied poses and with a known payload",
+    "friction": "friction of contacts shows while the object slides",
+}
+"""Which motion reveals a parameter, by the last part of its address."""
+SAME_MOTION = {"com_x": "mass", "com_y": "mass", "com_z": "mass", "gravcomp": "mass", "gravity": "mass"}
 
 
 def judged(
@@ -157,25 +196,6 @@ def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
     return out
 
 
-MAX_CONFOUNDED = 0.05
-"""Eigenvalue of the correlations of the curvature below which a direction is checked: deviations about five times as
-large together as alone."""
-PROBE_DEVIATIONS, PROBE_SPAN = 3.0, (0.01, 0.1)
-"""How far a valley is followed: in standard deviations, and least and most as a share of the ranges."""
-MIN_PROBE = 1e-4
-"""Shortest way that is followed, as a share of the ranges; bounds may leave no more."""
-CORRECTIONS = 4
-"""Steps back into the valley, with derivatives taken at the optimum."""
-MIN_RISE = 0.25
-"""Rise of the cost over the predicted one below which derivatives are not believed."""
-LEAST_RISE = 1e-8
-"""Smallest share of the curvature that is left of a direction along which the cost does not rise."""
-PROFILE_DEVIATIONS = (2.0, 5.0, 12.0, 30.0)
-"""Where the cost is compared with that of the optimum, in standard deviations of a parameter to either side."""
-MAX_PROFILE = 0.25
-"""Farthest such point, as a share of the range."""
-
-
 def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, variance: float) -> Array:
     """The curvature of a quadratic model, along weak directions as simulations say, never larger [params, params].
 
@@ -277,3 +297,126 @@ def _moved(starts: Array, model: QuadraticModel, step: Array) -> Array:
     out = starts.copy()
     out[:, model.free] += model.eliminated[1] @ step
     return out
+
+
+@frozen_dataclass
+class WeakDirection:
+    """A combination of parameters about which the data hold less information than the prior."""
+
+    information: float
+    """Information of the data over that of the prior."""
+    parts: tuple[tuple[str, float], ...]
+    """Parameters and their shares, the largest first."""
+
+    @property
+    def message(self) -> str:
+        """The direction in words."""
+        names = [name for name, _ in self.parts]
+        if len(names) == 1:
+            return f"the recordings hold no information about {names[0]!r}"
+        signs = {np.sign(share) for _, share in self.parts}
+        how = "rise together" if len(signs) == 1 else "trade against each other"
+        listed = ", ".join(f"{share:+.2f} {name}" for name, share in self.parts)
+        return f"these {how} without an effect on the recordings: {listed}"
+
+
+@frozen_dataclass
+class Identifiability:
+    """Which parameters can be identified, and which must be fixed or held by a prior so that the rest can."""
+
+    weak: tuple[WeakDirection, ...]
+    """Directions in which the data say less than the prior, weakest first."""
+    unidentifiable: tuple[str, ...]
+    """The smallest subset to fix so that all others are identifiable."""
+    identifiable: tuple[str, ...]
+    """Parameters that are identifiable once those are fixed."""
+    unobservable: tuple[str, ...] = ()
+    """Of the unidentifiable ones those about which the data hold no information at all."""
+
+    @property
+    def confounded(self) -> tuple[str, ...]:
+        """Of the unidentifiable ones those identifiable only in combination with others."""
+        return tuple(name for name in self.unidentifiable if name not in self.unobservable)
+
+    def without(self, names: Sequence[str]) -> Identifiability:
+        """The same with some parameters that later turned out to be unobservable."""
+        known = set(names)
+        return Identifiability(
+            self.weak,
+            (*self.unidentifiable, *(name for name in names if name not in self.unidentifiable)),
+            tuple(name for name in self.identifiable if name not in known),
+            (*self.unobservable, *(name for name in names if name not in self.unobservable)),
+        )
+
+
+def vague_params(found: Fit, confounded: Sequence[str] = ()) -> tuple[str, ...]:
+    """Parameters whose 95 % interval spans most of their range, so that the recordings say almost nothing of them.
+
+    Those confounded with others, which a prior holds, count as known here: their own width is that of the prior.
+    """
+    names = [param.address for param in found.params]
+    held = [i for i, name in enumerate(names) if name in confounded]
+    rest = [i for i in range(len(names)) if i not in held]
+    if found.status is not FitStatus.CONVERGED or not rest:
+        return ()
+    variance = np.diag(found.covariance)[rest]
+    if held and np.isfinite(found.covariance).all():
+        cross = found.covariance[np.ix_(rest, held)]
+        explained = cross @ np.linalg.pinv(found.covariance[np.ix_(held, held)]) @ cross.T
+        variance = np.maximum(variance - np.diag(explained), 0.0)
+    x, half = found.x[rest], found.deviations(0.95) * np.sqrt(variance)
+    width = np.minimum(x + half, 1.0) - np.maximum(x - half, 0.0)
+    return tuple(names[i] for i, w in zip(rest, width, strict=True) if w > MAX_INTERVAL_SHARE)
+
+
+def motion_for(names: Sequence[str]) -> str:
+    """Which motion would reveal some parameters, and the command that designs it; empty for no parameters."""
+    if not names:
+        return ""
+    fields = [Address.parse(name.partition("@")[0]).field for name in names]
+    fields = ["armature" if field.startswith("inertia") else SAME_MOTION.get(field, field) for field in fields]
+    reasons = list(dict.fromkeys(MOTIONS[field] for field in fields if field in MOTIONS))
+    words = f"To identify them, record another motion ({'; '.join(reasons)})" if reasons else "Record another motion"
+    listed = " ".join(repr(name) if "*" in name else name for name in names[:6])
+    return f"{words}; design one with: instep excite SCENE --params {listed}"
+
+
+def assess_fit(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
+    """Identifiability of the parameters of a fit from F = S J^T Sigma^-1 J S, with S the prior standard deviations."""
+    sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.params), UNIFORM)
+    return assess(found.information * np.outer(sigma, sigma), [param.address for param in found.params])
+
+
+def assess(information: Array, names: Sequence[str]) -> Identifiability:
+    """Identifiability from a scaled information matrix: fix parameters until no weak direction is left."""
+    strongest = float(np.linalg.eigvalsh(information).max(initial=0.0))
+    threshold = max(1.0, MIN_RELATIVE_INFORMATION * strongest)
+    weak = directions(information, names, threshold)
+    kept = list(range(len(names)))
+    frozen: list[int] = []
+    while kept:
+        values, vectors = np.linalg.eigh(information[np.ix_(kept, kept)])
+        if values[0] >= threshold:
+            break
+        frozen.append(kept.pop(_largest_component(vectors[:, 0])))
+    unobservable = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
+    return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), unobservable)
+
+
+def directions(information: Array, names: Sequence[str], threshold: float) -> tuple[WeakDirection, ...]:
+    """The directions with less information than the threshold, weakest first."""
+    values, vectors = np.linalg.eigh(information)
+    out: list[WeakDirection] = []
+    for value, vector in zip(values, vectors.T, strict=True):
+        if value >= threshold:
+            break
+        signed = vector * np.sign(vector[np.argmax(np.abs(vector))])
+        order = [int(i) for i in np.argsort(-np.abs(signed)) if abs(signed[i]) > 0.2]
+        out.append(WeakDirection(float(value), tuple((names[i], float(signed[i])) for i in order)))
+    return tuple(out)
+
+
+def _largest_component(vector: Array) -> int:
+    """The parameter to fix: the largest component, the later one where two are about equal."""
+    size = np.abs(vector)
+    return int(np.flatnonzero(size > 0.9 * size.max())[-1])

@@ -24,7 +24,7 @@ from instep.core.statistics import Z95, Estimate
 from instep.core.world import Array, Spec, array_dataclass, frozen_dataclass, options_dataclass
 from instep.scene.folder import Scene, SceneSimulator
 from instep.tune.fit.windows import Windows
-from instep.tune.held_out import relative_reduction
+from instep.tune.gated_fit import relative_reduction
 from instep.tune.param_selection import Bounds
 
 from .parameter_filter import (
@@ -470,7 +470,7 @@ def reidentify(
         raise BadInput("Re-identification needs at least one recording, and none was given.")
     selection, progress = online_params(scene, params, bounds), progress or Progress()
     sim = online_world(scene, selection)
-    found = Reidentifier(sim, episodes[0].spec, selection.params, selection.start, options)
+    found = Reidentifier(sim, episodes[0].spec, selection.params, selection.initial, options)
     began, rows = 0.0, sum(len(episode) for episode in episodes)
     done = 0
     for episode in episodes:

@@ -1,7 +1,4 @@
-"""Checks of a posterior: simulation-based calibration, coverage of held-out recordings, misspecification; its plots.
-
-Parameter recovery: simulate recordings with known parameters near a fit, with its noise, and fit again.
-"""
+"""Checks by planted parameters: recovery by a fit, calibration of a posterior; its coverage and misspecification."""
 
 from __future__ import annotations
 
@@ -22,14 +19,23 @@ from instep.tune.fit.least_squares import FIRST_DAMPING, NEAR_DAMPING, Point, Pr
 from instep.tune.fit.shooting import Fit
 from instep.tune.fit.uncertainty import judged
 from instep.tune.fit.windows import Shooter, Windows, cut_windows
+from instep.tune.gates import MAX_REPEATS, MIN_BAND_SHARE, MIN_MISSPECIFICATION_P, MIN_RECOVERED, PLANTED_VALUES
 
-from .beliefs import GaussianBelief, Posterior, SampleBelief, estimates, save_belief
-from .inference import Method, freedom_factor, infer, likelihood, widened_laplace
+from .beliefs import (
+    GaussianBelief,
+    Posterior,
+    PosteriorFunction,
+    SampleBelief,
+    estimates,
+    infer,
+    likelihood,
+    save_belief,
+    widened_laplace,
+)
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-TRUTHS: dict[Method, int] = {"laplace": 20, "eki": 10, "svgd": 4, "npe": 0, "dropo": 0}
-"""Planted parameter sets a posterior is calibrated on; each costs a fit and an inference. NPE brings its own ranks, and
-the distribution of DROPO is wider than a posterior by design."""
+TRUTHS, OTHER_TRUTHS = {"laplace": 20, "eki": 10}, 4
+"""Planted parameter sets of the calibration, by method; each costs a fit and an inference."""
 CALIBRATION_WINDOWS = 12
 """Most windows of such a calibration."""
 
@@ -38,7 +44,7 @@ CALIBRATION_WINDOWS = 12
 class PosteriorCheck:
     """A posterior and how far it can be trusted."""
 
-    method: Method
+    method: str
     belief: Posterior
     calibration: RankCalibration | None
     band: PredictiveBand
@@ -48,12 +54,12 @@ class PosteriorCheck:
     def message(self) -> str:
         """The verdict in words."""
         inside, said = self.band.inside, "The model explains the recordings up to noise."
-        if self.misspecification_p < 0.05:
+        if self.misspecification_p < MIN_MISSPECIFICATION_P:
             said = (
                 "Residuals are not noise: the model lacks something, so the posterior is about the model's parameters "
                 "rather than the machine's."
             )
-        if inside.high < 0.9:
+        if inside.high < MIN_BAND_SHARE:
             said += f" Held-out rows leave the 90 % band too often ({inside.value:.0%} inside): widen the belief."
         return said
 
@@ -84,19 +90,27 @@ class PosteriorCheck:
 
 
 def check_posterior(
-    belief: Posterior, found: Fit, held_out: Sequence[Episode], *, method: Method = "laplace", seed: int = 0
-) -> PosteriorCheck:
-    """Calibrate a posterior by planted parameters, and compare its predictions with held-out recordings."""
-    names = tuple(param.address for param in belief.params)
-    checked = None
+    belief: Posterior, found: Fit, held_out: Sequence[Episode], *, method: str | PosteriorFunction = "laplace",
+    truths: int | None = None, seed: int = 0,
+) -> PosteriorCheck:  # fmt: skip
+    """Calibrate a posterior by planted parameters, and compare its predictions with held-out recordings.
+
+    `truths` is the number of planted parameter sets; 0 leaves out the calibration.
+    """
+    name = method if isinstance(method, str) else method.__name__
+
+    def again(fit: Fit, seed: int) -> Posterior:
+        return infer(fit, method, seed=seed)
+
+    truths, checked = TRUTHS.get(name, OTHER_TRUTHS) if truths is None else truths, None
     if isinstance(belief, SampleBelief) and belief.ranks is not None:
-        checked = RankCalibration(names, belief.ranks)
-    elif TRUTHS[method]:
+        checked = RankCalibration(tuple(param.address for param in belief.params), belief.ranks)
+    elif truths:
         # Fewer windows check the same method in a fraction of the time.
         few = subset(found, CALIBRATION_WINDOWS)
-        checked = calibration(few, lambda fit, n: infer(fit, method, seed=n), TRUTHS[method], seed=seed)
+        checked = calibration(few, again, truths, seed=seed)
     band = predictive_band(found.problem.shooter.sim, belief, held_out, found, seed=seed)
-    return PosteriorCheck(method, belief, checked, band, misspecification(found, belief, seed=seed).value)
+    return PosteriorCheck(name, belief, checked, band, misspecification(found, belief, seed=seed).value)
 
 
 @array_dataclass
@@ -219,14 +233,6 @@ class Recovery:
     def share(self) -> dict[str, float]:
         """Share of draws inside, by parameter."""
         return dict(zip(self.names, self.inside.mean(axis=0).tolist(), strict=True))
-
-
-MIN_RECOVERED = 0.85
-"""Share of planted values that must lie inside their 90 % intervals."""
-MAX_REPEATS = 5
-"""How many times as many sets are planted where few leave it undecided."""
-PLANTED_VALUES = 40
-"""Values planted altogether, over sets and parameters, where the number of sets is not given."""
 
 
 def planted_sets(params: int) -> int:
@@ -362,7 +368,7 @@ def coloured_noise(found: Fit, rng: np.random.Generator) -> Array:
     white = np.fft.rfft(rng.standard_normal((windows, 2 * span, channels)), axis=1)
     noise = np.fft.irfft(_colour(residual / found.problem.scale)[:, None] * white, 2 * span, axis=1)[:, :span]
     sizes = np.sqrt((residual**2).mean(axis=1, keepdims=True))
-    return noise * sizes[rng.permutation(windows)] * np.sqrt(freedom_factor(found))
+    return noise * sizes[rng.permutation(windows)] * np.sqrt(found.freedom_factor)
 
 
 def _colour(residual: Array) -> Array:

@@ -14,9 +14,8 @@ from instep.core.world import Array, array_dataclass
 from instep.gap.torque_gap import BLOCKS, NORM, RELATIVE
 from instep.physics.inverse_dynamics import INERTIAL, Motion, body_inertia, inertial_regressor, rigid_groups
 from instep.tune.fit.least_squares import FitStatus
-from instep.tune.gates import GateResult
-from instep.tune.held_out import relative_reduction
-from instep.tune.posterior.posterior_checks import MIN_RECOVERED
+from instep.tune.gated_fit import relative_reduction
+from instep.tune.gates import MIN_RECOVERED, GateResult
 
 from .torque_fit import TorqueFitOptions, TorqueSolution, consistent, correlation_rows, fit_torques
 

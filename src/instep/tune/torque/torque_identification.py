@@ -36,7 +36,8 @@ from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene, read_table, write_settings
 from instep.scene.model import exclude_overlaps, named_spec
 from instep.tune.fit.least_squares import FitStatus
-from instep.tune.gates import GateResult, split
+from instep.tune.gated_fit import split
+from instep.tune.gates import GateResult
 from instep.tune.param_export import copy_scene, scene_hash
 
 from .torque_fit import (

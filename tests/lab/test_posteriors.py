@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import Diverged
-from instep.tune.posterior.inference import svgd_flow, weighted_samples
+from instep.lab.posteriors import svgd_flow, weighted_samples
 
 
 @pytest.mark.parametrize("size", [3, 10, 30])

@@ -8,10 +8,10 @@ import pytest
 from instep import MujocoWorld
 from instep.core.errors import BadInput
 from instep.core.world import Wrapper
+from instep.lab.delta_action import DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta, permuted_control
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
-from instep.tune.delta_action import DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta, permuted_control
 from instep.tune.param_export import promote
 
 FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)

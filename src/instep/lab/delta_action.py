@@ -33,8 +33,7 @@ from instep.physics.delta_model import (
     position_actions,
     random_features,
 )
-
-from .fit.windows import Windows, cut_windows
+from instep.tune.fit.windows import Windows, cut_windows
 
 COMMAND_STEP = 0.03
 """Change of the commands for finite differences: as large as the friction band of a servo, or nothing moves."""

@@ -1,12 +1,7 @@
-"""Posteriors over parameters from recordings: Laplace, ensemble Kalman inversion, Stein variational, neural, DROPO.
+"""Published posteriors as baselines: Stein variational gradient descent (SVGD), neural posterior estimation (BayesSim).
 
-All but DROPO share one likelihood. With r the scaled residuals of all windows at unit coordinates x,
-
-    log p(recordings | x) = - r(x)^T (1 + G G^T)^-1 r(x) / (2 v T),
-
-where G is the response of a window to its start state moved within its noise (start states are marginalised), v is the
-variance of the residuals at the best fit and T their correlation time in rows: correlated rows count once, or
-posteriors from real data would be far too narrow.
+Both use the likelihood of `instep.tune.posterior.beliefs`. On the posteriors of `benchmarks/tune.py` they are as well
+calibrated as the Laplace posterior, which takes a fraction of their time.
 """
 
 from __future__ import annotations
@@ -15,95 +10,23 @@ import logging
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
 from importlib import import_module
 from io import StringIO
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
-from instep.core.errors import Diverged, MissingExtra, UnknownName
+from instep.core.errors import Diverged, MissingExtra
 from instep.core.world import Array, array_dataclass
-from instep.tune.fit.least_squares import DIFFERENCE_STEP, Problem, evaluate
 from instep.tune.fit.shooting import Fit
-from instep.tune.fit.uncertainty import correlation_time
-
-from .beliefs import GaussianBelief, Posterior, SampleBelief
+from instep.tune.posterior.beliefs import Likelihood, SampleBelief, likelihood, whitener, widened_laplace
 
 SVGD_RATE = 0.3
 """Step length; 1 would carry particles of a standard normal target to its mean."""
 NPE_RANGE = 6.0
 """Range of the parameters a network is trained on, in standard deviations of the Laplace posterior."""
-
-Method = Literal["laplace", "eki", "svgd", "npe", "dropo"]
 Gradient = Callable[[Array], Array]
 """A function of points [points, directions], such as a log density or its gradient."""
-
-
-class Fitted(Protocol):
-    """A result that holds a fit, such as an `Identification`."""
-
-    @property
-    def fit(self) -> Fit:
-        """The final fit."""
-        ...
-
-
-def infer(found: Fit | Fitted, method: Method = "laplace", *, seed: int = 0, **budget: int) -> Posterior:
-    """The posterior around a fit by one of the methods; `budget` sets arguments of the method by name."""
-    from .beliefs import dropo
-
-    methods: dict[str, Callable[..., Posterior]] = {
-        "laplace": laplace, "eki": eki, "svgd": svgd, "npe": npe, "dropo": dropo,
-    }  # fmt: skip
-    if method not in methods:
-        raise UnknownName("posterior method", method, methods)
-    return methods[method](found if isinstance(found, Fit) else found.fit, seed=seed, **budget)
-
-
-def laplace(found: Fit, *, seed: int = 0) -> GaussianBelief:
-    """The normal distribution with the curvature of the likelihood at its maximum."""
-    return GaussianBelief(found.params, found.x, found.covariance)
-
-
-def freedom_factor(found: Fit) -> float:
-    """Rows over the degrees of freedom left by parameters and start states; at most 2."""
-    rows, free = _rows(found), found.problem.free_starts
-    return rows / max(rows - len(found.params) - len(found.windows) * free, rows / 2)
-
-
-def _rows(found: Fit) -> int:
-    return max(int(found.windows.inside.sum()) * found.problem.weighing, 1 + len(found.params))
-
-
-def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> SampleBelief:
-    """Ensemble Kalman inversion with multiple data assimilation, from the Laplace posterior made five times as wide.
-
-    Each step moves the members by x += C_xg (C_gg + a Gamma)^-1 (y + sqrt(a) eta - g(x)), a = steps, solved in the
-    space of the members, so that the number of rows does not matter. Few members underestimate the spread, since the
-    gain is estimated from the members that it moves: 20 per parameter reach 0.93 of the deviation, 40 reach 0.99.
-    """
-    rng = np.random.default_rng((seed, 0xE41))
-    target = likelihood(found)
-    points = widened_laplace(found, 25.0).draw(members or max(120, 30 * len(found.params)), rng)
-    for _ in range(steps):
-        points = assimilate(points, target.rows(points), float(steps), rng)
-    return SampleBelief(found.params, points)
-
-
-def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generator) -> Array:
-    """One Kalman step of an ensemble [members, parameters] whose residuals [members, rows] have unit noise.
-
-    `share` is the number of steps the same data are split into; online, where each batch of rows is new, it is 1.
-    """
-    sound = np.isfinite(rows).all(axis=1)
-    points, rows = points[sound], rows[sound]
-    pull = -rows + np.sqrt(share) * rng.standard_normal(rows.shape)
-    away, spread = points - points.mean(axis=0), rows - rows.mean(axis=0)
-    inner = spread @ spread.T / (len(points) - 1) + share * np.eye(len(points))
-    pulled: Array = spread @ pull.T
-    weights = np.linalg.solve(np.asarray(inner), pulled) / (len(points) - 1)  # [members, members]
-    return np.clip(points + weights.T @ away, 0.0, 1.0)
 
 
 def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draws: int = 400) -> SampleBelief:
@@ -192,100 +115,6 @@ def _systematic(share: Array, rng: np.random.Generator) -> Array:
     """Systematic resampling: indices by their shares with one random offset for all."""
     at = (np.arange(len(share)) + rng.random()) / len(share)
     return np.minimum(np.searchsorted(np.cumsum(share), at), len(share) - 1)
-
-
-@array_dataclass
-class Likelihood:
-    """Likelihood of the recordings as a function of the parameters."""
-
-    problem: Problem
-    noise: float
-    """Variance of the scaled residuals times their correlation time."""
-    start_response: tuple[Array, Array]
-    """Directions in which start states move their windows [windows, rows, free], and how far [windows, free]."""
-
-    def rows(self, points: Array) -> Array:
-        """Whitened residuals, start states marginalised, and those of the priors [points, rows]."""
-        found = evaluate(self.problem, points)
-        rows = np.stack([p.residual for p in found]) / self.problem.scale / np.sqrt(self.noise)
-        rows = rows.reshape(*rows.shape[:2], -1)  # [points, windows, rows of a window]
-        rows = self.marginalised(rows)
-        known = np.isfinite(self.problem.prior_sigma)
-        prior = (points - self.problem.prior_mean)[:, known] / self.problem.prior_sigma[known]
-        return np.concatenate([rows.reshape(len(points), -1), prior], axis=1)
-
-    def marginalised(self, rows: Array) -> Array:
-        """(1 + G G^T)^-1/2 times rows [points, windows, rows of a window].
-
-        Once, it whitens the noise of start states; twice, it leaves the residuals of the best start states.
-        """
-        basis, size = self.start_response
-        if not size.size:
-            return rows
-        along = np.einsum("wrf,pwr->pwf", basis, rows, optimize=True)
-        return rows + np.einsum("wrf,pwf->pwr", basis, along * (1 / np.sqrt(1 + size**2) - 1), optimize=True)
-
-    def log(self, points: Array) -> Array:
-        """Log of likelihood times prior of each point [points]; minus infinity where it diverged."""
-        rows = self.rows(points)
-        return np.where(np.isfinite(rows).all(axis=1), -0.5 * (rows**2).sum(axis=1), -np.inf)
-
-    def jacobian(self, points: Array) -> tuple[Array, Array]:
-        """Rows [points, rows] and their derivatives [points, parameters, rows], all in one batch."""
-        n, params = points.shape
-        signs = np.where(points > 0.5, -1.0, 1.0)
-        moved = points[:, None] + DIFFERENCE_STEP * signs[:, :, None] * np.eye(params)
-        rows = self.rows(np.concatenate([points, moved.reshape(-1, params)]))
-        changed = rows[n:].reshape(n, params, -1) - rows[:n, None]
-        return rows[:n], changed / (DIFFERENCE_STEP * signs[:, :, None])
-
-    def gradients(self, points: Array) -> Array:
-        """Gradient of the log posterior at each point [points, parameters]; zero where it diverged."""
-        rows, jacobian = self.jacobian(points)
-        out = -np.einsum("pkr,pr->pk", np.nan_to_num(jacobian), np.nan_to_num(rows))
-        finite = np.asarray(np.isfinite(jacobian).reshape(len(points), -1).all(axis=1))
-        return np.where(finite[:, None], out, 0.0)
-
-
-def likelihood(found: Fit) -> Likelihood:
-    """The likelihood of the recordings a fit was made from."""
-    residual = found.point.residual / found.problem.scale
-    rows = residual.size * found.problem.weighing / max(residual.shape[-1], 1)
-    variance = float((residual**2).sum()) / rows * freedom_factor(found) if residual.size else 1.0
-    problem = replace(found.problem, robust=0.0, shooter=replace(found.problem.shooter, worlds=0))
-    return Likelihood(problem, max(variance, 1e-12) * correlation_time(residual), _start_response(found, problem))
-
-
-def _start_response(found: Fit, problem: Problem) -> tuple[Array, Array]:
-    """The singular vectors and values of G, window by window."""
-    windows, sigma = len(found.windows), problem.sigma_start
-    free = np.flatnonzero(sigma > 0)
-    if not len(free):
-        return np.zeros((windows, 0, 0)), np.zeros((windows, 0))
-    starts = np.repeat(found.point.starts[None], len(free) + 1, axis=0)
-    for row, direction in enumerate(free, 1):
-        starts[row, :, direction] += 0.1 * sigma[direction]
-    points = evaluate(problem, np.repeat(found.x[None], len(starts), axis=0), starts)
-    moved = np.stack([p.residual for p in points[1:]]) - points[0].residual
-    moved = np.nan_to_num(moved / problem.scale / 0.1).reshape(len(free), windows, -1)
-    basis, size, _ = np.linalg.svd(np.moveaxis(moved, 0, -1), full_matrices=False)
-    return basis, size
-
-
-def widened_laplace(found: Fit, factor: float) -> GaussianBelief:
-    """The Laplace posterior with its variance times a factor, never wider than the bounds."""
-    covariance = np.where(np.isfinite(found.covariance), found.covariance, 0.0)
-    blind = ~np.isfinite(np.diag(found.covariance))
-    covariance[blind, blind] = 1 / 12 / factor
-    limit = np.sqrt(np.minimum(1.0, 1 / 12 / np.maximum(np.diag(covariance) * factor, 1e-300)))
-    return GaussianBelief(found.params, found.x, factor * covariance * np.outer(limit, limit))
-
-
-def whitener(found: Fit) -> Array:
-    """The matrix from whitened coordinates to deviations of the Laplace posterior [parameters, parameters]."""
-    covariance = widened_laplace(found, 1.0).covariance
-    values, vectors = np.linalg.eigh(covariance)
-    return vectors * np.sqrt(np.maximum(values, 1e-12))
 
 
 @array_dataclass
