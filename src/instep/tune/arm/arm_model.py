@@ -219,11 +219,11 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
             _given(model, j, actuator, float(own.inertia.mean())),
         )
         error = np.abs(own.command[:, -rows:] - q[:, :, at])
-        given = _within_limit(given, error, min(constants.high, -constants.low))
+        own_stiffness, given = given.stiffness, _within_limit(given, error, min(constants.high, -constants.low))
         joints.append(
             JointModel(
                 str(model.joint(j).name), str(model.actuator(actuator).name), gear, constants, own,
-                np.ascontiguousarray(measured[:, :, at]), given, skip, max(float(noise[at]), 1e-7),
+                np.ascontiguousarray(measured[:, :, at]), given, own_stiffness, skip, max(float(noise[at]), 1e-7),
             )
         )  # fmt: skip
     return ArmModel(scene, tuple(joints), windows, np.array([int(model.jnt_qposadr[j]) for j in driven]))

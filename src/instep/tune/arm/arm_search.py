@@ -37,7 +37,7 @@ from .arm_model import (
     smoothed,
 )
 from .joint_fit import LARGEST_DELAY_STEP, NOISE_SHARE, JointFit, estimate_joints, explore_joints, fit_joints
-from .joint_model import DAMPING, DELAY, LAG, LARGEST_STEP, STEPS, JointModel
+from .joint_model import ARMATURE, DAMPING, DELAY, GAIN, LAG, LARGEST_STEP, LONGEST_DELAY, STEPS, JointModel
 
 ROUNDS, COMPARED_ROUNDS = 4, 2
 """Most rounds of a search, and of one to compare with; what they leave is left to fits of the whole arm, which know how
@@ -60,6 +60,10 @@ FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
 again, and the relative change of the cost below which it has converged."""
 HOLDING_GAIN, HOLDING_ROUNDS = 0.1, 3
 """Relative fall of the error from which on dry friction is taken to hold, and rounds to find it."""
+SCENE_ARMATURES, LESS_FRICTION = (1.0, 4.0), 0.6
+"""Factors of the scene's armature, and of the found friction, with which joints are tried again."""
+DELAY_CHANGES = (-4e-3, -2e-3, 2e-3, 4e-3)
+"""Changes of the delay that are tried [s]."""
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
 """Damping of the steps that are tried."""
 
@@ -109,11 +113,13 @@ class ArmSearch:
     def descend(self, progress: Progress) -> None:
         """Move all joints at once by differences of the coupled simulation.
 
-        As long as joints are far from their noise, a share of the windows shows the direction.
+        As long as joints are far from their noise, a share of the windows shows the direction, from the best of several
+        guesses.
         """
         if self._above(FAR_FROM_NOISE):
             every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
+            coarse._take(other_guesses(coarse.arm, coarse.x))
             coarse._step(LONG, progress)
             self._take([coarse.x])
         for share, length in ((0.5, LONG), (0.8, SHORT)):
@@ -511,3 +517,45 @@ def _moved(arm: ArmModel, x: Array, solved: Sequence[Array], later: float) -> Ar
         z += np.clip(step, -LARGEST_STEP, LARGEST_STEP)
         z[LAG] = max(z[LAG], x[-1] + later + 1e-4)
     return arm.join(parts, float(x[-1]) + later)
+
+
+def other_guesses(arm: ArmModel, x: Array) -> list[Array]:
+    """Unknowns with gain, armature and friction of the scene in place of those found, at several delays.
+
+    Under loads from a recording a light joint is often taken for a heavy and soft one, or one with more friction, and a
+    longer delay for more inertia; no small step leads back.
+    """
+    choices = product((False, True), (0.0, *SCENE_ARMATURES), (1.0, LESS_FRICTION, 0.0))
+    ways = [(delay, choice) for choice in choices for delay in (float(x[-1]), _implied_delay(arm, x))]
+    delays = (max(0.0, float(x[-1]) + change) for change in DELAY_CHANGES)
+    other = [(delay, (False, 0.0, 1.0)) for delay in delays]
+    return [_restarted(arm, x, delay, *choice) for delay, choice in (*ways[1:], *other)]
+
+
+def _restarted(arm: ArmModel, x: Array, delay: float, own_gain: bool, armature: float, friction: float) -> Array:
+    """Unknowns at another delay with the scene's gain, or so much of its armature, or of the friction that was found.
+
+    An armature of zero stays as it was found, and a friction of zero becomes the scene's.
+    """
+    parts: list[Array] = []
+    for joint, found in zip(arm.joints, arm.split(x), strict=True):
+        z = joint.at_delay(found, delay)
+        values = joint.values(z)
+        stiffness = joint.scene_stiffness if own_gain else values.stiffness
+        rest = friction * values.friction or joint.given.friction, armature * joint.given.armature or values.armature
+        parts.append(joint.restarted(z, stiffness, *rest))
+    return arm.join(parts, delay)
+
+
+def _implied_delay(arm: ArmModel, x: Array) -> float:
+    """The delay with which the scene's armatures explain the same lags of first and second order.
+
+    A servo of lag L = d + c/k after a delay d has a lag of second order L^2 - L d + d^2 / 2 - armature / k.
+    """
+    found: list[float] = []
+    for joint, z in zip(arm.joints, arm.split(x), strict=True):
+        lag, delay = float(z[LAG]), float(z[DELAY])
+        excess = float(np.exp(z[ARMATURE])) - joint.given.armature / float(np.exp(z[GAIN]))
+        inner = lag**2 - 2 * (lag * delay - delay**2 / 2 + excess)
+        found.append(lag - np.sqrt(max(inner, 0.0)))
+    return float(np.clip(np.median(found), 0.0, LONGEST_DELAY))

@@ -80,6 +80,8 @@ class JointModel:
     """Measured positions [windows, rows]."""
     given: JointValues
     """The scene's values, zeros replaced by small ones, softened where its motor could not do what they ask."""
+    scene_stiffness: float
+    """The scene's own stiffness, not softened."""
     skip: int
     """Rows at the start of a window that do not count: the error of the start state dies away there."""
     noise: float
@@ -133,6 +135,12 @@ class JointModel:
         second = (z[LAG] - before) * before - (moved[LAG] - delay) * delay
         armature = np.exp(z[ARMATURE])
         moved[ARMATURE] = np.log(np.clip(armature + second, 0.5 * armature, 2 * armature))
+        return moved
+
+    def restarted(self, z: Array, stiffness: float, friction: float, armature: float) -> Array:
+        """Some unknowns with another stiffness, dry friction and armature; lag, offset and delay stay."""
+        moved = z.copy()
+        moved[GAIN], moved[FRICTION], moved[ARMATURE] = np.log([stiffness, friction / stiffness, armature / stiffness])
         return moved
 
     def predict(self, points: Sequence[Array], shift: Array | None = None) -> Array:
