@@ -99,7 +99,7 @@ class ArmSearch:
             if (i and not bad) or progress.ended:
                 settled = not bad
                 break
-            self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
+            self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
             descended = self.merit
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
@@ -110,17 +110,22 @@ class ArmSearch:
         self._without_needless_split()
         return settled
 
-    def descend(self, progress: Progress) -> None:
+    def descend(self, progress: Progress, *, from_scene: bool = True) -> None:
         """Move all joints at once by differences of the coupled simulation.
 
         As long as joints are far from their noise, a share of the windows shows the direction, from the best of several
-        guesses.
+        guesses, and `from_scene` from its own gains, armatures and frictions with the lags that were found.
         """
         if self._above(FAR_FROM_NOISE):
             every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
             coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
+            scene = _restarted(coarse.arm, coarse.x, _implied_delay(coarse.arm, coarse.x), True, 1.0, 0.0)
             coarse._take(other_guesses(coarse.arm, coarse.x))
             coarse._step(LONG, progress)
+            if from_scene and coarse._above(FAR_FROM_NOISE):
+                other = ArmSearch.at(coarse.arm, coarse.sim, scene)
+                other._step(LONG, progress)
+                coarse.mix([other.x])
             self._take([coarse.x])
         for share, length in ((0.5, LONG), (0.8, SHORT)):
             progress.advance("coupled search", share)
