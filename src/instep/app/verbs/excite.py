@@ -6,6 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from instep.app.arguments import ExpertOptions, Options, OutFolder, SceneArg
 from instep.core.world import options_dataclass
 from instep.tune.excitation import ExciteOptions
@@ -118,6 +120,7 @@ def _write(
     if limits.resting:
         print(f"Actuators that move no joint of the robot stay at rest: {', '.join(limits.resting)}.")
     print(output.page(excitation_page(design, limits, spec)))
+    print(output.folder)
     return 0 if design.feasible else 1
 
 
