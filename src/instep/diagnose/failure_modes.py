@@ -184,11 +184,10 @@ def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> F
 def noise_level(q: Array) -> Array:
     """The standard deviation of white noise on smooth signals [rows, n]: third differences grow it by sqrt(20)."""
     q = np.asarray(q, float)
-    if len(q) < 8:
-        return np.zeros(q.shape[1])
-    # The median is blind to the few rows where the motion itself is not smooth.
     level = np.zeros(q.shape[1])
-    level[:] = 1.4826 / 20**0.5 * np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
+    if len(q) >= 8:
+        # The median is blind to the few rows where the motion itself is not smooth.
+        level[:] = 1.4826 / 20**0.5 * np.median(np.abs(np.diff(q, n=3, axis=0)), axis=0)
     return level
 
 
