@@ -93,7 +93,7 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
     words = ["excite", str(folder), "--params", "joint.hinge.damping", "actuator.hinge.kp", "--seconds", "1"]
     code = main([*words, "--generations", "2", "--speed", "5", "--acceleration", "80", "--out", str(tmp_path / "out")])
     assert code == 0
-    assert capsys.readouterr().out.strip().endswith("out")
+    assert capsys.readouterr().out.strip().endswith("out/report.html")
     for name in ("actions.csv", "report.html", "result.json"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     episode = load_episodes(tmp_path / "out" / "data")[0]
