@@ -9,7 +9,7 @@ import secrets
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hint
 import tyro
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import is_sequence, read_text, read_toml
+from instep.core.reading import is_mapping, is_sequence, read_text, read_toml
 
 T = TypeVar("T")
 Positional = tyro.conf.Positional
@@ -118,7 +118,7 @@ def _taken(words: Sequence[str], experts: Mapping[str, ExpertField]) -> tuple[di
             place += 1
             continue
         kind = experts[name].kind
-        most = 0 if kind is bool else len(words) if get_origin(kind) is tuple else 1
+        most = 0 if kind is bool else len(words) if get_origin(kind) in (tuple, Mapping) else 1
         place = value
         while place < len(words) and place - value < most and not words[place].startswith("--"):
             place += 1
@@ -130,6 +130,8 @@ def _as_words(value: Any) -> list[str] | None:
     """A value of a TOML file as words of a command line; None leaves a flag out."""
     if isinstance(value, bool):
         return [] if value else None
+    if is_mapping(value):
+        return [word for name, one in value.items() for word in (str(name), *(_as_words(one) or ()))]
     return [str(item) for item in (value if is_sequence(value) else [value])]
 
 
@@ -140,7 +142,7 @@ def _with_values(
     if not given:
         return default
     words = [w for n, v in given.items() if v is not None for w in (f"--{n.replace('_', '-')}", *v)]
-    plain = [(name, one.kind, field(default=one.value(default))) for name, one in experts.items()]
+    plain = [(name, one.kind, field(default_factory=partial(one.value, default))) for name, one in experts.items()]
     made: Any = make_dataclass("ExpertOptions", plain)
     parsed: Any = tyro.cli(made, prog=str(file or "instep"), args=words, config=MARKERS)
     for name, one in experts.items():
