@@ -352,7 +352,7 @@ def _coverage(words: str, found: Any) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run outside of instep bench."""
+    """Run by its own arguments."""
     import argparse
 
     parser = argparse.ArgumentParser(description="Parts of the benchmark transfer, on other cores or robots.")
