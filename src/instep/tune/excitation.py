@@ -140,7 +140,12 @@ def excite(
         added = series.actions(best)
     found = [_within_limits(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
     names = [param.address for param in kept]
-    return max(found, key=lambda design: (design.feasible, _score(scene_limits, design, names, options)))
+
+    def score(design: ExcitationDesign) -> float:
+        floor, spent = design.smallest(names), energy(scene_limits, design.actions)
+        return float(_score_of(np.array(floor), np.array(spent), options))
+
+    return max(found, key=lambda design: (design.feasible, score(design)))
 
 
 def evaluate_motion(
@@ -307,10 +312,6 @@ def _enlarged(sim: Simulator, limits: ExcitationLimits, actions: Array) -> Array
     sound = _violation(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
     last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
     return motions[max(last, 0)]
-
-
-def _score(limits: ExcitationLimits, design: ExcitationDesign, names: Sequence[str], options: ExciteOptions) -> float:
-    return float(_score_of(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
 
 
 def _generations(

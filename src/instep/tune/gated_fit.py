@@ -70,7 +70,10 @@ def gated_fit(
     Out of time or interrupted, it keeps the best so far; gates that were not reached are not run.
     """
     options, progress = options or TuneOptions(), progress or Progress()
-    results = [_telemetry([*fitted, *held_out])]
+    recorded = [*fitted, *held_out]
+    refuse(recording_problems(recorded))
+    sound = f"{len(recorded)} recordings, {sum(map(len, recorded))} rows, clocks and order fine."
+    results = [GateResult("telemetry", "passed", " ".join([sound, *recording_warnings(recorded)]))]
     first = first_fit(task, fitted, progress.part(0.0, 0.2, of_time_left=0.3))
     weak = assess_fit(first, first.problem.prior_sigma)
     if not weak.identifiable:
@@ -90,13 +93,6 @@ def gated_fit(
     comparison = compare(before, after, held_out, window=task.shooting.window, seed=options.seed)
     results.append(_held_out(comparison))
     return GatedFit(found.fit, tuple(results), weak, comparison, task.before, found.fixed)
-
-
-def _telemetry(episodes: Sequence[Episode]) -> GateResult:
-    refuse(recording_problems(episodes))
-    rows = sum(len(e) for e in episodes)
-    words = [f"{len(episodes)} recordings, {rows} rows, clocks and order fine.", *recording_warnings(episodes)]
-    return GateResult("telemetry", "passed", " ".join(words))
 
 
 def _identifiability(weak: Identifiability, *, by_prior: bool) -> GateResult:

@@ -261,7 +261,8 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Expor
     notes = [name for name in settings if owner_of(scene, name)]
     _save_mjcf(path, scene, settings, model, notes)
     # MuJoCo does not write every field of a model back; what a reader would not find becomes a note.
-    back = address.read(_opened(path, scene), [name for name in settings if name not in notes])
+    written = mujoco.MjModel.from_xml_string(path.read_text(encoding="utf-8"), dict(scene.source.files))
+    back = address.read(written, [name for name in settings if name not in notes])
     lost = [n for n, value in back.items() if not math.isclose(value, settings[n], rel_tol=MJCF_DIGITS, abs_tol=1e-9)]
     if lost:
         _save_mjcf(path, scene, settings, model, [*notes, *lost])
@@ -269,10 +270,6 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Expor
         (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
         (path.parent / name).write_bytes(content)
     return ExportedFile(path, (*notes, *lost))
-
-
-def _opened(path: Path, scene: Scene) -> mujoco.MjModel:
-    return mujoco.MjModel.from_xml_string(path.read_text(encoding="utf-8"), dict(scene.source.files))
 
 
 def _save_mjcf(
@@ -392,7 +389,13 @@ def _write_urdf_link(
     for tag, values in (
         ("origin", {"xyz": xyz, "rpy": rpy}),
         ("mass", {"value": f"{float(body.mass[0]):.9g}"}),
-        ("inertia", {**dict.fromkeys(("ixy", "ixz", "iyz"), "0"), **_diagonal(body.inertia)}),
+        (
+            "inertia",
+            {
+                **dict.fromkeys(("ixy", "ixz", "iyz"), "0"),
+                **{name: f"{x:.9g}" for name, x in zip(("ixx", "iyy", "izz"), body.inertia, strict=True)},
+            },
+        ),
     ):
         ET.SubElement(inertial, tag, values)  # pyright: ignore[reportArgumentType]
     return wanted
@@ -401,10 +404,6 @@ def _write_urdf_link(
 def _mass(model: mujoco.MjModel, body: str) -> float:
     known = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, body)
     return float(model.body_mass[known]) if known >= 0 else math.nan
-
-
-def _diagonal(inertia: Iterable[float]) -> dict[str, str]:
-    return {name: f"{value:.9g}" for name, value in zip(("ixx", "iyy", "izz"), inertia, strict=True)}
 
 
 def _words(values: Iterable[float]) -> str:

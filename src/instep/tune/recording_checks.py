@@ -141,7 +141,10 @@ def _wrong_units(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
     found: list[str] = []
     for a, q in pairs if episodes else ():
         spec = episodes[0].spec
-        u, x = (np.concatenate(part) for part in zip(*(_pair(e, a, q) for e in episodes), strict=True))
+        u, x = (
+            np.concatenate(part)
+            for part in zip(*((_centred(e.action[:-1, a]), _centred(e.q[1:, q])) for e in episodes), strict=True)
+        )
         size = float(np.linalg.norm(u) * np.linalg.norm(x))
         if size == 0 or float(u @ x) < 0.8 * size:
             continue
@@ -205,10 +208,6 @@ def _correlations(episodes: Sequence[Episode], pairs: Pairs) -> Array:
         alike = commands.T @ answers / np.where(size > 0, size, np.inf)
         best = np.where(np.abs(alike) > np.abs(best), alike, best)
     return best
-
-
-def _pair(episode: Episode, command: int, joint: int) -> tuple[Array, Array]:
-    return _centred(episode.action[:-1, command]), _centred(episode.q[1:, joint])
 
 
 def _centred(values: Array) -> Array:

@@ -186,7 +186,7 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
     noise = np.median([_noise(run.q) for run in runs], axis=0)
     driven = {j: a for j, a in driven.items() if moves[model.jnt_qposadr[j]] > 10 * noise[model.jnt_qposadr[j]]}
     rows, before = round(WINDOW_S / dt), int(np.ceil(LONGEST_DELAY / dt)) + 2
-    starts = _window_starts([len(run.q) for run in runs], rows, before)
+    starts = [(run, s) for run, one in enumerate(runs) for s in range(max(before, 4), len(one.q) - rows - 4, rows)]
     if driven:
         starts = _free_windows(model, runs, starts, (rows, list(driven)))
     if not driven or len(starts) < 2:
@@ -288,11 +288,6 @@ def _given(model: mujoco.MjModel, j: int, a: int, inertia: float) -> JointValues
     armature = max(float(model.dof_armature[dof]), 0.01 * inertia + 1e-6)
     delay = float(model.actuator_delay[a])
     return JointValues(stiffness, servo, damping, friction, armature, 0.0, delay)
-
-
-def _window_starts(lengths: Sequence[int], rows: int, before: int) -> list[tuple[int, int]]:
-    """Run and first row of windows one after the other."""
-    return [(run, s) for run, n in enumerate(lengths) for s in range(max(before, 4), n - rows - 4, rows)]
 
 
 def _free_windows(

@@ -487,7 +487,10 @@ def damped_steps(arm: ArmModel, x: Array, residual: Array, tried: Probes, found:
     systems = [_system(arm, k, x, (residual / scale, slopes / scale), tried.index) for k in range(len(arm.joints))]
     out: list[Array] = []
     for damping in DAMPINGS:
-        solved = [_solved(curvature, gradient, damping) for curvature, gradient in systems]
+        solved: list[Array] = []
+        for curvature, gradient in systems:  # each joint for its gradient and for the column of the delay
+            block = curvature[:-1, :-1] + np.diag(damping * np.diag(curvature)[:-1] + 1e-12)
+            solved.append(np.linalg.solve(block, np.stack([gradient[:-1], curvature[:-1, -1]], axis=1)))
         bend = pull = 0.0
         for (curvature, gradient), follow in zip(systems, solved, strict=True):
             across = curvature[:-1, -1]
@@ -506,12 +509,6 @@ def _system(arm: ArmModel, k: int, x: Array, scaled: tuple[Array, Array], index:
     away, weight = joint.priors(z)
     weight = weight[:, [*joint.free, DELAY]]
     return jacobian @ jacobian.T + weight.T @ weight, jacobian @ residual[..., k].ravel() + weight.T @ away
-
-
-def _solved(curvature: Array, gradient: Array, damping: float) -> Array:
-    """The block of a joint solved for its gradient and for the column of the delay."""
-    block = curvature[:-1, :-1] + np.diag(damping * np.diag(curvature)[:-1] + 1e-12)
-    return np.linalg.solve(block, np.stack([gradient[:-1], curvature[:-1, -1]], axis=1))
 
 
 def _moved(arm: ArmModel, x: Array, solved: Sequence[Array], later: float) -> Array:

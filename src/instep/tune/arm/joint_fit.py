@@ -185,9 +185,6 @@ class _ArrowSearch:
     def _each(self, of: Callable[[int], T]) -> list[T]:
         return list(self.pool.map(of, range(len(self.parts))))
 
-    def _normal(self, k: int, scale: float) -> _JointNormal:
-        return normal(self.arm.joints[k], self.parts[k], self.shifts[k], scale, self.shorter)
-
     def _scale(self, k: int) -> float:
         """Scale of the residuals of a joint: as large as they are, so that one bad joint does not outweigh the rest."""
         joint = self.arm.joints[k]

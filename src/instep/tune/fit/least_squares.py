@@ -223,7 +223,8 @@ def _tried(
 ) -> tuple[Point | None, float]:
     """The first of ever shorter steps that reduces the cost, None where none does; and the damping of the next."""
     for _ in range(1 if once else 7):
-        trial = _evaluated_step(problem, point, _step(problem, point, normal, damping))
+        x, starts = _step(problem, point, normal, damping)
+        trial = replace(evaluate(problem, x[None], starts[None])[0], difference_step=point.difference_step)
         if trial.cost < point.cost:
             return trial, max(damping / 5, 1e-9)
         damping *= 10.0
@@ -251,7 +252,12 @@ def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Qu
     inner = (point.x > point.difference_step) & (point.x < 1 - point.difference_step)
     sides = [signs, np.where(inner, -signs, signs)] if both_sides else [signs]
     normal = quadratic_model(problem, point, _differences(problem, point, free, sides))
-    return _with_roughness(normal, _roughness(problem, point, normal)) if both_sides and rough(point) else normal
+    if not both_sides or not rough(point):
+        return normal
+    # Roughness counts as noise, so that the inverse of the curvature is the sandwich covariance.
+    share = normal.curvature @ np.linalg.pinv(normal.curvature + _roughness(problem, point, normal))
+    curvature = share @ normal.curvature
+    return replace(normal, curvature=(curvature + curvature.T) / 2, scores=normal.scores @ share.T)
 
 
 def derivative_candidates(problem: Problem) -> int:
@@ -342,13 +348,6 @@ def _roughness(problem: Problem, point: Point, normal: QuadraticModel) -> Array:
     pull += np.einsum("nfk,fnsc,pnsc->pnk", normal.eliminated[1], by_start, left, optimize=True)
     # Once for the roughness of the simulation at this point, once for that of the recording.
     return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (ROUGHNESS_SAMPLES - 1)
-
-
-def _with_roughness(normal: QuadraticModel, roughness: Array) -> QuadraticModel:
-    """The same with roughness counted as noise, so that the inverse of the curvature is the sandwich covariance."""
-    share = normal.curvature @ np.linalg.pinv(normal.curvature + roughness)
-    curvature = share @ normal.curvature
-    return replace(normal, curvature=(curvature + curvature.T) / 2, scores=normal.scores @ share.T)
 
 
 def _together(affected: Array) -> list[list[int]]:
@@ -454,10 +453,6 @@ def _with_longer_differences(problem: Problem, point: Point, normal: QuadraticMo
     short, long = normal.jacobians[0] * weight, linearise(problem, wider).jacobians[0] * weight
     size, apart = ((part**2).sum(axis=(1, 2, 3)) for part in (long, short - long))
     return wider if (apart > 0.1 * size).any() else point
-
-
-def _evaluated_step(problem: Problem, point: Point, step: tuple[Array, Array]) -> Point:
-    return replace(evaluate(problem, step[0][None], step[1][None])[0], difference_step=point.difference_step)
 
 
 def _measured(shooter: Shooter, residuals: Array) -> Array:

@@ -72,7 +72,10 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
     world = cast(MujocoWorld, shooter.sim.tuned({k: float(v) for k, v in shooter.settings(x).items()}))
     q, v = windows.tangent.plus(windows.q, starts[:, :nv]), windows.v + starts[:, nv:]
     steps = world.physics_steps(world.place(q, v, 0.0, windows.past), np.moveaxis(windows.action, 1, 0))
-    arm = _Arm.of(world, steps, shooter.params, _per_unit(shooter.params, x))
+    values = [float(param.from_unit(x[i])) for i, param in enumerate(shooter.params)]
+    pairs = zip(shooter.params, values, strict=True)
+    by_unit = np.array([v * np.log(p.high / p.low) if p.log else p.high - p.low for p, v in pairs])
+    arm = _Arm.of(world, steps, shooter.params, by_unit)
 
     def part(some: Array) -> tuple[Array, Array]:
         return _changes(arm, _of_windows(steps, some), windows.subset(some))
@@ -105,7 +108,9 @@ class _Arm:
         """The same for all windows, of a world that did some steps."""
         joints = [p.parts.name for p in params if p.parts.kind == "joint" and p.parts.field == "armature"]
         dofs = [int(world.model.joint(name).dofadr[0]) for name in joints]
-        held = _constrained(world.model, steps)
+        # Joints held by more than dry friction at some time: by limits, contacts or couplings.
+        slip = world.model.dof_frictionloss * (2 - SLIP) + 1e-9
+        held = (np.abs(np.nan_to_num(steps.constraint)) > slip).any(axis=(0, 1))
         sample_s = TOUCHING_SAMPLE_S if (held & ~_coupled(world.model)).any() else SAMPLE_S
         softer = {dof: _softer(world.model, dof) for dof in dofs}
         return cls(world, params, by_unit, _smooth_model(world.model, constrained=bool(held.any())), sample_s, softer)
@@ -168,13 +173,6 @@ class _Linearised:
         mass, stiffness, damping = np.swapaxes(parts, -1, -2)
         known = np.array([i in bodies for i in range(len(params))])
         return cls(at, mass, stiffness, damping, carried, known)
-
-
-def _constrained(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
-    """Which joints are held by more than dry friction at some time: limits, contacts, couplings [nv]."""
-    slip = model.dof_frictionloss * (2 - SLIP) + 1e-9
-    held: Array = np.abs(np.nan_to_num(steps.constraint)) > slip
-    return np.asarray(held.any(axis=(0, 1)))
 
 
 def _coupled(model: mujoco.MjModel) -> Array:
@@ -360,13 +358,6 @@ def _joint_saturated(model: mujoco.MjModel, steps: PhysicsSteps, a: int) -> Arra
         return np.zeros(torque.shape, bool)
     low, high = model.jnt_actfrcrange[joint]
     return (torque <= low) | (torque >= high)
-
-
-def _per_unit(params: Sequence[Param], x: Array) -> Array:
-    """Derivative of each parameter's value by its unit coordinate [params]."""
-    values = [float(param.from_unit(x[i])) for i, param in enumerate(params)]
-    spans = [v * np.log(p.high / p.low) if p.log else p.high - p.low for p, v in zip(params, values, strict=True)]
-    return np.array(spans)
 
 
 @array_dataclass

@@ -277,13 +277,16 @@ def _search(
     shooter: Shooter, options: ShootingOptions, progress: Progress
 ) -> tuple[Descent, Point, Problem, list[float]]:
     """Where the best search ended, the given start, the problem, and the costs of the searches."""
-    given = _start(shooter.params, options)
+    # A search can stall on a bound, so its guess is moved inside.
+    given = [float(k.to_unit(initial_value(k, options.initial))) for k in shooter.params]
+    given = np.clip(np.array(given), 0.01, 0.99)
     problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
     begun = progress.clock()
     points = _candidates(problem, given, options)
     # An iteration simulates at least as many candidates as its derivatives need.
     progress.stepped(derivative_candidates(problem) * (progress.clock() - begun) / _tried(options))
-    problem = _scaled(problem, options, points[0])
+    scale, residual = _scale(shooter, options, points[0]), np.nan_to_num(points[0].residual)
+    problem = replace(problem, scale=scale, rows_per_observation=correlation_time(residual / scale))
     if problem.contacts:
         # Far from the truth the cost of contacts is rough, and start states that move freely smooth it.
         problem = replace(problem, rows_per_observation=1.0)
@@ -307,7 +310,8 @@ def _search(
             if last.status is FitStatus.BUDGET_SPENT or not progress.affords(1 + UNCERTAINTY_STEPS):
                 break
             again = _reweighed_problem(problem, last.point, options)
-            if _weighs_alike(again, problem):
+            as_many = again.rows_per_observation > SAME_SCALE * problem.rows_per_observation
+            if as_many and (again.scale > SAME_SCALE * problem.scale).all():  # residuals weigh about as much as before
                 break
             problem = again
             last = descend(problem, _reweighted(problem, last.point), options.iterations, options.tolerance, progress)
@@ -442,27 +446,9 @@ def _correlated_rows(problem: Problem, point: Point) -> float:
     return correlation_time((residual + moved) / problem.scale)
 
 
-def _weighs_alike(again: Problem, before: Problem) -> bool:
-    """Whether residuals weigh about as much, against each other and against start states and priors, as they did."""
-    as_many = again.rows_per_observation > SAME_SCALE * before.rows_per_observation
-    return bool((again.scale > SAME_SCALE * before.scale).all()) and as_many
-
-
-def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem:
-    """The problem with the scale and the correlation time of the residuals at a point."""
-    scale = _scale(problem.shooter, options, point)
-    return replace(problem, scale=scale, rows_per_observation=correlation_time(np.nan_to_num(point.residual) / scale))
-
-
 def initial_value(param: Param, given: Mapping[str, float]) -> float:
     """The given start of a parameter, or the middle of its range."""
     return given.get(param.address, float(param.from_unit(0.5)))
-
-
-def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
-    units = np.array([float(k.to_unit(initial_value(k, options.initial))) for k in params])
-    # A search can stall on a bound, so its start is moved inside.
-    return np.clip(units, 0.01, 0.99)
 
 
 def _check(params: Sequence[Param], options: ShootingOptions) -> None:

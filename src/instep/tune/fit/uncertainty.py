@@ -398,7 +398,9 @@ def assess(information: Array, names: Sequence[str]) -> Identifiability:
         values, vectors = np.linalg.eigh(information[np.ix_(kept, kept)])
         if values[0] >= threshold:
             break
-        frozen.append(kept.pop(_largest_component(vectors[:, 0])))
+        # The largest component, the later one if two are about equal.
+        size = np.abs(vectors[:, 0])
+        frozen.append(kept.pop(int(np.flatnonzero(size > 0.9 * size.max())[-1])))
     unobservable = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
     return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), unobservable)
 
@@ -414,9 +416,3 @@ def directions(information: Array, names: Sequence[str], threshold: float) -> tu
         order = [int(i) for i in np.argsort(-np.abs(signed)) if abs(signed[i]) > 0.2]
         out.append(WeakDirection(float(value), tuple((names[i], float(signed[i])) for i in order)))
     return tuple(out)
-
-
-def _largest_component(vector: Array) -> int:
-    """The parameter to fix: the largest component, the later one where two are about equal."""
-    size = np.abs(vector)
-    return int(np.flatnonzero(size > 0.9 * size.max())[-1])

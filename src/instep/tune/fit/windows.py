@@ -125,7 +125,9 @@ def cut_windows(
     windows = Windows(**joined, tangent=form, noise_q=noise_q, noise_v=noise_v)
     if limit is not None and len(windows) > limit:
         windows = windows.subset(np.linspace(0, len(windows) - 1, limit).round().astype(int))
-    _check_motion(windows)
+    moved = np.abs(form.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
+    if not (moved[form.measured] > 1e-9).any():
+        raise BadInput("Nothing moves in the recordings, so no parameter can be identified; record a motion first.")
     return windows
 
 
@@ -227,13 +229,6 @@ def check_window_count(windows: Windows) -> None:
             "The recordings give one window only, so no uncertainty can be estimated; "
             "use a shorter --window or a longer recording."
         )
-
-
-def _check_motion(windows: Windows) -> None:
-    form = windows.tangent
-    moved = np.abs(form.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
-    if not (moved[form.measured] > 1e-9).any():
-        raise BadInput("Nothing moves in the recordings, so no parameter can be identified; record a motion first.")
 
 
 @dataclass(slots=True)

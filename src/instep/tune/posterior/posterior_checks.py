@@ -254,7 +254,12 @@ def recover_parameters(
     rng, progress = np.random.default_rng((seed, 0x7EC0)), progress or Progress()
     inside: list[Array] = []
     errors: list[Array] = []
-    while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside, independent)):
+
+    def undecided() -> bool:
+        share, n = float(np.mean(inside)), max(1, round(independent * len(inside)))
+        return share < MIN_RECOVERED <= wilson(round(share * n), n).high
+
+    while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and undecided()):
         if progress.ended or not progress.affords(1):
             break
         began = progress.clock()
@@ -295,12 +300,6 @@ def independent_values(covariance: Array) -> float:
     """How many independent values the estimates of parameters amount to: as many as there are where uncorrelated."""
     root = _correlation_root(covariance)
     return len(covariance) ** 2 / float(((root @ root.T) ** 2).sum())
-
-
-def _undecided(inside: list[Array], independent: float) -> bool:
-    """Whether too few values were recovered so far, but not significantly too few; so many of a set are independent."""
-    share, n = float(np.mean(inside)), max(1, round(independent * len(inside)))
-    return share < MIN_RECOVERED <= wilson(round(share * n), n).high
 
 
 def synthetic_problem(found: Fit, truth: Array, rng: np.random.Generator) -> tuple[Problem, Point]:
