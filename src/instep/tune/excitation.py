@@ -141,11 +141,11 @@ def excite(
     found = [_within_limits(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
     names = [param.address for param in kept]
 
-    def score(design: ExcitationDesign) -> float:
+    def value(design: ExcitationDesign) -> float:
         floor, spent = design.smallest(names), energy(scene_limits, design.actions)
         return float(_score_of(np.array(floor), np.array(spent), options))
 
-    return max(found, key=lambda design: (design.feasible, score(design)))
+    return max(found, key=lambda design: (design.feasible, value(design)))
 
 
 def evaluate_motion(
