@@ -120,7 +120,6 @@ def _write(
     if limits.resting:
         print(f"Actuators that move no joint of the robot stay at rest: {', '.join(limits.resting)}.")
     print(output.page(excitation_page(design, limits, spec)))
-    print(output.folder)
     return 0 if design.feasible else 1
 
 
