@@ -67,7 +67,7 @@ def test_marks_are_written_and_refused_in_a_sentence(views, tmp_path):
 
 def test_images_that_are_not_there_and_files_that_cannot_be_written_are_refused(tmp_path, capsys):
     assert main(["reconstruct", "prompt", str(tmp_path), str(tmp_path / "none" / "prompts.json")]) == 2
-    assert "name a file in a folder that is there" in " ".join(capsys.readouterr().err.split())
+    assert "name a file in an existing folder" in " ".join(capsys.readouterr().err.split())
     assert main(["reconstruct", "prompt", str(tmp_path), str(tmp_path / "prompts.json")]) == 2
     assert not (tmp_path / "prompts.json").exists()
 

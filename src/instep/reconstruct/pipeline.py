@@ -131,6 +131,12 @@ def reconstruct_scene(
     options = ReconstructOptions() if options is None else options
     _check(prompts, options)
     check_cameras(prompts, [recording.camera.name for recording in capture.recordings])
+    tables = [prompt.name for prompt in prompts if prompt.table]
+    if capture.turntable and tables:
+        raise BadInput(
+            f"The prompt '{tables[0]}=table' needs a table at rest, and these images are of a turntable; mark each "
+            "object with clicks or boxes instead (NAME=click:CAMERA:X,Y or NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM)."
+        )
     work = out.with_name(out.name + ".part")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

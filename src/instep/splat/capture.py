@@ -17,6 +17,7 @@ from instep.core.reading import (
     find_inside,
     inside,
     is_list,
+    is_table,
     parsing,
     present,
     read_file,
@@ -64,6 +65,8 @@ class Capture:
     """The table, where it is known."""
     bodies: tuple[ScannedBody, ...]
     """Scanned bodies that may move."""
+    turntable: bool = False
+    """Whether the objects turned before a fixed camera, so that the background turns with the camera poses."""
 
 
 def load_capture(folder: str | Path) -> Capture:
@@ -84,17 +87,19 @@ def load_capture(folder: str | Path) -> Capture:
 def unscaled_capture(folder: str | Path) -> Capture:
     """The capture of a folder as `load_capture` reads it, also where the unit of its poses is unknown."""
     folder = Path(folder)
+    poses: Any = None
     with parsing(folder, "posed images"):
         if (folder / "cameras.json").exists():
             shots = _videos(folder)
         elif (folder / "transforms.json").exists():
-            shots = _stills(folder)
+            shots, poses = _stills(folder), _object(folder / "transforms.json").get("poses")
         else:
             raise BadInput(
                 f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected."
             )
         points = _points(folder)
-        return Capture(shots, points, _plane(folder, points, shots), _bodies(folder))
+        turntable = is_table(poses) and poses.get("turntable") is True
+        return Capture(shots, points, _plane(folder, points, shots), _bodies(folder), turntable)
 
 
 def calibrated_capture(capture: Capture, calibration: Calibration) -> Capture:
