@@ -127,8 +127,8 @@ def test_a_scan_takes_the_place_of_geoms(cameras, tmp_path):
     from instep.splat.io import save_gaussians
 
     scene = Scene.load("pusht")
-    save_gaussians(tmp_path / "tee.json", gaussians_from_geoms(scene).on("tee"))
-    cameras.write_text(f"gaussians = 'tee.json'\n[static]\n{ABOVE}")
+    save_gaussians(tmp_path / "tee.glb", gaussians_from_geoms(scene).on("tee"))
+    cameras.write_text(f"gaussians = 'tee.glb'\n[static]\n{ABOVE}")
     gaussians = load_rendered_cameras(cameras, scene).layers.gaussians
     assert set(gaussians.names) == {"world", "tee", "pusher"}, "moving bodies that were not scanned are shown too"
     assert len(gaussians.on("tee")) == len(gaussians_from_geoms(scene).on("tee"))

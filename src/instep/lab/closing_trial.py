@@ -20,16 +20,10 @@ from instep.data.resample import velocity
 from instep.evaluate.episode_batch import episode_returns, start_states, step_batch
 from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
 from instep.lab.delta_action import DeltaOptions, learn_delta
+from instep.lab.ensemble_part import EnsembleOptions, ensemble_posterior
 from instep.lab.factor_world import FACTOR, walk_ranges
 from instep.lab.gait import GaitBody
-from instep.lab.leg_identification import (
-    SMOOTHED_ROWS,
-    WINDOW_S,
-    WINDOWS,
-    EnsembleOptions,
-    ensemble_posterior,
-    estimated_motion,
-)
+from instep.lab.leg_identification import SMOOTHED_ROWS, WINDOW_S, WINDOWS, estimated_motion
 from instep.lab.legs_study import LegBudget, hidden_legs, record_legs
 from instep.lab.policy_search import SearchOptions, best_weights, search_weights
 from instep.lab.residual_policy import TrainableGait, TrainableResidual
