@@ -24,8 +24,8 @@ from instep.app.cluster import open_map
 from instep.core.processes import usable_cores
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State, frozen_dataclass
-from instep.lab.base_estimation import BaseFilter, wheel_velocity
 from instep.lab.gait import base_motion
+from instep.lab.leg_estimation import BaseFilter, wheel_velocity
 from instep.lab.legs_study import LegBudget
 from instep.robot.imperfect import Inertial
 from tuning.planted_arms import MODELS

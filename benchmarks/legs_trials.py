@@ -17,8 +17,8 @@ from instep import Scene, open_world
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollouts
 from instep.core.world import World
-from instep.lab.base_estimation import LeggedEstimate
 from instep.lab.gait import Gait, GaitBody, GaitFile, fallen, ranges_gait, shipped_gait
+from instep.lab.leg_estimation import LeggedEstimate
 from instep.lab.leg_walks import FEEDBACK, SAME, LegOptions, WalkNoise, leg_experiment, noisy_robot
 from instep.lab.legs_study import LegBudget, close_on_legs, hidden_legs
 from instep.scene.new_scene import make_scene

@@ -31,7 +31,7 @@ from instep.lab.closing_trial import (
     recorded,
     robot_kind,
 )
-from instep.lab.ensemble_part import EnsembleOptions, ensemble_posterior
+from instep.lab.posteriors import EnsembleOptions, ensemble_posterior
 from instep.lab.simulation_training import TrainingSetup
 from instep.scene.folder import Scene
 from instep.tune.posterior.beliefs import estimates

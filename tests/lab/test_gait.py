@@ -10,8 +10,8 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
-from instep.lab.base_estimation import BaseFilter, LeggedEstimate, foot_contacts, wheel_velocity
 from instep.lab.gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen, gait_vector, read_gait, shipped_gait
+from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, foot_contacts, wheel_velocity
 from instep.lab.leg_walks import FEEDBACK, LegOptions, leg_experiment, noisy_robot
 from instep.lab.policy_search import GaitSearchOptions, gait_costs
 from instep.physics.engines import open_world

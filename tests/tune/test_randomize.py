@@ -8,7 +8,7 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
-from instep.lab.dropo_part import DropoOptions, dropo, dropo_from_episodes
+from instep.lab.posteriors import DropoOptions, dropo, dropo_from_episodes
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.posterior.beliefs import (

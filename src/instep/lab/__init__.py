@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .base_estimation import BaseFilter, wheel_velocity
     from .closing_study import ClosingPlan, run_closing
     from .closing_trial import ClosingBudget
     from .gait import Gait, GaitBody, shipped_gait
+    from .leg_estimation import BaseFilter, wheel_velocity
     from .leg_walks import LegOptions, leg_experiment
     from .policy_search import SearchOptions, search_weights
     from .simulation_training import TrainingSetup
@@ -23,10 +23,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "base_estimation": "BaseFilter wheel_velocity",
         "closing_study": "ClosingPlan run_closing",
         "closing_trial": "ClosingBudget",
         "gait": "Gait GaitBody shipped_gait",
+        "leg_estimation": "BaseFilter wheel_velocity",
         "leg_walks": "LegOptions leg_experiment",
         "policy_search": "SearchOptions search_weights",
         "simulation_training": "TrainingSetup",

@@ -29,8 +29,6 @@ from instep.core.reading import (
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, array_dataclass, frozen_dataclass
 from instep.evaluate.evaluation import LostBatch
-from instep.lab.policy_search import search_weights
-from instep.lab.simulation_training import grow_and_train
 from instep.policy.policy_specs import policy_fingerprint
 from instep.report.figures import bars_figure, plain_text, series_color
 from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table
@@ -54,6 +52,8 @@ from .closing_trial import (
     robot_kind,
     run_robot,
 )
+from .policy_search import search_weights
+from .simulation_training import grow_and_train
 
 
 @frozen_dataclass

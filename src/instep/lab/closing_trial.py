@@ -19,15 +19,6 @@ from instep.core.world import Array, Policy, Simulator, array_dataclass, frozen_
 from instep.data.resample import velocity
 from instep.evaluate.episode_batch import episode_returns, start_states, step_batch
 from instep.evaluate.perturbed_robot import Perturbation, simulate_robot
-from instep.lab.delta_action import DeltaOptions, learn_delta
-from instep.lab.ensemble_part import EnsembleOptions, ensemble_posterior
-from instep.lab.factor_world import FACTOR, walk_ranges
-from instep.lab.gait import GaitBody
-from instep.lab.leg_identification import SMOOTHED_ROWS, WINDOW_S, WINDOWS, estimated_motion
-from instep.lab.legs_study import LegBudget, hidden_legs, record_legs
-from instep.lab.policy_search import SearchOptions, best_weights, search_weights
-from instep.lab.residual_policy import TrainableGait, TrainableResidual
-from instep.lab.simulation_training import TrainingSetup, walked_robot
 from instep.physics.delta_model import DeltaCorrected, position_actions
 from instep.physics.engines import open_world
 from instep.scene import address
@@ -35,6 +26,15 @@ from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.tasks import Walk, task_of
 from instep.scene.tasks.task import Tasked
 from instep.tune.posterior.beliefs import SampleBelief, nominal_values
+
+from .delta_action import DeltaOptions, learn_delta
+from .gait import GaitBody
+from .leg_estimation import FACTOR, SMOOTHED_ROWS, WINDOW_S, WINDOWS, estimated_motion, walk_ranges
+from .legs_study import LegBudget, hidden_legs, record_legs
+from .policy_search import SearchOptions, best_weights, search_weights
+from .posteriors import EnsembleOptions, ensemble_posterior
+from .residual_policy import TrainableGait, TrainableResidual
+from .simulation_training import TrainingSetup, walked_robot
 
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
 """Hand ranges: parameters from value / factor to value x factor, and delays up to this [s]."""

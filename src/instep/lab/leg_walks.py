@@ -18,10 +18,11 @@ from instep.core.errors import BadInput
 from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, Observation, State, World, array_dataclass, options_dataclass
-from instep.lab.base_estimation import LeggedEstimate
-from instep.lab.gait import Gait, GaitBody, base_motion, fallen
 from instep.robot.imperfect import Disturbed, Inertial, Noisy
 from instep.scene.folder import SceneSimulator
+
+from .gait import Gait, GaitBody, base_motion, fallen
+from .leg_estimation import LeggedEstimate
 
 FEEDBACK, SAME, SIMULATED = "feedback on", "I: replayed on the same robot", "II: replayed from simulation"
 """The three conditions, by name."""

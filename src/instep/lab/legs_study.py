@@ -20,18 +20,17 @@ from instep.core.rollout import rollouts
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, World, array_dataclass, options_dataclass
 from instep.evaluate.perturbed_robot import hidden_settings
-from instep.lab.base_estimation import LeggedEstimate
-from instep.lab.factor_world import FACTOR, FactorWorld
-from instep.lab.gait import GAIT_PARAMS, RAMP_S, Gait, GaitBody, GaitFile, fallen, ranges_gait
-from instep.lab.leg_identification import SMOOTHED_ROWS, estimated_motion, identify_walker
-from instep.lab.leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
-from instep.lab.policy_search import GaitSearchOptions, gait_costs, search_gait
 from instep.physics.mujoco_cameras import MujocoRenderer, playback, write_small_video
 from instep.report.figures import bars_figure, lines_figure
 from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
 from instep.scene.address import DELAY, read
 from instep.scene.folder import Scene, SceneSimulator
 from instep.tune.posterior.beliefs import SampleBelief, estimates
+
+from .gait import GAIT_PARAMS, RAMP_S, Gait, GaitBody, GaitFile, fallen, ranges_gait
+from .leg_estimation import FACTOR, SMOOTHED_ROWS, FactorWorld, LeggedEstimate, estimated_motion, identify_walker
+from .leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from .policy_search import GaitSearchOptions, gait_costs, search_gait
 
 PLAIN, RANGES, POSTERIOR = "given gait", "gait of ranges", "gait of the posterior"
 """The gaits among which the best is taken, by name."""

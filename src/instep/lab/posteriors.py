@@ -1,25 +1,45 @@
-"""Published posteriors as baselines: Stein variational gradient descent (SVGD), neural posterior estimation (BayesSim).
+"""Posteriors as baselines: Stein variational gradient descent (SVGD), neural posteriors (BayesSim), DROPO, ensembles.
 
-Both use the likelihood of `instep.tune.posterior.beliefs`. On the posteriors of `benchmarks/tune.py` they are as well
-calibrated as the Laplace posterior, which takes a fraction of their time.
+SVGD and the neural posterior use the likelihood of `instep.tune.posterior.beliefs`. On the posteriors of
+`benchmarks/tune.py` they are as well calibrated as the Laplace posterior, which takes a fraction of their time.
+
+`ensemble_posterior` needs ranges and a short recording, but no fit and no gradients: ensemble Kalman inversion.
+Members are sampled from the ranges, run through all windows in one batch, and moved by a Kalman step several times. The
+noise is what the best member leaves, times its correlation time. The share that is correlated in time is an error of
+the model, the same in every window, so it counts once: the errors of another engine widen the posterior. It takes
+seconds; `infer` is the careful method for a robot of yours.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from io import StringIO
 from typing import Any
 
 import numpy as np
 
-from instep.core.errors import Diverged, MissingExtra
-from instep.core.world import Array, array_dataclass
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, Diverged, MissingExtra
+from instep.core.optimize import CmaSearch, cma_generations
+from instep.core.param import Param
+from instep.core.world import Array, Simulator, array_dataclass, options_dataclass
 from instep.tune.fit.shooting import Fit
-from instep.tune.posterior.beliefs import Likelihood, SampleBelief, likelihood, whitener, widened_laplace
+from instep.tune.fit.uncertainty import correlation_time
+from instep.tune.fit.windows import Shooter, Windows, cut_windows
+from instep.tune.posterior.beliefs import (
+    GaussianBelief,
+    Likelihood,
+    SampleBelief,
+    assimilate,
+    likelihood,
+    whitener,
+    widened_laplace,
+)
 
 SVGD_RATE = 0.3
 """Step length; 1 would carry particles of a standard normal target to its mean."""
@@ -223,3 +243,127 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError:
         raise MissingExtra("sbi", "learn") from None
     return torch, sbi
+
+
+@options_dataclass
+class DropoOptions:
+    """Options of DROPO."""
+
+    steps: int = 5
+    """Rows that are predicted from each recorded state."""
+    windows: int = 60
+    """Recorded states that are used, evenly spaced."""
+    draws: int = 24
+    """Settings sampled from each candidate distribution."""
+    generations: int = 30
+    population: int = 10
+    epsilon: float = 0.0
+    """Variance added to predictions [squared units]; that of the noise of measured positions where 0."""
+    widest: float = 0.25
+    """Largest deviation of a parameter, as a share of its range."""
+    seed: int = 0
+
+
+def dropo(found: Fit, *, seed: int = 0) -> GaussianBelief:
+    """The distribution to train on, rather than a posterior, from the windows of a fit."""
+    options, windows = DropoOptions(seed=seed), found.windows
+    index = np.unique(np.linspace(0, len(windows) - 1, options.windows).round().astype(int))
+    rows = {name: getattr(windows, name)[:, : options.steps] for name in ("action", "target", "inside")}
+    windows = replace(windows, **rows).subset(index)
+    return _most_likely(replace(found.problem.shooter, windows=windows, worlds=0), options)
+
+
+def dropo_from_episodes(
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: DropoOptions | None = None
+) -> GaussianBelief:
+    """The independent normal distribution of parameters under which recordings are most likely (DROPO).
+
+    From each recorded state the simulator runs a few steps under settings sampled from a normal distribution with mean
+    mu and deviations sigma in unit coordinates. The measured positions must be likely under the normal distribution of
+    the predicted ones, sum over windows of log N(measured | mean, covariance + eps), so the spread of the parameters
+    grows to what they must explain, and no further.
+    """
+    options = options or DropoOptions()
+    windows = cut_windows(sim, episodes, span=options.steps, stride=options.steps, limit=options.windows)
+    return _most_likely(Shooter(sim, windows, tuple(params)), options)
+
+
+def _most_likely(shooter: Shooter, options: DropoOptions) -> GaussianBelief:
+    size = len(shooter.params)
+    rng = np.random.default_rng((options.seed, 0xD207))
+    # The same standard normal samples for every candidate, so that candidates differ by their numbers alone.
+    noise = rng.standard_normal((options.draws, size))
+    noise = (noise - noise.mean(axis=0)) / noise.std(axis=0)
+    search = CmaSearch(
+        spread=0.25, generations=options.generations, population=options.population, seed=int(rng.integers(2**31))
+    )
+    best, least = np.full(2 * size, 0.5), np.inf
+    for found in cma_generations(
+        lambda points: _negative_log_likelihood(shooter, points, noise, options), best.copy(), search
+    ):
+        if found.costs[found.best] < least:
+            best, least = found.points[found.best], float(found.costs[found.best])
+    return GaussianBelief(tuple(shooter.params), best[:size], np.diag(_sigma(best[size:], options) ** 2))
+
+
+def _negative_log_likelihood(shooter: Shooter, points: Array, noise: Array, options: DropoOptions) -> Array:
+    """Negative log likelihood of each candidate (mu, sigma) [candidates]."""
+    size, windows = noise.shape[1], shooter.windows
+    sampled = points[:, None, :size] + noise * _sigma(points[:, None, size:], options)
+    residual = shooter(np.clip(sampled, 0.0, 1.0).reshape(-1, size))[..., windows.tangent.measured]
+    last = residual[:, :, -1].reshape(len(points), len(noise), len(windows), -1)
+    last = np.nan_to_num(last, nan=1e3)
+    floor = options.epsilon or np.maximum(2 * windows.noise_q[windows.tangent.measured] ** 2, 1e-10)
+    mean, variance = last.mean(axis=1), last.var(axis=1) + floor
+    return 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=(1, 2))
+
+
+def _sigma(shares: Array, options: DropoOptions) -> Array:
+    """Deviations by coordinates in [0, 1], over three decades."""
+    return options.widest * 10 ** (3 * (shares - 1))
+
+
+@options_dataclass
+class EnsembleOptions:
+    """Options of an ensemble posterior."""
+
+    members: int = 64
+    steps: int = 4
+    """Kalman steps, among which the recording is split."""
+    window_s: float = 0.5
+    """Length of a window [s]."""
+    windows: int = 16
+    """Most windows used, evenly spaced."""
+    seed: int = 0
+
+
+def ensemble_posterior(
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: EnsembleOptions | None = None
+) -> SampleBelief:
+    """Samples of parameters inside their ranges that predict the windows of recordings."""
+    options = options or EnsembleOptions()
+    if not params or options.members < 4 or options.steps < 1:
+        raise BadInput("An ensemble posterior needs parameters, at least 4 members and at least 1 step.")
+    span = max(2, round(options.window_s / sim.spec.dt))
+    windows = cut_windows(sim, episodes, span=span, limit=options.windows)
+    if not len(windows):
+        raise BadInput(f"The recordings hold no window of {options.window_s:g} s; record longer ones.")
+    shooter, rng = Shooter(sim, windows, tuple(params)), np.random.default_rng((options.seed, 0xE45))
+    points = rng.random((options.members, len(params)))
+    for _ in range(options.steps):
+        points = assimilate(points, _whitened(shooter(points), windows), float(options.steps), rng)
+    return SampleBelief(tuple(params), points)
+
+
+def _whitened(residual: Array, windows: Windows) -> Array:
+    """Residuals in deviations of the noise [members, rows]; those that diverged are not finite."""
+    measured = residual[..., windows.tangent.measured]
+    size = np.maximum(np.nanmedian(np.abs(measured), axis=(0, 1, 2)), windows.noise_q[windows.tangent.measured] + 1e-9)
+    scaled = measured / size  # [members, windows, span, directions]
+    power = np.where(np.isfinite(scaled).all(axis=(1, 2, 3)), (scaled**2).mean(axis=(1, 2, 3)), np.inf)
+    best = scaled[int(np.argmin(power))]
+    steps = correlation_time(best)
+    # Errors of the model repeat: windows do not average out the share 1 - 1 / steps that is correlated in time.
+    repeated = 1 + (len(windows) - 1) * (1 - 1 / steps)
+    noise = max(float(power.min()), 1e-9) * steps * repeated
+    return scaled.reshape(len(scaled), -1) / np.sqrt(noise)

@@ -26,8 +26,8 @@ from instep.core.world import Array, Observation, Policy, Spec, World, array_dat
 from instep.policy.flow_policy import JOINTS
 from instep.policy.policy_specs import policy_from_spec
 
-from .base_estimation import LeggedEstimate
 from .gait import GAIT_PARAMS, Gait, GaitBody, GaitFile
+from .leg_estimation import LeggedEstimate
 
 RESIDUAL_FILE = "residual.json"
 VELOCITIES = "observation.velocity"

@@ -84,7 +84,7 @@ class DriveExpert(Stateless):
         return np.clip(np.clip(mean, now - self.brake, now + 2 * self.brake) + spin, -0.6, 0.6)
 
 
-WALKER = {"walk": "instep.lab.base_estimation:walking_expert"}
+WALKER = {"walk": "instep.lab.leg_estimation:walking_expert"}
 """The expert of `lab`, which is above this package."""
 EXPERTS: dict[str, Callable[[Any, Scene], Policy]] = {
     "pusht": lambda task, scene: PushExpert.of(task),

@@ -29,9 +29,9 @@ from instep.scene.folder import Scene
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.evaluate.evaluation import EvalBatch
-    from instep.lab.domain_randomization import AdrResult, AdrRound
     from instep.lab.gait import GaitBody, GaitFile
     from instep.lab.legs_study import ClosedLegs, LegRun
+    from instep.lab.simulation_training import AdrResult, AdrRound
     from instep.scene.folder import SceneSimulator
 
 DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
@@ -149,8 +149,8 @@ def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, args: LegsArgs, f
 def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> GaitFile:
     """The gait to walk with, searched first where asked for."""
     from instep.core.param import Box
-    from instep.lab.factor_world import FactorWorld, walk_ranges
     from instep.lab.gait import GaitFile, read_gait, shipped_gait
+    from instep.lab.leg_estimation import FactorWorld, walk_ranges
     from instep.lab.policy_search import GaitSearchOptions, search_gait
 
     gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
@@ -318,7 +318,7 @@ def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output)
     """Widen ranges around the scene's values while the policy of a batch succeeds, and write belief.json."""
     from instep.core.world import Policy
     from instep.evaluate.episode_batch import run_batch
-    from instep.lab.domain_randomization import AdrOptions, expand_ranges
+    from instep.lab.simulation_training import AdrOptions, expand_ranges
     from instep.policy.chunking import Latency
     from instep.scene.tasks.task import Tasked
     from instep.tune.posterior.beliefs import nominal_values, parse_ranges, save_belief

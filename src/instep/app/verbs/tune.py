@@ -174,8 +174,7 @@ def _with_posterior(found: Identification, method: PosteriorMethod) -> Identific
     """The same with a posterior; an interrupt keeps the parameters."""
     from rich.console import Console
 
-    from instep.lab.dropo_part import dropo
-    from instep.lab.posteriors import npe, svgd
+    from instep.lab.posteriors import dropo, npe, svgd
 
     published: dict[str, PosteriorFunction] = {"svgd": svgd, "npe": npe, "dropo": dropo}
     console = Console(stderr=True)

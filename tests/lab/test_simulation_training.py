@@ -7,7 +7,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.lab.domain_randomization import AdrOptions, expand_ranges
+from instep.lab.simulation_training import AdrOptions, expand_ranges
 
 PARAMS = (Param("mass", 0.0, 10.0), Param("friction", 0.0, 1.0))
 

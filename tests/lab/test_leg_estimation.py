@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.lab.factor_world import FACTOR, FactorWorld, expanded, walk_ranges
 from instep.lab.gait import GaitBody, ranges_gait, shipped_gait
-from instep.lab.leg_identification import estimated_motion, identify_walker
+from instep.lab.leg_estimation import FACTOR, FactorWorld, estimated_motion, expanded, identify_walker, walk_ranges
 from instep.lab.leg_walks import WalkNoise, noisy_robot
 from instep.lab.legs_study import PLAIN, LegBudget, close_on_legs, hidden_legs, record_legs
 from instep.physics.engines import open_world

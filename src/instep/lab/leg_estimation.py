@@ -1,22 +1,36 @@
-"""Velocity and attitude of a free base from an IMU and what touches the ground: an error-state Kalman filter.
+"""Estimation for robots with legs from IMU and joints: motion of the base, then parameters.
 
-The state is the rotation R of the base, its velocity v in the world and the biases of gyro and accelerometer; the
-filter estimates the error (rotation about the axes of the base, velocity, biases), 12 numbers. A point p of the robot
-that rests on the ground has R' v + w x p + p' = 0, so joints measure the velocity: feet in stance, or wheels that do
-not slip. Readings that do not fit the prediction (a foot that slips) are left out. Leading axes are a batch.
+`BaseFilter` is an error-state Kalman filter. Its state is the rotation R of the base, its velocity v in the world and
+the biases of gyro and accelerometer; it estimates their errors, 12 numbers. A point p of the robot that rests on the
+ground has R' v + w x p + p' = 0, so joints measure the velocity: feet in stance, or wheels that do not slip. Readings
+that do not fit the prediction (a foot that slips) are left out. Leading axes are a batch.
+
+Parameters are searched as factors on whole groups: the address `factor:actuator.*.kp` multiplies every parameter of the
+scene that matches the pattern. `identify_walker` fits them by an ensemble over short windows, in recordings whose base
+is estimated by the filter; the lowest foot, which is on the ground, gives its height.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 
+import numpy as np
+from scipy.signal import savgol_filter
+
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.poses import matrix_from_quat, quat_exp
-from instep.core.world import Array, Observation, options_dataclass
-from instep.scene.folder import Scene
+from instep.core.param import Param
+from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix
+from instep.core.world import Array, Observation, Settings, State, options_dataclass
+from instep.scene import address
+from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 from instep.scene.legs import Legs
+from instep.tune.posterior.beliefs import SampleBelief
 
 from .gait import BASE, Gait, GaitBody, shipped_gait
+from .posteriors import EnsembleOptions, ensemble_posterior
 
 IMU = "observation.imu"
 """Angular velocity [rad/s] and specific force [m/s2] in the frame of the base."""
@@ -196,3 +210,110 @@ def walking_expert(scene: Scene) -> LeggedEstimate:
     body = GaitBody.of(scene)
     gait = shipped_gait(body.legs)
     return LeggedEstimate(Gait(body, gait.params, gait.speed))
+
+
+FACTOR = "factor:"
+"""Beginning of the address of a factor; the pattern of what it multiplies follows."""
+WALK_FACTORS = {
+    "actuator.*.kp": 1.6,
+    "actuator.*.kv": 1.6,
+    "body.*.mass": 1.4,
+    "geom.*.friction": 1.6,
+    "joint.*.damping": 2.0,
+    "joint.*.frictionloss": 2.0,
+    "joint.*.armature": 1.5,
+}
+"""What a robot that walks is thought to be off by at most, where nothing of it is known."""
+WALK_DELAY_S = (0.0, 0.03)
+"""Delays of commands of a robot that walks, where nothing is known [s]."""
+
+
+def walk_ranges(scene: Scene) -> list[Param]:
+    """Ranges by hand of what matters to a robot that walks: factors on groups of parameters, and a delay."""
+    known = address.addresses(scene.model)
+    some = [(pattern, most) for pattern, most in WALK_FACTORS.items() if _positive(scene, pattern, known)]
+    factors = [Param(FACTOR + pattern, 1 / most, most, True, "1") for pattern, most in some]
+    return [*factors, Param(address.DELAY, *WALK_DELAY_S, False, "s")]
+
+
+def expanded(scene: Scene, settings: Settings) -> dict[str, float | Array]:
+    """Settings with every factor replaced by the parameters that it multiplies."""
+    known, out = address.addresses(scene.model), dict[str, float | Array]()
+    for name, value in settings.items():
+        if not name.startswith(FACTOR):
+            out[name] = value
+            continue
+        for one, own in _positive(scene, name.removeprefix(FACTOR), known).items():
+            out[one] = own * np.asarray(value, float) if np.ndim(value) else own * float(value)
+    return out
+
+
+def _positive(scene: Scene, pattern: str, known: Sequence[str]) -> dict[str, float]:
+    matching = [name for name in known if fnmatchcase(name, pattern)]
+    return {k: v for k, v in (address.read(scene.model, matching) if matching else {}).items() if v > 0}
+
+
+class FactorWorld(AroundSimulator[SceneSimulator]):
+    """A simulator that also takes factors as parameters; a Simulator like any other."""
+
+    def __init__(self, world: SceneSimulator):
+        self.world = world
+
+    def step(self, state: State, action: Array) -> State:
+        """One control period later."""
+        return self.world.step(state, action)
+
+    def tuned(self, settings: Settings) -> FactorWorld:
+        """The same with parameters set, factors among them."""
+        return FactorWorld(self.world.tuned(expanded(self.scene, settings)))
+
+
+WINDOW_S = 0.3
+"""Length of a window [s]: a robot on its legs soon depends on small errors of its start."""
+WINDOWS = 12
+SMOOTHED_ROWS = 7
+"""Rows over which joint positions and velocities are smoothed."""
+
+
+def estimated_motion(episode: Episode, body: GaitBody, stance: Array) -> Episode:
+    """A recording whose positions and velocities are those that its sensors show.
+
+    `stance` [rows, legs] says which feet were commanded to be on the ground.
+    """
+    for channel in (IMU, "observation.state", "observation.velocity"):
+        if channel not in episode:
+            raise BadInput(f"A recording of a robot with legs needs {channel!r}; record IMU, joints and their rates.")
+    rows = len(episode)
+    if rows <= SMOOTHED_ROWS:
+        raise BadInput(f"A recording of {rows} rows is too short; more than {SMOOTHED_ROWS} are needed.")
+    joints, rates = (
+        np.asarray(savgol_filter(episode[name], SMOOTHED_ROWS, 2, axis=0))
+        for name in ("observation.state", "observation.velocity")
+    )
+    imu, spec = np.asarray(episode[IMU], float), episode.spec
+    q, v = np.zeros((rows, len(spec.q.labels))), np.zeros((rows, len(spec.v.labels)))
+    names = spec.observation["observation.state"].labels
+    q[:, [spec.q.labels.index(name) for name in names]] = joints
+    v[:, [spec.v.labels.index(name) for name in names]] = rates
+    estimate, place = BaseFilter(spec.dt), np.zeros(2)
+    estimate.begin(imu[0])
+    for row in range(rows):
+        if row:
+            estimate.predict(imu[row])
+            place = place + spec.dt * estimate.velocity[:2]
+        points, moved = foot_contacts(body.legs, joints[row], rates[row], estimate.turn)
+        for leg in range(body.legs.count):
+            estimate.correct(imu[row, :3], points[leg], moved[leg], np.asarray(stance[row, leg]))
+        low = float((points @ estimate.turn[2]).min())
+        quat = quat_from_matrix(estimate.turn)
+        q[row, body.at_q : body.at_q + 7] = [*place, -low, *quat]
+        v[row, body.at_v : body.at_v + 6] = [*estimate.velocity, *(imu[row, :3] - estimate.gyro_bias)]
+    return replace(episode, columns={"timestamp": episode.t, "q": q, "v": v, "action": episode.action})
+
+
+def identify_walker(
+    sim: SceneSimulator, recordings: Sequence[Episode], *, params: Sequence[Param] = (), seed: int = 0
+) -> SampleBelief:
+    """Posterior over delay, servos, masses and friction, as factors, from recordings with estimated motion."""
+    options = EnsembleOptions(members=40, steps=4, window_s=WINDOW_S, windows=WINDOWS, seed=seed)
+    return ensemble_posterior(FactorWorld(sim), recordings, list(params) or walk_ranges(sim.scene), options)
