@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import instep
-from instep.app.viewer.contents import CameraImages, ImageRequest
+from instep.app.viewer.contents import ComparedImages, ImageRequest
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel
@@ -27,7 +27,7 @@ def test_a_machine_without_graphics_says_so_and_goes_on_with_recorded_images(mon
         raise Unsupported("No graphics here.")
 
     monkeypatch.setattr(mujoco_cameras, "MujocoRenderer", no_graphics)
-    images = CameraImages(scene)
+    images = ComparedImages(scene)
     for _ in range(2):
         with pytest.raises(Unsupported, match="No graphics"):
             images.messages(episode, np.zeros(9), ImageRequest(0.0, "rendered"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import partial, wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_origin, get_type_hints
 
 import tyro
 
@@ -168,7 +168,7 @@ def _expert_fields(options: Any, hidden: bool = False) -> dict[str, ExpertField]
         elif mine:
             rest = tuple(mark for mark in marks if mark is not tyro.conf.Suppress)
             kind = Annotated[(hint.__origin__, *rest)] if rest else hint.__origin__ if marks else hint
-            owner: type[Any] = type(options)
+            owner = cast(type[Any], type(options))
             found[name] = ExpertField(owner, (name,), kind)
     return found
 

@@ -343,17 +343,14 @@ def _run(name: str, words: list[str]) -> int:
         result = tyro.cli(function, prog=f"instep {name}", args=words, config=MARKERS)
     except SystemExit as stop:  # tyro has printed the help or the problem
         if not stop.code:
-            _print_below_help([*expert_help(function), "examples:", *(f"  {command}" for command in verb.examples)])
+            lines = [*expert_help(function), "examples:", *(f"  {command}" for command in verb.examples)]
+            from rich.console import Console
+
+            console = Console(highlight=False, markup=False)
+            for line in lines:
+                console.print(line, soft_wrap=True)
         return int(stop.code or 0) if isinstance(stop.code, int) else 2
     return int(result or 0)
-
-
-def _print_below_help(lines: Sequence[str]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    for line in lines:
-        console.print(line, soft_wrap=True)
 
 
 def _print_completion(words: Sequence[str]) -> int:

@@ -316,14 +316,24 @@ class RunSummary:
         return f"The task was done in {done} of {len(self.outcomes)} episodes."
 
 
-def run_beside(
-    world: Any, policy: Policy, title: str, output: Output, args: LoopArgs, *, scene: Scene | None,
-    watch: Callable[[Progress, Any], Sequence[Watcher]], reidentified: LiveReidentification | None = None,
-) -> tuple[RecordedRun, list[RunPart]]:  # fmt: skip
-    """Run a policy through the recorder with everything that `args` asks for beside the loop.
+@array_dataclass
+class PreparedRun:
+    """A policy and its world, ready to run."""
 
-    `watch` gives watchers that use the progress bar; `reidentified` estimates parameters and takes no part in the loop.
-    """
+    world: Any
+    policy: Policy
+    title: str
+    """POLICY in WORLD."""
+    scene: Scene | None
+    watch: Callable[[Progress, Any], Sequence[Watcher]]
+    """Gives watchers that use the progress bar."""
+    reidentified: LiveReidentification | None = None
+    """The process that estimates parameters, outside the loop."""
+
+
+def run_beside(prepared: PreparedRun, output: Output, args: LoopArgs) -> tuple[RecordedRun, list[RunPart]]:
+    """Run a policy through the recorder with everything that `args` asks for beside the loop."""
+    world, policy, title, reidentified = prepared.world, prepared.policy, prepared.title, prepared.reidentified
     data, where = output.folder / "data", title.rpartition(" in ")[2]
     output.kept = f"the rows are kept in {data}, from which any command that reads data recovers them"
     with ExitStack() as stack:
@@ -331,12 +341,12 @@ def run_beside(
             policy = stack.enter_context(closing(AsyncChunked.of(policy, world.spec)))
         shadow = stack.enter_context(Shadow(args.shadow, world, seed=args.seed)) if args.shadow else None
         counter, paced = EventCounter(world), where.startswith(("sim:", "recording:"))
-        live = stack.enter_context(live_view(args.view, scene, world.spec, title, paced=paced))
+        live = stack.enter_context(live_view(args.view, prepared.scene, world.spec, title, paced=paced))
         recorder = Recorder(data, world.spec, meta={"task": title, "world": where})
         stack.enter_context(realtime_priority() if where.startswith(("twin:", "robot:")) else nullcontext())
         progress = stack.enter_context(progress_bar(TextColumn("{task.fields[state]}")))
         bar = progress.add_task(title, total=args.steps, state="")
-        watchers = [*watch(progress, bar), *([shadow] if shadow else []), *live]
+        watchers = [*prepared.watch(progress, bar), *([shadow] if shadow else []), *live]
         watchers += [reidentified] if reidentified is not None and where.startswith("robot:") else []
         watchers += [bounds] if (bounds := bounds_of(world)) is not None else []
         found = record_run(world, policy, recorder, seeds=[args.seed], steps=args.steps, watch=watchers)
@@ -347,8 +357,7 @@ def run_beside(
             seen = summarize_shadow(shadow.answers(), found.episodes[0], output.folder, dropped=found.status.dropped)
             parts.insert(0, RunPart(seen.scores, seen.facts, sections=seen.sections, words=seen.words))
         if reidentified is not None:
-            if reidentified is not None:
-                reidentified.finish()
+            reidentified.finish()
             facts, sections = live_facts(reidentified, output.folder), live_sections(reidentified)
             parts.insert(0, RunPart(facts=facts, numbers=live_numbers(reidentified), sections=sections))
     return found, parts

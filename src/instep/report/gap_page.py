@@ -210,7 +210,12 @@ def _numbers(gap: Gap) -> list[Number]:
     if gap.kind == "clocks":
         return _clock_numbers(gap)
     if gap.kind == "commands" and gap.following is not None:
-        return _following_numbers(gap.following)
+        rmse, lag, left = _following_main(gap.following)
+        return [
+            Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
+            Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+            Number("left at that lag", formatted(left, interval=False), _interval(left)),
+        ]
     curve = gap.headline
     found: list[Number] = []
     for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
@@ -447,15 +452,6 @@ def _following_main(following: CommandFollowing) -> tuple[Estimate, Estimate, Es
     """Distance from the command, best lag, and distance at that lag, of all joints together."""
     name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
     return following.rmse[name], following.lag[name], following.shifted[name]
-
-
-def _following_numbers(following: CommandFollowing) -> list[Number]:
-    rmse, lag, left = _following_main(following)
-    return [
-        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
-        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
-        Number("left at that lag", formatted(left, interval=False), _interval(left)),
-    ]
 
 
 def _clock_numbers(gap: Gap) -> list[Number]:

@@ -254,10 +254,6 @@ def _search(history: Sequence[Sequence[float]]) -> Section:
     return Section("Search", lead, blocks, folded=True)
 
 
-def _gain(share: Estimate) -> str:
-    return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
-
-
 def excitation_page(design: ExcitationDesign, limits: ExcitationLimits, spec: Spec) -> HtmlReport:
     """A designed motion: commands and positions of each joint, and the standard deviation of each parameter."""
     t, spread = np.arange(len(design.actions)) * spec.dt, design.spread()

@@ -107,17 +107,16 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
                 tell(words)
                 return act(robot)
 
-        def pushed(robot: RobotWorld) -> list[Episode]:
-            return episodes_on_robot(robot, scene, TRAIN + HELD_OUT, tick)
-
-        def twinned(robot: RobotWorld) -> TwinRun:
-            return run_through_twin(robot, scene, HELD_OUT[0], tick)
-
         words, reveal = "push the T on the simulated robot and in the simulator", str(output.folder / "hidden.json")
-        real: list[Episode] = on_robot(words, pushed, "--reveal", reveal)
+        real: list[Episode] = on_robot(
+            words, lambda robot: episodes_on_robot(robot, scene, TRAIN + HELD_OUT, tick), "--reveal", reveal
+        )
         train, held_out = real[: len(TRAIN)], real[len(TRAIN) :]
         virtual = in_simulator(scene, HELD_OUT)
-        twin = on_robot("push it onto its outline through a twin", twinned, "--cameras", *cameras) if cameras else None
+        twin: TwinRun | None = None
+        if cameras:
+            words = "push it onto its outline through a twin"
+            twin = on_robot(words, lambda r: run_through_twin(r, scene, HELD_OUT[0], tick), "--cameras", *cameras)
         tell("keep the episodes")
         save(output.folder, {"real": real, "sim": virtual, "twin": [twin.run] if twin else []})
         tell("measure the gap")
@@ -215,7 +214,7 @@ def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
 def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
     """Fit the two parameters to recorded runs by least squares over windows of half a second."""
     params = [_pattern_param(scene, pattern) for pattern in PARAMS]
-    options = ShootingOptions(window=0.5, starts=1, limit=64, iterations=12)
+    options = ShootingOptions(window=0.5, guesses=1, limit=64, iterations=12)
     robot_only = [_joints_only(episode, scene) for episode in episodes]
     return fit(without_delta(scene), robot_only, params, options)
 

@@ -6,7 +6,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from instep.app.arguments import Options, PolicyArg, WorldArg, link_token
-from instep.app.recorded_run import LoopArgs, finish_run, new_run_output, run_beside, scene_task, summarize_run
+from instep.app.recorded_run import (
+    LoopArgs,
+    PreparedRun,
+    finish_run,
+    new_run_output,
+    run_beside,
+    scene_task,
+    summarize_run,
+)
 from instep.app.reidentified_run import LiveReidentification
 from instep.app.world_specs import CameraOptions, in_scene, world_from_spec
 from instep.core.errors import BadInput
@@ -54,11 +62,10 @@ def run(
         estimated = _reidentified(opened, world, args, loop, stack)
         decider = policy_from_spec(policy, in_scene(opened, given) if policy == "expert" else opened)
         scene = given or getattr(inner_with(opened, "scene"), "scene", None)
-        opened = with_goal(opened, scene)
-        found, parts = run_beside(
-            opened, decider, title, output, loop, scene=scene, watch=lambda bar, task: [_advance(bar, task)],
-            reidentified=estimated,
-        )  # fmt: skip
+        prepared = PreparedRun(
+            with_goal(opened, scene), decider, title, scene, lambda bar, task: [_advance(bar, task)], estimated
+        )
+        found, parts = run_beside(prepared, output, loop)
     return finish_run(summarize_run(found, scene, parts), scene, title, output)
 
 

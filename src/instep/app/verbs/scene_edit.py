@@ -216,13 +216,13 @@ _COLOURS = {"green": "green", "amber": "yellow", "red": "red", "unknown": "dim"}
 
 
 @options_dataclass
-class CheckArgs:
+class SceneCheckArgs:
     """Options of `instep scene check`."""
 
     out: OutFolder = None
 
 
-def check(scene: SceneArg, /, args: Options[CheckArgs] = CheckArgs()) -> int:
+def check(scene: SceneArg, /, args: Options[SceneCheckArgs] = SceneCheckArgs()) -> int:
     """Check the shapes, inertia, contacts and rest of a scene; exit 1 if something is red.
 
     Of a reconstructed scene also silhouettes, views and held-out images.

@@ -19,6 +19,7 @@ from instep.app.arguments import Expert, Options, SceneArg, link_token
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.recorded_run import (
     LoopArgs,
+    PreparedRun,
     RunPart,
     finish_run,
     new_run_output,
@@ -136,10 +137,11 @@ def _run(
             # An expert computes its tables at its first action; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(loop.seed)))
         world = with_goal(opened, loaded)
-        found, parts = run_beside(
-            world, decider, title, output, loop, scene=loaded, reidentified=estimated,
-            watch=lambda bar, task: [TwinStatus(bar, task, world.spec, trust), operator],
+        prepared = PreparedRun(
+            world, decider, title, loaded, lambda bar, task: [TwinStatus(bar, task, world.spec, trust), operator],
+            estimated,
         )  # fmt: skip
+        found, parts = run_beside(prepared, output, loop)
     parts.insert(0, twin_part(found.episodes[0], trust, args.hold_camera))
     return finish_run(summarize_run(found, loaded, parts), loaded, title, output)
 

@@ -63,7 +63,7 @@ class RecordingContent:
         self._shown = first
         self._scene_message = scene_message(scene)
         self._tracks: dict[int, bytes] = {}
-        self._images = CameraImages(scene)
+        self._images = ComparedImages(scene)
 
     def opening(self) -> Sequence[bytes]:
         """The scene, and the episode that was chosen last."""
@@ -132,7 +132,7 @@ def recorded_cameras(episode: Episode) -> list[str]:
     return [name.removeprefix(IMAGES) for name in names]
 
 
-class CameraImages:
+class ComparedImages:
     """Images of recordings in a scene; of cameras that the scene has too, rendered ones and differences."""
 
     def __init__(self, scene: Scene):

@@ -18,7 +18,7 @@ from instep.gap.gap_result import RunPair
 from instep.report.page import ReportViewer
 from instep.scene.folder import Scene, SceneSimulator
 
-from .contents import CameraImages, ImageRequest
+from .contents import ComparedImages, ImageRequest
 from .messages import container, encode
 from .tracks import (
     MAX_ROWS,
@@ -81,7 +81,7 @@ class GapContent:
         self._settings: dict[str, float] = {}
         self._scene: Scene = list(given.sims.values())[-1].scene
         self._scene_message = scene_message(self._scene)
-        self._images = CameraImages(self._scene)
+        self._images = ComparedImages(self._scene)
         self._replayed: Episode | None = None
 
     def opening(self) -> Sequence[bytes]:
