@@ -13,8 +13,7 @@ from instep.core.errors import InstepError
 
 ROOT = Path(__file__).parents[2]
 LIGHT = ("PLY", "GLB", "glTF", "NPZ", "CSV", "text log", "policy folder", "policy map", "event rules", "gate rules",
-         "calibration", "notes of a training", "best values of a tuning", "token file",
-         "message of a policy server", "message of a robot", "success rates")  # fmt: skip
+         "calibration", "message of a policy server", "message of a robot", "success rates")  # fmt: skip
 SEED = 3
 
 
