@@ -93,7 +93,7 @@ def write_zarr(folder: Path) -> None:
 
 
 def write_mcap_run(folder: Path) -> None:
-    from instep.data.formats.mcap_files import write_mcap
+    from instep.data.formats.ros_logs import write_mcap
 
     write_mcap(folder / "run.mcap", episode())
 
@@ -115,7 +115,7 @@ def write_foreign_mcap(folder: Path) -> None:
 
 
 def write_bag(folder: Path) -> None:
-    from instep.data.formats.ros_bags import write_rosbag
+    from instep.data.formats.ros_logs import write_rosbag
 
     write_rosbag(folder / "bag", episode())
     database = next((folder / "bag").glob("*.db3"))
@@ -139,7 +139,7 @@ def write_lerobot(version: str, own: bool) -> Callable[[Path], None]:
 
 def write_journal(folder: Path) -> None:
     from instep.core.world import State
-    from instep.data.recorder.recorder import Recorder
+    from instep.data.recorder import Recorder
 
     run = episode()
     with Recorder(folder / "set", run.spec) as recorder:

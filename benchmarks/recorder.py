@@ -24,7 +24,7 @@ from harness import median, row
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, recover
-from instep.data.recorder.journal import BLOB, CRC, HEADER, ROW, Journal, scan_bytes
+from instep.data.journal import BLOB, CRC, HEADER, ROW, Journal, scan_bytes
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)

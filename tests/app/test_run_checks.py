@@ -22,7 +22,7 @@ from instep.app.verbs.twin_run import twin_problems
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
-from instep.data.recorder.recorder import RecorderStatus
+from instep.data.recorder import RecorderStatus
 from instep.policy import expert_of
 from instep.report import ReportVideo
 from instep.scene import task_of

@@ -14,7 +14,7 @@ import zarr
 from instep.core.errors import BadInput
 from instep.data import Selection, WriteOptions, export_episodes, import_recordings, load_episodes
 from instep.data.frames import encode_png
-from instep.data.lerobot.features import AUTOMATIC, MEASURED
+from instep.data.lerobot import AUTOMATIC, MEASURED
 
 from .conftest import CAMERA, assert_same, numbered_images, small_episode
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from instep.data.lerobot import features as feature_stats
+from instep.data import lerobot as feature_stats
 
 from .conftest import numbered_images
 

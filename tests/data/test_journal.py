@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data.recorder.journal import BLOB, ROW, Journal, scan, scan_bytes
+from instep.data.journal import BLOB, ROW, Journal, scan, scan_bytes
 
 STAMPS = (123, 456)
 

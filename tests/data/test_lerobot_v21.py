@@ -8,7 +8,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.data import write_dataset
-from instep.data.lerobot.features import WriteOptions
+from instep.data.lerobot import WriteOptions
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import write_dataset_v21
 

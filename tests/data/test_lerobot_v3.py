@@ -12,7 +12,7 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.data import load_episodes, write_dataset
-from instep.data.lerobot.features import WriteOptions
+from instep.data.lerobot import WriteOptions
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import DatasetWriter, append_episodes
 from instep.data.video import VideoOptions

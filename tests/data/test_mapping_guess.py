@@ -13,9 +13,9 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.data import guess_mapping, load_episodes, write_dataset
+from instep.data.guess import draft_toml
 from instep.data.guess.joint_columns import RobotActuator, RobotJoint, RobotLayout
 from instep.data.guess.log_columns import match_names, tokens
-from instep.data.guess.mapping_guess import draft_toml
 from instep.data.mapping import parse
 
 JOINTS = ("shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint")

@@ -13,7 +13,7 @@ from instep.core.errors import BadInput, Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
 from instep.data import Recorder, RecordOptions, load_episodes, recover
-from instep.data.recorder.recovery import finish_recording, record_episodes
+from instep.data.recovery import finish_recording, record_episodes
 
 pytestmark = pytest.mark.realtime
 

@@ -270,8 +270,8 @@ GOOD = {"episode": 0, "columns": [["q", "<f8", [2]]], "images": [], "spec": {}, 
     "described", [b"[" * 100_000, b"7", b"{}", {**GOOD, "columns": [["q", "O", [2]]]}, {**GOOD, "columns": 3}, GOOD]
 )
 def test_a_forged_journal_is_refused_and_stays(tmp_path: Path, described: bytes | dict):
-    from instep.data.recorder import journal
-    from instep.data.recorder.recovery import finish_recording
+    from instep.data import journal
+    from instep.data.recovery import finish_recording
 
     place = tmp_path / "journal/000000.rows"
     place.parent.mkdir()
@@ -309,7 +309,7 @@ def test_bags_and_logs_of_unknown_types(tmp_path: Path):
 
 
 def test_a_truncated_mcap_is_said(tmp_path: Path):
-    from instep.data.formats import mcap_files
+    from instep.data.formats import ros_logs as mcap_files
 
     mcap_files.write_mcap(tmp_path / "run.mcap", small_episode(30, cameras=False))
     data = (tmp_path / "run.mcap").read_bytes()

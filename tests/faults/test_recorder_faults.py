@@ -18,8 +18,8 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, finish_recording, load_episodes
-from instep.data.recorder.journal import CRC, HEADER, scan
-from instep.data.recorder.recovery import recover, recover_episode
+from instep.data.journal import CRC, HEADER, scan
+from instep.data.recovery import recover, recover_episode
 
 pytestmark = pytest.mark.realtime
 
@@ -181,7 +181,7 @@ def test_a_shard_that_vanishes_shifts_no_index(recorded: Path, tmp_path: Path):
 
 @pytest.mark.fault(36)
 def test_the_manifest_holds_the_hash_of_each_shard(recorded: Path):
-    from instep.data.recorder.atomic import sha256
+    from instep.data.files import sha256
 
     manifest = json.loads((recorded / "journal/000001.json").read_text())
     for name, digest in manifest["sha256"].items():
@@ -334,7 +334,7 @@ def test_a_wall_clock_that_jumps_is_written_down_and_moves_nothing(tmp_path: Pat
     with Recorder(tmp_path, spec_of(), options=SMALL) as recorder:
         show(recorder, 0)
         now = time.time_ns
-        monkeypatch.setattr("instep.data.recorder.recorder.time.time_ns", lambda: now() + 3_600_000_000_000)
+        monkeypatch.setattr("instep.data.recorder.time.time_ns", lambda: now() + 3_600_000_000_000)
         show(recorder, 1)
         show(recorder, 2)
     (found,) = recover(tmp_path)

@@ -15,8 +15,8 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 from instep.data import guess_mapping, load_episodes, write_draft
+from instep.data.guess import MappingGuess
 from instep.data.guess.joint_columns import CommandKind, RobotActuator, RobotJoint, RobotLayout
-from instep.data.guess.mapping_guess import MappingGuess
 from instep.data.loading import is_foreign_dataset, is_readable
 from instep.data.resample import resampled
 from instep.physics.engines import open_world, scene_and_engine

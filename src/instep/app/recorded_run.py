@@ -18,7 +18,7 @@ from instep.core.rollout import run_policy
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, Policy, Watcher, World, array_dataclass, options_dataclass
 from instep.data import Recorder, finish_recording, load_episodes
-from instep.data.recorder.recorder import RecorderStatus
+from instep.data.recorder import RecorderStatus
 from instep.physics.mujoco_cameras import MAX_WIDTH, playback, render_trajectory, shrunk, write_small_video
 from instep.policy import AsyncChunked
 from instep.report.page import HtmlReport, Number, ReportVideo, Section

@@ -8,13 +8,13 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .datasets import Selection, dataset_page, describe_dataset, export_episodes, import_episodes, import_recordings
-    from .guess.mapping_guess import guess_mapping, write_draft
-    from .lerobot.features import WriteOptions
+    from .guess import guess_mapping, write_draft
+    from .lerobot import WriteOptions
     from .lerobot.writer import write_dataset
     from .loading import find_logs, load_episodes
     from .mapping import DataMapping
-    from .recorder.recorder import Recorder, RecordOptions
-    from .recorder.recovery import finish_recording, record_episodes, recover
+    from .recorder import Recorder, RecordOptions
+    from .recovery import finish_recording, record_episodes, recover
 
 __all__ = [
     "DataMapping", "RecordOptions", "Recorder", "Selection", "WriteOptions", "dataset_page", "describe_dataset",
@@ -27,12 +27,12 @@ __getattr__ = lazy_names(
     __name__,
     {
         "datasets": "Selection dataset_page describe_dataset export_episodes import_episodes import_recordings",
-        "guess.mapping_guess": "guess_mapping write_draft",
-        "lerobot.features": "WriteOptions",
+        "guess": "guess_mapping write_draft",
+        "lerobot": "WriteOptions",
         "lerobot.writer": "write_dataset",
         "loading": "find_logs load_episodes",
         "mapping": "DataMapping",
-        "recorder.recorder": "RecordOptions Recorder",
-        "recorder.recovery": "finish_recording record_episodes recover",
+        "recorder": "RecordOptions Recorder",
+        "recovery": "finish_recording record_episodes recover",
     },
 )

@@ -16,10 +16,9 @@ from instep.report.figures import panels_figure
 from instep.report.page import FigureTabs, Headline, HtmlReport, ReportImage, Section, Table
 
 from .formats import formats
-from .formats.lerobot_datasets import alike
 from .frames import encode_png
-from .lerobot.features import CAMERA_PREFIX, NOMINAL, WriteOptions, channel_of, is_image
-from .lerobot.writer import write_dataset
+from .lerobot import CAMERA_PREFIX, NOMINAL, WriteOptions, channel_of, is_image
+from .lerobot.writer import alike, write_dataset
 from .loading import MappingSource, load_episodes
 from .resample import resampled
 

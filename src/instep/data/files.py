@@ -6,7 +6,9 @@ PyAV, h5py, zarr, mcap, rosbags): what they return is `Any`.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import math
 import os
 import shutil
@@ -25,7 +27,7 @@ from instep.core.imports import optional_library
 from instep.core.reading import check_regular, parse_json, parsing, read_file, read_text
 from instep.core.world import Array
 
-from .recorder.atomic import sync, sync_tree
+from .journal import new_file, sync
 
 MAX_DECODED = 2 << 30
 """Most bytes one table, archive member or image stack may decode to."""
@@ -186,9 +188,28 @@ def new_folder(folder: Path) -> Generator[Path]:
         raise
     if folder.exists():
         folder.rmdir()
-    sync_tree(partial)
+    for path in partial.rglob("*"):
+        if path.is_file():
+            sync(path)
     os.rename(partial, folder)
     sync(folder.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by a temporary file, a rename and a sync of the folder."""
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(value, indent=4, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: Path) -> list[Any]:

@@ -15,14 +15,13 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.reading import find_inside, inside, parsing
 from instep.core.world import Array, array_dataclass
 
-from .formats import formats, located, readable
-from .formats.mcap_files import own_episode
-from .isolation import raw_runs
+from .formats import formats, located, raw_runs, readable
+from .formats.ros_logs import own_episode
 from .lerobot.reader import INFO, OWN, read_lerobot
 from .mapped_episode import episode_of
 from .mapping import DataMapping, RawRun, from_file, shipped, shipped_mappings
-from .recorder.recorder import JOURNAL
-from .recorder.recovery import pending_episodes
+from .recorder import JOURNAL
+from .recovery import pending_episodes
 
 MappingSource: TypeAlias = "str | Path | DataMapping | Sequence[DataMapping]"
 """The name of a mapping that comes with instep, a mapping file (.toml), or mappings themselves."""

@@ -18,7 +18,7 @@ from instep.core.poses import quat_inv, quat_log, quat_mul, rotate
 from instep.core.world import Array, Channel, Spec, vector
 
 from .formats.ros_messages import check_ordered
-from .lerobot.features import is_image
+from .lerobot import is_image
 from .mapping import ChannelRule, DataMapping, RawRun
 from .resample import onto, quaternions, resampled, velocity, velocity_labels
 

@@ -13,7 +13,7 @@ from instep.core.errors import BadInput
 from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
 from instep.core.world import Array, Channel
 
-from .lerobot.features import channel_of
+from .lerobot import channel_of
 
 Interpolation: TypeAlias = Literal["hold", "linear"]
 """Between two samples: the last one (commands, images, flags) or the straight line (states)."""

@@ -25,7 +25,7 @@ from instep.core.progress import parse_duration
 from instep.core.reading import read_json_table
 from instep.core.world import options_dataclass
 from instep.data import find_logs, guess_mapping, import_episodes, load_episodes, write_draft
-from instep.data.guess.mapping_guess import MappingGuess
+from instep.data.guess import MappingGuess
 from instep.gap.preparation import recorded_at_rate
 from instep.report.page import encode_png
 from instep.report.scene_pages import start_page

@@ -29,7 +29,6 @@ from instep.app.recorded_run import (
 )
 from instep.app.reidentified_run import LiveReidentification
 from instep.app.robot_events import OperatorConsole
-from instep.app.verbs.run import with_goal
 from instep.app.viewer.replay_view import report_viewer
 from instep.app.world_specs import recorded, world_from_spec
 from instep.core.episode import Episode
@@ -42,6 +41,8 @@ from instep.report.page import ReportVideo
 from instep.report.run_pages import TwinLog, tracking_page, twin_numbers, twin_sections
 from instep.scene.camera_files import calibration_among
 from instep.scene.folder import Scene
+
+from .run import with_goal
 
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording, Trust, Twin, TwinOptions

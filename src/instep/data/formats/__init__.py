@@ -1,32 +1,41 @@
-"""Formats of recordings: how each is recognised, read and written.
+"""Formats of recordings: how each is recognised, read and written; files of others are parsed in another process.
 
 A format is one `Format` in one module. Ours are in the table `BUILT_IN`; others register under the entry-point group
 `instep.formats` with the same spelling, `name = "module:OBJECT"`.
+
+C and C++ libraries parse parquet, HDF5, zarr, MCAP and bags, and some of them crash on a single flipped bit. Their
+process has limits of memory and time, is started once for all files, and hands over columns as Arrow buffers. Images
+stay in their files; each video is opened there before it is decoded here.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.imports import extension, extension_names
+from instep.core.processes import Job, ReaderProcess
+from instep.core.reading import parse_json, parsing
 from instep.core.world import Array, frozen_dataclass
-from instep.data.files import new_folder
-from instep.data.frames import ImageSource
-from instep.data.lerobot.features import channel_of, is_image
+from instep.data.files import ALLOWED_KINDS, library, new_folder, read_table, write_text
+from instep.data.frames import CompressedImages, Frames, ImageSource, open_stills, open_video
+from instep.data.lerobot import channel_of, is_image
 from instep.data.mapping import RawRun
-from instep.data.recorder.atomic import write_text
 
 BUILT_IN = {
-    "lerobot": "instep.data.formats.lerobot_datasets:LEROBOT",
-    "lerobot-v3.0": "instep.data.formats.lerobot_datasets:LEROBOT_V30",
-    "lerobot-v2.1": "instep.data.formats.lerobot_datasets:LEROBOT_V21",
-    "rosbag": "instep.data.formats.ros_bags:ROSBAG",
+    "lerobot": "instep.data.lerobot.writer:LEROBOT",
+    "lerobot-v3.0": "instep.data.lerobot.writer:LEROBOT_V30",
+    "lerobot-v2.1": "instep.data.lerobot.writer:LEROBOT_V21",
+    "rosbag": "instep.data.formats.ros_logs:ROSBAG",
     "zarr": "instep.data.formats.array_stores:ZARR",
     "csv": "instep.data.formats.table_formats:CSV",
     "npz": "instep.data.formats.table_formats:NPZ",
@@ -34,9 +43,9 @@ BUILT_IN = {
     "lines": "instep.data.formats.table_formats:LINES",
     "cameras": "instep.data.formats.table_formats:CAMERAS",
     "stills": "instep.data.formats.table_formats:STILLS",
-    "mcap": "instep.data.formats.mcap_files:MCAP",
+    "mcap": "instep.data.formats.ros_logs:MCAP",
     "hdf5": "instep.data.formats.array_stores:HDF5",
-    "rerun": "instep.data.formats.mcap_files:RERUN",
+    "rerun": "instep.data.formats.ros_logs:RERUN",
 }
 """The formats that come with instep, in the order in which a folder is searched for them."""
 
@@ -138,3 +147,121 @@ def mapping_text(episode: Episode, form: str, names: Callable[[str, Array], list
         if channel is not None and channel.labels:
             lines += [f"labels = {json.dumps(list(channel.labels))}", f"unit = {json.dumps(channel.unit)}"]
     return "\n".join(lines) + "\n"
+
+
+MAX_MEMORY = 8 << 30
+"""Most address space of the process [bytes]; libraries map far more than they use."""
+MAX_CPU_S = 600.0
+"""Most processor time for one file [s]."""
+_PROCESS = ReaderProcess("instep.data.formats", cpu_s=MAX_CPU_S, memory=MAX_MEMORY)
+
+
+def raw_runs(path: Path, name: str, options: Mapping[str, Any]) -> list[RawRun]:
+    """The runs of one file in a format; whatever its reader raises becomes one sentence."""
+    form = readable(name)
+    for marker in form.contents:
+        if path.match(marker) and path.is_file():
+            path = path.parents[marker.count("/")]
+    if not form.isolated:
+        return _read(form, path, options)
+    job = {"format": name, "path": str(path.absolute()), "options": dict(options)}
+    return [_run_from(table, path, form) for table in _tables_of(job, path)]
+
+
+def isolated_table(path: Path, start: int = 0, count: int | None = None) -> Any:
+    """The same as `files.read_table`."""
+    [table] = _tables_of({"parquet": str(path.absolute()), "path": str(path), "start": start, "count": count}, path)
+    return table
+
+
+def check_video(path: Path) -> None:
+    """Refuse a video that the other process cannot open, or of which it cannot decode the first frame."""
+    stat = path.stat()
+    _check_video(path, stat.st_size, stat.st_mtime_ns)
+
+
+def read_job(job: Job) -> None:
+    """Do a job of the process: parse a file and write what it holds as Arrow streams, or open a video."""
+    path = Path(job["path"])
+    if "video" in job:
+        next(iter(open_video(path, 0, 1)))
+        return
+    if "parquet" in job:
+        tables = [read_table(Path(job["parquet"]), job["start"], job["count"])]
+    else:
+        tables = [_table_of(run) for run in _read(readable(job["format"]), path, job["options"])]
+    with open(job["out"], "wb") as sink:
+        for table in tables:
+            with library("pyarrow.ipc").new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+
+
+@lru_cache(maxsize=4096)
+def _check_video(path: Path, size: int, changed_ns: int) -> None:
+    _PROCESS.check({"video": True, "path": str(path.absolute())}, str(path))
+
+
+def _read(form: Format, path: Path, options: Mapping[str, Any]) -> list[RawRun]:
+    with parsing(path, form.title):
+        return list(form.read(path, options)) if form.read else []
+
+
+def _tables_of(job: Job, path: Path) -> list[Any]:
+    """The tables that the process wrote for a job; their buffers are mapped, not copied."""
+    pa = library("pyarrow")
+    with tempfile.TemporaryDirectory(prefix="instep-") as folder:
+        out = os.path.join(folder, "columns.arrow")
+        _PROCESS.check({**job, "out": out}, str(path))
+        source, tables = pa.memory_map(out), list[Any]()
+        with parsing(path, "columns"):
+            while source.tell() < source.size():
+                tables.append(library("pyarrow.ipc").open_stream(source).read_all())
+                tables[-1].validate(full=True)
+    return tables
+
+
+def _table_of(run: RawRun) -> Any:
+    """One run as a table of one row: each column a list of numbers, texts or compressed images."""
+    pa = library("pyarrow")
+    fields, arrays = list[Any](), list[Any]()
+    for name, column in run.columns.items():
+        note: dict[str, Any] = {"shape": list(column.shape), "dtype": column.dtype.str}
+        values: Any = []
+        if not isinstance(column, Frames):
+            flat = np.asarray(column).ravel()
+            values = flat.tolist() if flat.dtype.kind == "U" else flat.astype(flat.dtype.newbyteorder("="))
+        elif isinstance(column.source, CompressedImages):
+            kept, note["numbers"] = (part.tolist() for part in np.unique(column.numbers, return_inverse=True))
+            values = [column.source.read(k) for k in kept]
+        else:
+            if len(column):
+                next(iter(column[:1]))
+            note |= {"images": getattr(column.source, "name", ""), "numbers": column.numbers.tolist()}
+        array = pa.array(values, pa.large_binary() if "numbers" in note and "images" not in note else None)
+        arrays.append(pa.LargeListArray.from_arrays([0, len(array)], array))
+        fields.append(pa.field(name, arrays[-1].type, metadata={"column": json.dumps(note)}))
+    head = {"name": run.name, "header": json.dumps(dict(run.header))}
+    return pa.table(arrays, schema=pa.schema(fields, metadata=head))
+
+
+def _run_from(table: Any, path: Path, form: Format) -> RawRun:
+    head = table.schema.metadata
+    columns: dict[str, Any] = {}
+    for field, chunked in zip(table.schema, table.columns, strict=True):
+        note = parse_json(field.metadata[b"column"], f"column {field.name!r} of {path}")
+        if "images" in note and form.images is not None:
+            source = form.images(path, note["images"], tuple(note["shape"][1:3]))
+            columns[field.name] = Frames(source, np.array(note["numbers"], int))
+            continue
+        values = chunked.chunk(0).values
+        if "numbers" in note:
+            stills = open_stills(lambda k, values=values: values[k].as_py(), len(values))
+            columns[field.name] = stills[np.array(note["numbers"], int)]
+            continue
+        kind = np.dtype(note["dtype"])
+        if kind.kind not in ALLOWED_KINDS:
+            raise BadInput(f"The column {field.name!r} of {str(path)!r} holds {kind}; numbers and text are read.")
+        text = kind.kind == "U"
+        flat = np.array(values.to_pylist(), np.str_) if text else values.to_numpy(zero_copy_only=False)
+        columns[field.name] = flat.reshape(note["shape"])
+    return RawRun(head[b"name"].decode(), columns, parse_json(head[b"header"], f"header of {path}"))

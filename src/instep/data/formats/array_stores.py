@@ -23,7 +23,7 @@ from instep.core.world import Array, frozen_dataclass
 from instep.data.files import ALLOWED_KINDS, MAX_COMPRESSION_RATIO, MAX_DECODED, MAX_RECORDING, check_members, library
 from instep.data.formats import Format, mapping_text, write_files
 from instep.data.frames import Frames, decode_image
-from instep.data.lerobot.features import CAMERA_PREFIX, is_image
+from instep.data.lerobot import CAMERA_PREFIX, is_image
 from instep.data.mapping import RawRun
 from instep.data.video import check_pixels
 

@@ -28,7 +28,7 @@ from instep.core.world import Array
 from instep.data.files import MAX_COMPRESSION_RATIO, library, read_npz
 from instep.data.formats import Format, mapping_text, write_files
 from instep.data.frames import MAX_IMAGE, Frames, VideoFile, open_stills, open_video
-from instep.data.lerobot.features import is_image
+from instep.data.lerobot import is_image
 from instep.data.mapping import RawRun
 from instep.data.resample import latest
 

@@ -21,13 +21,11 @@ from instep.core.errors import BadInput
 from instep.core.reading import check_inside, check_regular, inside, parsing, present, read_json_table
 from instep.core.world import Array, Spec, frozen_dataclass
 from instep.data import files
-from instep.data.files import library
+from instep.data.files import library, sha256
+from instep.data.formats import check_video, isolated_table
 from instep.data.frames import encode_png, open_stills, open_video
-from instep.data.isolation import check_video, isolated_table
-from instep.data.recorder.atomic import sha256
+from instep.data.lerobot import AUTOMATIC, MEASURED, NOMINAL, check_features, foreign_spec, spec_from_json
 from instep.data.video import frame_at
-
-from .features import AUTOMATIC, MEASURED, NOMINAL, check_features, foreign_spec, spec_from_json
 
 V30, V21, V20 = "v3.0", "v2.1", "v2.0"
 INFO = "meta/info.json"

@@ -1,25 +1,45 @@
-"""Write LeRobot datasets without the lerobot package: version 3.0, and 2.1 with `modality.json` for GR00T."""
+"""Write LeRobot datasets without the lerobot package: version 3.0, and 2.1 with `modality.json` for GR00T.
+
+`LEROBOT` and its versions are these datasets as formats: episodes of one rate in, raw columns out.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import read_json
-from instep.core.world import frozen_dataclass
+from instep.core.world import Channel, frozen_dataclass
 from instep.data import files, video
 from instep.data.files import library
+from instep.data.formats import Format, Writer
 from instep.data.frames import consecutive
-from instep.data.lerobot import features as feature_stats
-from instep.data.recorder import atomic
+from instep.data.journal import new_file
+from instep.data.lerobot import (
+    AUTOMATIC,
+    Stats,
+    WriteOptions,
+    declare,
+    episode_stats,
+    is_image,
+    merged_stats,
+    rate_of,
+    spec_to_json,
+    stats_from_json,
+    stats_to_json,
+    stored_columns,
+    video_info,
+)
+from instep.data.mapping import RawRun
 from instep.data.video import facts
 
-from .features import AUTOMATIC, WriteOptions, declare, rate_of, spec_to_json, stored_columns, video_info
 from .reader import (
     CHUNK,
     DATA,
@@ -37,6 +57,7 @@ from .reader import (
     notes_of,
     own_notes,
     read_info,
+    read_lerobot,
     read_tasks,
     to_arrow,
 )
@@ -106,7 +127,7 @@ class DatasetWriter:
     def __init__(self, root: Path, options: WriteOptions):
         self._root, self._options, self._meta = root, options, _Meta(options)
         self._rows: list[dict[str, Any]] = []
-        self._before: feature_stats.Stats | None = None
+        self._before: Stats | None = None
         self._videos: dict[str, VideoFiles] = {}
         if (root / INFO).exists():
             self._resume()
@@ -141,9 +162,9 @@ class DatasetWriter:
         if self._rows:
             self._write_episodes()
         old = [self._before] if self._before else []
-        stats = feature_stats.merged_stats([*old, *meta.stats])
-        atomic.write_json(self._root / "meta/stats.json", feature_stats.to_json(stats))
-        with atomic.new_file(self._root / "meta/tasks.parquet") as partial:
+        stats = merged_stats([*old, *meta.stats])
+        files.write_json(self._root / "meta/stats.json", stats_to_json(stats))
+        with new_file(self._root / "meta/tasks.parquet") as partial:
             library("pyarrow.parquet").write_table(_task_table(meta.tasks), partial)
         meta.write(self._root)
 
@@ -163,7 +184,7 @@ class DatasetWriter:
         meta.tasks = [text for _, text in sorted(read_tasks(self._root, FileAccess()).items())]
         meta.own = own_notes(self._root) or {"spec": None, "episodes": [{} for _ in range(meta.count)]}
         stored = self._root / "meta/stats.json"
-        self._before = feature_stats.from_json(read_json(stored)) if stored.exists() else None
+        self._before = stats_from_json(read_json(stored)) if stored.exists() else None
         _remove_uncounted(self._root, meta.count)
         self._open_videos()
 
@@ -194,7 +215,7 @@ class DatasetWriter:
         for row in self._rows:
             row |= {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
         table = _episode_table(self._rows, list(self._videos))
-        with atomic.new_file(self._root / EPISODES.format(chunk_index=place.chunk, file_index=place.file)) as partial:
+        with new_file(self._root / EPISODES.format(chunk_index=place.chunk, file_index=place.file)) as partial:
             library("pyarrow.parquet").write_table(table, partial, compression="snappy")
 
 
@@ -233,9 +254,9 @@ class _WriterV21:
         meta.info |= {"total_videos": self._videos, "total_chunks": chunks, **paths}
         _write_lines(folder / "tasks.jsonl", [{"task_index": k, "task": text} for k, text in enumerate(meta.tasks)])
         _write_lines(folder / "episodes.jsonl", self._rows)
-        stats = [{"episode_index": k, "stats": feature_stats.to_json(part)} for k, part in enumerate(meta.stats)]
+        stats = [{"episode_index": k, "stats": stats_to_json(part)} for k, part in enumerate(meta.stats)]
         _write_lines(folder / "episodes_stats.jsonl", stats)
-        atomic.write_json(folder / "modality.json", modality(meta.info["features"], self._options.modality))
+        files.write_json(folder / "modality.json", modality(meta.info["features"], self._options.modality))
         meta.write(self._root)
 
 
@@ -246,7 +267,7 @@ class _Meta:
         self._options = options
         self.info: dict[str, Any] = {}
         self.tasks: list[str] = []
-        self.stats: list[feature_stats.Stats] = []
+        self.stats: list[Stats] = []
         self.own: dict[str, Any] = {"spec": None, "episodes": []}
 
     @property
@@ -270,7 +291,7 @@ class _Meta:
             self.tasks.append(task)
         place = (index, info["total_frames"], self.tasks.index(task))
         automatic = automatic_columns(rows, place, info["fps"])
-        self.stats.append(feature_stats.episode_stats(columns | automatic))
+        self.stats.append(episode_stats(columns | automatic))
         self.own["episodes"].append(notes_of(episode, self.own["spec"]))
         info["total_episodes"], info["total_frames"] = index + 1, info["total_frames"] + rows
         return columns, automatic, {"episode_index": index, "tasks": [task], "length": rows}
@@ -288,9 +309,9 @@ class _Meta:
         before: dict[str, str] = {**(self.own.get("sha256") or {}), "meta/tasks.parquet": ""}
         tables = sorted(path for part in ("data", "meta") for path in (root / part).rglob("*.parquet"))
         names = {str(path.relative_to(root)): path for path in tables}
-        self.own["sha256"] = {name: before.get(name) or atomic.sha256(path) for name, path in names.items()}
-        atomic.write_json(root / OWN, self.own)
-        atomic.write_json(root / INFO, self.info)
+        self.own["sha256"] = {name: before.get(name) or files.sha256(path) for name, path in names.items()}
+        files.write_json(root / OWN, self.own)
+        files.write_json(root / INFO, self.info)
 
     def _begin(self, episode: Episode, columns: Mapping[str, Any], version: str) -> None:
         self.info |= {
@@ -384,7 +405,7 @@ def _remove_uncounted(root: Path, episodes: int) -> None:
 
 
 def _write_lines(path: Path, rows: Iterable[Any]) -> None:
-    atomic.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    files.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 @frozen_dataclass
@@ -488,3 +509,59 @@ class VideoFiles:
 
     def _full(self, size: int) -> bool:
         return size > self._options.video_mb << 20
+
+
+def _read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """The episodes of a dataset; headers `names:COLUMN` hold the names that it declares."""
+    for episode in read_lerobot(path):
+        spec = episode.spec
+        channels = {"action": spec.action, **spec.observation}
+        labels = {f"names:{name}": json.dumps(channel.labels) for name, channel in channels.items() if channel.labels}
+        header = {**labels, "rate": repr(1.0 / spec.dt), **episode.meta}
+        yield RawRun(f"episode {episode.meta['index']}", episode.columns, header)
+
+
+def _writer(write: Callable[..., Path]) -> Writer:
+    def to_lerobot(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+        write(alike(episodes), folder, WriteOptions(float32=True))
+        return ()
+
+    return to_lerobot
+
+
+LEROBOT = Format("a LeRobot dataset", _read, contents=(INFO,), isolated=False)
+LEROBOT_V30 = Format("LeRobot v3.0", write=_writer(write_dataset))
+LEROBOT_V21 = Format("LeRobot v2.1", write=_writer(write_dataset_v21))
+
+
+def alike(episodes: Sequence[Episode]) -> Sequence[Episode]:
+    """The episodes with the columns they all have; what only some have is left out and noted.
+
+    A dataset has one rate, so episodes of several are refused. Cameras are kept where only some episodes have them: the
+    others declare them as missing, with no time of capture.
+    """
+    rates = sorted({round(1.0 / episode.spec.dt, 1) for episode in episodes})
+    if rates[-1] > 1.05 * rates[0]:
+        listed = ", ".join(f"{rate:g}" for rate in rates)
+        raise BadInput(
+            f"These episodes have different rates ({listed} Hz), and a LeRobot dataset has one; give a rate to "
+            "resample to, or choose a part of them."
+        )
+    common = {name for name in episodes[0].columns if all(name in episode for episode in episodes)}
+    cameras = {n: Channel((), "", c.shape[1:], "uint8") for e in episodes for n, c in e.columns.items() if is_image(c)}
+    stamps = {name for camera in cameras if (name := f"{camera}.stamp") not in common}
+    kept = common | set(cameras)
+    if all(set(episode.columns) <= kept and cameras.keys() <= episode.columns.keys() for episode in episodes):
+        return episodes
+    stamps = {name for name in stamps if any(name in episode for episode in episodes)}
+    return [_with_cameras(episode, kept, cameras, stamps) for episode in episodes]
+
+
+def _with_cameras(episode: Episode, kept: set[str], cameras: Mapping[str, Channel], stamps: set[str]) -> Episode:
+    absent = {name: channel for name, channel in cameras.items() if name not in episode}
+    extra = sorted(set(episode.columns) - kept - stamps)
+    columns: dict[str, Any] = {name: column for name, column in episode.columns.items() if name not in extra}
+    columns |= {name: np.full(len(episode), np.nan) for name in stamps if name not in columns}
+    meta = {**episode.meta, "left out": ", ".join(extra)} if extra else dict(episode.meta)
+    meta |= {"missing": ", ".join(sorted(absent))} if absent else {}
+    return Episode(episode.spec.with_observations(absent), columns, meta)

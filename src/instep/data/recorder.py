@@ -26,27 +26,16 @@ import numpy as np
 from instep.core.errors import BadInput, LinkLost, Unsupported
 from instep.core.reading import COUNT, TABLES, read_entries
 from instep.core.world import Array, Observation, Spec, State, frozen_dataclass, options_dataclass
-from instep.data.lerobot.features import spec_to_json
-from instep.data.recorder import journal
+from instep.data import journal
 
-from .atomic import sha256
+from .files import sha256
 from .journal import COMMITS, FAILED, MESSAGE, ROWS, SYNCED, TAIL, Part, Ring, memory
+from .lerobot import spec_to_json
 
 JOURNAL = "journal"
 """Folder of a dataset with the journals that are not yet LeRobot files."""
 CLOCK_STEP = 1_000_000
 """Smallest step of the wall clock against the monotonic one that is recorded [ns]."""
-
-# The writing process needs two files of this folder and the standard library; loading the package itself would
-# bring NumPy along, ten times the memory and ten times the wait.
-_START = """
-import sys, types
-package = types.ModuleType("recorder")
-package.__path__ = [sys.argv[1]]
-sys.modules["recorder"] = package
-from recorder.journal import main
-main(sys.argv[2:])
-"""
 
 
 @options_dataclass
@@ -220,7 +209,7 @@ class Recorder:
         options = [str(self._options.sync), str(self._options.image_sync)]
         arguments = [str(self._journal.absolute()), str(handle), str(size), str(reading), *options]
         self._process = subprocess.Popen(  # noqa: S603  # our own file, no shell
-            [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *arguments],
+            [sys.executable, "-I", journal.__file__, *arguments],
             pass_fds=(handle, reading),
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -20,14 +20,14 @@ from instep.core.errors import BadInput
 from instep.core.reading import check_regular, is_table, parse_json, parsing, present, shown
 from instep.core.rollout import run_policy
 from instep.core.world import Array, Policy, Watcher, World, array_dataclass, frozen_dataclass
-from instep.data.files import ALLOWED_KINDS, MAX_RECORDING
-from instep.data.frames import Frames, IndexedImages
-from instep.data.lerobot.features import WriteOptions, spec_from_json
-from instep.data.lerobot.reader import read_lerobot
-from instep.data.lerobot.writer import append_episodes
-from instep.data.recorder import journal
+from instep.data import journal
 
+from .files import ALLOWED_KINDS, MAX_RECORDING
+from .frames import Frames, IndexedImages
 from .journal import Damage, Record, Scan
+from .lerobot import WriteOptions, spec_from_json
+from .lerobot.reader import read_lerobot
+from .lerobot.writer import append_episodes
 from .recorder import JOURNAL, Recorder, RecorderStatus, recorded_numbers
 
 

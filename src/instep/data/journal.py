@@ -12,30 +12,30 @@ library and runs at 2 GB/s, and like CRC-32C it finds every burst of up to 32 bi
 
 The writer process takes messages out of a ring buffer in shared memory. It is alone in its process so that neither a
 slow disk nor Python's lock delays the control loop. When the process of the loop is killed, the pipe closes, the rest
-of the ring is written, and this process ends. It uses the standard library and relative imports only, so that it starts
-at once.
+of the ring is written, and this process ends. The process runs this file as a script, which imports the standard
+library only, so that it starts at once.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import mmap
 import os
 import select
 import signal
 import struct
+import sys
 import tempfile
 import time
+import uuid
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from .atomic import sync, write_json
 
 HEADER = struct.Struct("<4sBBHIQQqqI")
 CRC = struct.Struct("<I")
@@ -82,7 +82,7 @@ class Journal:
     def __init__(self, file: int, journal: int | None = None):
         self.file, self.size, self.sequence = file, 0, 0
         self.journal = int.from_bytes(os.urandom(8), "little") if journal is None else journal
-        self.hash = sha256()
+        self.hash = hashlib.sha256()
         """SHA-256 of all bytes so far."""
 
     def append(self, kind: int, stream: int, stamps: tuple[int, int], payload: bytes | memoryview) -> None:
@@ -314,7 +314,8 @@ class WriterProcess:
             f"{self._name}.rows": self._rows.hash.hexdigest(),
             f"{self._name}.images": self._blobs.hash.hexdigest(),
         }
-        write_json(self._folder / f"{self._name}.json", manifest)
+        with new_file(self._folder / f"{self._name}.json") as partial:
+            partial.write_text(json.dumps(manifest, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
         self._mark_synced()
         self._close()
         self._ring.counters[COMMITS] += 1
@@ -428,3 +429,30 @@ def memory(size: int) -> int:
             handle = os.dup(file.fileno())
     os.ftruncate(handle, PAGE + size)
     return handle
+
+
+@contextmanager
+def new_file(path: Path) -> Generator[Path]:
+    """A path to write to that replaces `path` only when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
