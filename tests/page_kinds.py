@@ -190,6 +190,11 @@ def reidentify(folder: Path) -> Path:
     return command(f"reidentify {arm} {arm}/arm.urdf --map {arm}/log.toml {params}", folder / "drift", passes=(1,))
 
 
+def excite(folder: Path) -> Path:
+    """A designed motion."""
+    return command("excite arm7 --params joint.*.damping --seconds 1 --generations 1", folder / "excite", passes=(0, 1))
+
+
 def tune_torque(folder: Path) -> Path:
     """An identification by torques."""
     data, robot = torqued(folder)
@@ -243,15 +248,14 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "plain gap": (gap_plain, 0), "gap of pairs": (gap_pairs, 0),
     "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agree": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
-    "reidentify": (reidentify, 0),
+    "reidentify": (reidentify, 0), "excite": (excite, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
     "scene check": (scene_check, 0), "lab legs": (experiment_legs, 1), "lab closing": (closing, 0),
 }  # fmt: skip
 """Kind -> what makes its page, and how many videos it shows."""
 NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "lab legs"}
 """Kinds that take long to make."""
-PAGE_FREE = {"scene", "data", "robot", "excite", "train", "lab augment", "lab adr", "serve", "runs", "bench",
-             "doctor", "demo", "view"}  # fmt: skip
+PAGE_FREE = {"scene", "data", "robot", "train", "serve", "runs", "doctor", "demo", "view", "reconstruct"}  # fmt: skip
 """Commands that write no page; that of demo is checked with the demo, and that of augment is the page of eval."""
 
 
