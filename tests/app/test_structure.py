@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -82,3 +83,11 @@ def test_the_benchmark_gives_its_rows(bench, tmp_path):
     values = {row["name"]: row["value"] for row in rows}
     assert values["modules"] > 50 and values["lines"] > 1000
     assert (tmp_path / "structure.json").is_file()
+
+
+def test_the_walks_of_the_architecture_name_files_that_exist_and_at_most_twelve_each():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for walk in text.split("\n## ")[1:]:
+        files = re.findall(r"`([a-z_/]+\.py)`", walk)
+        assert 8 <= len(files) <= 12, walk.splitlines()[0]
+        assert [name for name in files if not (ROOT / "src" / "instep" / name).is_file()] == []
