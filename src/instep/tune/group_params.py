@@ -42,7 +42,14 @@ def grouped_episodes(episodes: Sequence[Episode], rules: Sequence[str]) -> tuple
         raise BadInput(
             f"All recordings are in one group ({', '.join(names)}); own parameters need --group with two or more."
         )
-    return [_with_group(e, names.index(name) + 1) for e, name in zip(episodes, found, strict=True)], names
+    numbered: list[Episode] = []
+    for episode, name in zip(episodes, found, strict=True):
+        known = episode["inputs"] if "inputs" in episode else np.ones((len(episode), 0))
+        labels = [*(episode.spec.inputs.labels if "inputs" in episode else ()), GROUP]
+        inputs = np.concatenate([known, np.full((len(episode), 1), float(names.index(name) + 1))], axis=1)
+        spec = replace(episode.spec, inputs=vector(labels, "1"))
+        numbered.append(replace(episode.with_columns({"inputs": inputs}), spec=spec))
+    return numbered, names
 
 
 def split_by_group(episodes: Sequence[Episode], groups: Sequence[str]) -> list[list[Episode]]:
@@ -213,10 +220,3 @@ def _checked_name(group: str) -> str:
     if not group or any(sign in group for sign in "@/\\:") or group.startswith("."):
         raise BadInput(f"{group!r} cannot be the name of a group: it must be a plain word without @ / \\ : .")
     return group
-
-
-def _with_group(episode: Episode, number: int) -> Episode:
-    old = episode["inputs"] if "inputs" in episode else np.ones((len(episode), 0))
-    labels = [*(episode.spec.inputs.labels if "inputs" in episode else ()), GROUP]
-    inputs = np.concatenate([old, np.full((len(episode), 1), float(number))], axis=1)
-    return replace(episode.with_columns({"inputs": inputs}), spec=replace(episode.spec, inputs=vector(labels, "1")))

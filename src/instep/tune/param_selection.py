@@ -117,7 +117,10 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     for joint in moved:
         if joint == next(other for other in groups.get(joint, (joint,)) if other in moved):
             chosen.add_joint(joint)
-    for name in _compensated_links(scene):
+    names = address.addresses(scene.model)
+    carried = (str(scene.model.body(i).name) for i in np.flatnonzero(scene.model.body_gravcomp > 0))
+    compensated = (f"body.{body}.gravcomp" for body in carried if body not in scene.objects)
+    for name in (name for name in compensated if name in names):
         chosen.add(Param(name, -2.0, 4.0), float(address.read(scene.model, [name])[name]))
     chosen.add_listed()
     for body in _moved_objects(scene, episodes):
@@ -376,14 +379,6 @@ def _bounded(param: Param, bounds: Mapping[str, Sequence[float]]) -> Param:
         if fnmatchcase(param.address, pattern):
             param = Param(param.address, float(low), float(high), param.log and low > 0, param.unit)
     return param
-
-
-def _compensated_links(scene: Scene) -> list[str]:
-    """Gravity compensation of the robot's links, where the scene has any."""
-    model = scene.model
-    known = set(address.addresses(model))
-    names = [str(model.body(i).name) for i in range(1, model.nbody) if model.body_gravcomp[i] > 0]
-    return [f"body.{name}.gravcomp" for name in names if f"body.{name}.gravcomp" in known and name not in scene.objects]
 
 
 def _moved_objects(scene: Scene, episodes: Sequence[Episode]) -> list[str]:

@@ -73,7 +73,8 @@ def recording_problems(episodes: Sequence[Episode]) -> list[str]:
 def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
     """What a reader should know before trusting a fit, one sentence each."""
     found: list[str] = []
-    gaps = [g for e in episodes if (g := _longest_gap(e)) > 1.5]
+    steps = [s for e in episodes if len(s := np.diff(e.t)) and np.median(s) > 0]
+    gaps = [gap for s in steps if (gap := float(s.max() / np.median(s))) > 1.5]
     if gaps:
         found.append(f"{len(gaps)} recordings have gaps of up to {max(gaps):.1f} periods in their clock.")
     labels, moving = episodes[0].spec.q.labels, _moving(episodes)
@@ -100,11 +101,6 @@ def _problems(episode: Episode, number: int) -> list[str]:
     if len(steps) and not (steps > 0).all():
         found.append(f"{name}: the clock runs backwards or stands still at row {int(np.argmin(steps > 0)) + 1}.")
     return found
-
-
-def _longest_gap(episode: Episode) -> float:
-    steps = np.diff(episode.t)
-    return float(steps.max() / np.median(steps)) if len(steps) and np.median(steps) > 0 else 1.0
 
 
 def _moving(episodes: Sequence[Episode]) -> list[str]:
@@ -314,14 +310,10 @@ def _free_stretches(sim: MujocoWorld, episodes: Sequence[Episode]) -> list[Episo
         if not touching.any():
             parts.append(episode)
             continue
-        for begin, end in _stretches(~binary_dilation(touching, iterations=max(1, margin))):
+        flags = ~binary_dilation(touching, iterations=max(1, margin))
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int))).tolist()
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
             if end - begin >= shortest:
                 parts.append(episode.rows(begin, end))
     free = sum(len(part) for part in parts)
     return parts if free >= LEAST_FREE_SHARE * sum(len(episode) for episode in episodes) else None
-
-
-def _stretches(flags: Array) -> list[tuple[int, int]]:
-    """Where stretches of true begin and end."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
-    return [(int(begin), int(end)) for begin, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -28,7 +28,7 @@ from instep.tune.gates import (
 from .least_squares import MAX_DIFFERENCE_STEP, UNCERTAINTY_STEPS, FitStatus, cost_of, evaluate
 from .shooting import Fit, Prior, ShootingOptions, fit, initial_value
 from .uncertainty import UNIFORM, Identifiability, correlation_time, motion_for, vague_params
-from .windows import Shooter, Windows, check_window_count, cut_windows
+from .windows import Shooter, check_window_count, cut_windows
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""
@@ -415,7 +415,9 @@ def contact_search(
     began = progress.clock()
     residual = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(params))(np.clip(first, 0.0, 1.0)[None])[0]))
     affordable = affordable_windows(len(windows), progress.clock() - began, len(params), SEARCH_SHARE * progress.left)
-    scale = _kind_scale(windows, residual)
+    labels, size = windows.tangent.labels, residual[windows.inside].mean(axis=0)
+    kinds = np.array([label[:-1] if label[-2:] in FREE_BODY_DIRECTIONS else label for label in labels])
+    scale = np.array([max(float(size[kinds == kind].mean()), 1e-9) for kind in kinds])[windows.tangent.measured]
     if affordable < len(windows):
         windows = cut_windows(sim, episodes, span=span, limit=affordable)
     check_window_count(windows)
@@ -450,14 +452,6 @@ def affordable_windows(windows: int, seconds: float, params: int, left: float) -
     candidates = CONTACT_GENERATIONS * (4 + int(3 * np.log(params)))
     most = left * windows / max(candidates * seconds, 1e-9)
     return windows if most > windows else max(min(MIN_CONTACT_WINDOWS, windows), int(most))
-
-
-def _kind_scale(windows: Windows, residual: Array) -> Array:
-    """The mean size of residuals by the kind of measured coordinate: position or rotation of a body, or a joint."""
-    labels, size = windows.tangent.labels, residual[windows.inside].mean(axis=0)
-    kinds = [label[:-1] if label[-2:] in FREE_BODY_DIRECTIONS else label for label in labels]
-    scale = [max(float(np.mean([s for s, k in zip(size, kinds, strict=True) if k == kind])), 1e-9) for kind in kinds]
-    return np.array(scale)[windows.tangent.measured]
 
 
 def _mean_errors(shooter: Shooter, points: Array, scale: Array) -> Array:

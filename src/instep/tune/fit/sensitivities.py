@@ -78,7 +78,8 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
     arm = _Arm.of(world, steps, shooter.params, by_unit)
 
     def part(some: Array) -> tuple[Array, Array]:
-        return _changes(arm, _of_windows(steps, some), windows.subset(some))
+        columns = {name: getattr(steps, name)[some] for name in ("q", "v", "acceleration", "constraint", "actuator")}
+        return _changes(arm, replace(steps, **columns), windows.subset(some))
 
     threads = max(1, min(world.threads or usable_cores(), len(windows) // MIN_WINDOWS))
     with ThreadPoolExecutor(threads) as pool:
@@ -114,12 +115,6 @@ class _Arm:
         sample_s = TOUCHING_SAMPLE_S if (held & ~_coupled(world.model)).any() else SAMPLE_S
         softer = {dof: _softer(world.model, dof) for dof in dofs}
         return cls(world, params, by_unit, _smooth_model(world.model, constrained=bool(held.any())), sample_s, softer)
-
-
-def _of_windows(steps: PhysicsSteps, some: Array) -> PhysicsSteps:
-    """The steps of some windows."""
-    parts = {name: getattr(steps, name)[some] for name in ("q", "v", "acceleration", "constraint", "actuator")}
-    return replace(steps, **parts)
 
 
 def _changes(arm: _Arm, steps: PhysicsSteps, windows: Windows) -> tuple[Array, Array]:

@@ -81,7 +81,10 @@ class GaussianBelief:
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """n points in unit coordinates [n, parameters]; those outside the bounds are sampled again, then clipped."""
-        root = _root(self.covariance)
+        # Directions without information get the width of the bounds.
+        finite = np.where(np.isfinite(self.covariance), self.covariance, 1 / 12)
+        values, vectors = np.linalg.eigh((finite + finite.T) / 2)
+        root = vectors * np.sqrt(np.clip(values, 0.0, None))
         points = self.mean + rng.standard_normal((n, len(self.mean))) @ root.T
         for _ in range(20):
             out = ((points < 0) | (points > 1)).any(axis=1)
@@ -220,13 +223,6 @@ def _named(kind: str, params: Sequence[Param], *numbers: Array) -> str:
     for array in numbers:
         digest.update(np.ascontiguousarray(array, float).tobytes())
     return f"{kind}({len(params)} parameters, {digest.hexdigest()[:16]})"
-
-
-def _root(covariance: Array) -> Array:
-    """A square root of the covariance; directions without information get the width of the bounds."""
-    finite = np.where(np.isfinite(covariance), covariance, 1 / 12)
-    values, vectors = np.linalg.eigh((finite + finite.T) / 2)
-    return vectors * np.sqrt(np.clip(values, 0.0, None))
 
 
 def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:

@@ -165,17 +165,17 @@ def misspecification(found: Fit, belief: Posterior, *, draws: int = 50, seed: in
     made = target.rows(belief.draw(draws, rng))[:, :size] - here
     made = made + rng.standard_normal(made.shape)
     # Start states that are off by more than their noise are no error of the physics: they are taken at their best.
+
+    def lag_one(residual: Array) -> float:
+        power = float((residual**2).mean())
+        return float((residual[:, 1:] * residual[:, :-1]).mean()) / power if power > 0 else 0.0
+
     simulated, real = (
-        [_lag_one(rows.reshape(shape)) for rows in target.marginalised(part.reshape(len(part), shape[0], -1))]
+        [lag_one(rows.reshape(shape)) for rows in target.marginalised(part.reshape(len(part), shape[0], -1))]
         for part in (made, here)
     )
     beyond = int((np.array(simulated) >= real[0]).sum())
     return Estimate((beyond + 1) / (draws + 1), 0.0, 1.0, draws, "1")
-
-
-def _lag_one(residual: Array) -> float:
-    power = float((residual**2).mean())
-    return float((residual[:, 1:] * residual[:, :-1]).mean()) / power if power > 0 else 0.0
 
 
 @array_dataclass
