@@ -74,8 +74,8 @@ def identified(
     """A scene with parameters identified from recordings, and their values."""
     choice = named_params(scene, params, {})
     sim = without_delta(scene).tuned({**choice.fixed, **held}) if {**choice.fixed, **held} else without_delta(scene)
-    start = {**choice.initial, **options.start}
-    found = fit(sim, episodes, choice.params, replace(options, start=start))
+    start = {**choice.initial, **options.initial}
+    found = fit(sim, episodes, choice.params, replace(options, initial=start))
     return sim.tuned(found.settings), {**choice.fixed, **held, **found.settings}
 
 

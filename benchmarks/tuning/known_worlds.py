@@ -107,7 +107,7 @@ def pusht() -> Bed:
 
     # What a block does not do on a table, lift and tilt, is rattle of the contact solver, and counts for nothing.
     flat = {"tee.vz": 1.0, "tee.wx": 1.0, "tee.wy": 1.0}
-    options = replace(bed.options, start=start, scale=flat, iterations=30)
+    options = replace(bed.options, initial=start, scale=flat, iterations=30)
     return replace(bed, params=params, start=start, commands=push, options=options)
 
 

@@ -73,4 +73,4 @@ def test_what_only_the_scene_lists_can_keep_its_value():
     assert gone == set(chosen.listed) and "tendon.motor_2.frictionloss" in gone
     assert not [name for name in kept.fixed if name.startswith("tendon")]
     assert chosen.kept_values() == [] and "tendon.motor_2.frictionloss" in kept.kept_values()[0]
-    assert set(kept.start) == {param.address for param in kept.params}
+    assert set(kept.initial) == {param.address for param in kept.params}
