@@ -115,7 +115,7 @@ def test_shared_and_own_parameters_are_identified_and_saved(scene, runs, tmp_pat
 
 def test_own_parameters_need_groups(scene, runs):
     with pytest.raises(BadInput, match="--own and --group go together"):
-        TuneOptions(own=(DAMPING,))
+        instep.identify(scene, runs, (KP, DAMPING), TuneOptions(own=(DAMPING,)))
     options = TuneOptions(own=("joint.*.stiffness",), group=("machine",))
     with pytest.raises(BadInput, match="no parameter among those to fit named"):
         instep.identify(scene, runs, (KP, DAMPING), options)

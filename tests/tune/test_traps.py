@@ -51,7 +51,7 @@ def test_friction_that_noise_hides_keeps_the_scenes_value_and_names_its_motion(s
     assert FRICTION in result.identifiability.unobservable
     assert result.settings[FRICTION] == start[FRICTION]
     gate = result.gates[1]
-    assert "Not identifiable, values kept" in gate.message
+    assert "Not identifiable from these recordings, kept" in gate.message
     assert "slow reversals" in gate.remedy and f"instep excite SCENE --params {FRICTION}" in gate.remedy
 
 

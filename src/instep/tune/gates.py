@@ -143,8 +143,6 @@ class TuneOptions:
     """seed of all random numbers."""
 
     def __post_init__(self) -> None:
-        if bool(self.own) != bool(self.group):
-            raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
         window = WINDOW_S if self.window is None else self.window
         if self.windows < 2 or self.seeds < 1 or (self.draws or 0) < 0 or not 0 < window < math.inf:
             raise BadInput(

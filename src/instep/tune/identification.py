@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
@@ -326,6 +327,8 @@ class _Recordings:
 
 def _split(sim: SceneSimulator, episodes: Sequence[Episode], options: TuneOptions) -> _Recordings:
     """The recordings at the rate of the scene; groups are split one by one."""
+    if bool(options.own) != bool(options.group):
+        raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
     episodes, _ = recorded_at_rate(with_inputs(sim.scene, episodes), sim.spec.dt)
     refuse(scene_problems(sim.scene, episodes))
     refuse(recording_problems(episodes))
