@@ -256,7 +256,8 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
 NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "lab legs"}
 """Kinds that take long to make."""
 PAGE_FREE = {"scene", "data", "robot", "train", "serve", "runs", "doctor", "demo", "view", "reconstruct"}  # fmt: skip
-"""Commands that write no page; that of demo is checked with the demo, and that of augment is the page of eval."""
+"""Commands that write no page; that of demo is checked with the demo, that of augment is the page of eval, and that
+of reconstruct is checked in tests/reconstruct."""
 
 
 def screenshots(folder: Path, names: list[str]) -> None:

@@ -303,7 +303,7 @@ def _inline(page: str, line: int, words: list[str]) -> InlineCommand:
     verbs = cli.VERBS
     names = {" ".join(words[1 : 1 + n]).split("\\|")[0].split("|")[0] for n in (1, 2)}
     verb = next((v for v in sorted(verbs, key=len, reverse=True) if v in names), "")
-    if not verb and words[1] == "COMMAND":
+    if not verb and words[1] in ("COMMAND", cli.COMPLETION):
         return InlineCommand(page, line, tuple(words), False, "")
     if not verb:
         return InlineCommand(page, line, tuple(words), False, f"instep has no verb {' '.join(words[1:3])!r}")

@@ -23,7 +23,6 @@ NOT_RUN = {
     "the address is of a Ray cluster",
     "the checkpoint is one that LeRobot trained",
     "needs a CUDA device",
-    "needs TRELLIS and a CUDA device",
     "the photographs are yours",
     "the program is a network that is not installed",
 }
@@ -69,7 +68,7 @@ RUN = {
 }
 """Commands of all pages that are run, now or nightly."""
 INLINE = snippets.inline_commands(ROOT)
-MACHINES = [command for command in INLINE if command.page == "docs/machines.md" and command.words[1:2] == ("tune",)
+MACHINES = [command for command in INLINE if command.page == "docs/machines.md" and command.words[1] in ("tune", "torque")
             and command.complete]  # fmt: skip
 """Commands in the table of recorded machines, which run for as long as a budget allows."""
 

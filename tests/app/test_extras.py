@@ -16,9 +16,9 @@ SOURCE = ROOT / "src" / "instep"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {
     "usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2", "rerun-sdk": "rerun",
-    "opencv-python-headless": "cv2", "warp-lang": "warp",
+    "opencv-python-headless": "cv2", "warp-lang": "warp", "pillow": "PIL",
 }  # fmt: skip
-BROUGHT_BY = {"llvmlite": "numba", "contourpy": "matplotlib", "PIL": "matplotlib"}
+BROUGHT_BY = {"llvmlite": "numba"}
 """Libraries that another one brings, in the version it needs."""
 LOADERS = ("import_module", "library", "optional_library")
 """Functions that import a library by its name."""
@@ -84,7 +84,7 @@ def test_an_extra_that_is_asked_for_by_an_error_exists():
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names_extra = isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.func, ast.Name)
-            if names_extra and node.func.id in ("MissingExtra", "optional_library") and path.name != "lazy.py":
+            if names_extra and node.func.id in ("MissingExtra", "optional_library") and path.name != "imports.py":
                 extra = node.args[1]
                 assert isinstance(extra, ast.Constant), f"{path} names its extra by a word"
                 asked[extra.value] = str(path.relative_to(ROOT))

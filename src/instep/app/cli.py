@@ -71,7 +71,7 @@ VERBS: dict[str, Verb] = {
         "scene_camera:camera",
         "list, render, add, move or remove cameras of a scene",
         (
-            "instep scene camera so101",
+            "instep scene camera pusht --out images",
             "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",
         ),
     ),
@@ -165,7 +165,11 @@ VERBS: dict[str, Verb] = {
         "identify parameters from recordings, with gates and posteriors",
         ("instep tune log my_arm --map my_arm.toml --budget 60s",),
     ),
-    "torque": Verb("torque:torque", "identify inertias, friction and payloads from measured joint torques"),
+    "torque": Verb(
+        "torque:torque",
+        "identify inertias, friction and payloads from measured joint torques",
+        ("instep torque recordings/kuka_lwr4 recordings/kuka_lwr4/kuka_lwr4_mujoco.urdf --hold-out measurements_2",),
+    ),
     "reidentify": Verb(
         "reidentify:reidentify",
         "replay recordings through the on-line filter of parameters",
@@ -202,7 +206,7 @@ VERBS: dict[str, Verb] = {
         "keep a simulated twin in step with a robot or a recording",
         (
             "instep twin pusht --policy expert --real robot:ws://127.0.0.1:8765 --token token.txt --steps 600",
-            "instep twin pusht --real recording:seen/data",
+            "instep twin pusht --real recording:seen/data --cameras tracked/cameras.json",
         ),
     ),
     "eval": Verb(

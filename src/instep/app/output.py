@@ -147,7 +147,8 @@ def new_output(verb: str, out: Path | None, *, seed: int = 0) -> Output:
 
 
 def next_folder(verb: str) -> Path:
-    """The next free numbered folder of a verb under runs/."""
+    """The next free numbered folder of a verb under runs/; its name has no spaces."""
+    verb = verb.replace(" ", "-")
     names = (re.fullmatch(rf"{re.escape(verb)}-(\d+)", path.name) for path in RUNS.glob(f"{verb}-*"))
     return RUNS / f"{verb}-{1 + max((int(found[1]) for found in names if found), default=0):03d}"
 

@@ -347,7 +347,7 @@ def _copy_mask(masks: Path, name: str, size: Sequence[int], factor: int, work: P
 
 def _exif(path: Path) -> tuple[float | None, int]:
     """The focal length for film of 36 x 24 mm [mm] and the orientation that EXIF states."""
-    from PIL import Image, UnidentifiedImageError  # comes with Matplotlib
+    from PIL import Image, UnidentifiedImageError
 
     if path.suffix.lower() == ".png":
         return None, 1

@@ -267,7 +267,7 @@ def _polygons(outline: Array) -> list[list[Array]]:
     """Polygons around the positive part of a field, each an outer ring and holes [n, 2] [cells]."""
     from importlib import import_module
 
-    contourpy = import_module("contourpy")  # a part of Matplotlib, without types
+    contourpy = import_module("contourpy")  # has no types
     rows = contourpy.contour_generator(z=outline.T, fill_type="OuterOffset")
     points, offsets = rows.filled(0.0, float(outline.max()) + 1.0)
     return [
