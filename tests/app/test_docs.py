@@ -68,8 +68,11 @@ RUN = {
 }
 """Commands of all pages that are run, now or nightly."""
 INLINE = snippets.inline_commands(ROOT)
-MACHINES = [command for command in INLINE if command.page == "docs/machines.md" and command.words[1] in ("tune", "torque")
-            and command.complete]  # fmt: skip
+MACHINES = [
+    command
+    for command in INLINE
+    if command.page == "docs/machines.md" and command.words[1] in ("tune", "torque") and command.complete
+]
 """Commands in the table of recorded machines, which run for as long as a budget allows."""
 
 
