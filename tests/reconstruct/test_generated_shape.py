@@ -1,4 +1,4 @@
-"""Shapes by a program or a server that generates them: registered, compared with silhouettes, refused in one sentence.
+"""Shapes by a program that generates them: registered, compared with silhouettes, refused in one sentence.
 
 Stand-ins for networks: they answer with the true object in another scale, orientation and place, or with rubbish.
 """
@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +21,6 @@ from instep.core.poses import matrix_from_quat, quat_exp
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.checks import check_scene
 from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.shape import generated_shape as shape_generator
 from instep.reconstruct.shape.generated_shape import GeneratedOptions, generated_shape, parse_generator
 from instep.reconstruct.shape.mesh_registration import register_mesh
 from instep.reconstruct.shape.object_shape import ObjectShape, object_shape
@@ -37,11 +33,12 @@ CAMERAS = ring(3)
 Y_UP = matrix_from_quat(quat_exp(np.array([-np.pi / 2, 0.0, 0.0])))
 SKEW = matrix_from_quat(quat_exp(np.array([0.9, -1.7, 0.4])))
 PROGRAM = """
-import base64, json, struct, sys, time
+import json, struct, sys, time
 from pathlib import Path
 kind, mesh, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 request = json.loads((folder / "request.json").read_text())
 assert request["protocol"] == "instep.generator/1" and request["table"] == [0, 0, 1, 0]
+assert {"image", "focal", "world_from_camera", "crop"} <= set(request["views"][0])
 for view in request["views"]:
     head = (folder / view["image"]).read_bytes()[:26]
     width, height, depth, colour = struct.unpack(">IIBB", head[16:])
@@ -88,33 +85,6 @@ def command(tmp_path) -> Callable[[str, TriangleMesh], str]:
         return shlex.join([sys.executable, str(tmp_path / "stand in.py"), kind, str(tmp_path / "answer.obj")])
 
     return words
-
-
-@pytest.fixture
-def server():
-    """A server on this machine: /mesh answers with its `mesh`, other paths wrongly."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            found.asked.append(request)
-            if self.path == "/hang":
-                time.sleep(3)
-            if self.path == "/busy":
-                return self.send_error(503, "queue is full")
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write({"/mesh": found.mesh, "/large": b"v 0 0 0\n" * 400_000}.get(self.path, b"{}"))
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.asked, found.mesh = [], b""
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
 
 
 def generated(words: str, mesh: TriangleMesh, folder: Path, views: int = 3, timeout: float = 60.0) -> ObjectShape:
@@ -164,17 +134,12 @@ def test_a_program_gives_the_shape_of_what_is_not_upright(command, tmp_path):
     assert (tmp_path / "kept" / "cup.obj").is_file()
 
 
-def test_a_wrong_object_is_not_taken_and_the_record_says_why(server, tmp_path):
-    wrong = box((0.0, 0.0, 0.0), (3.0, 0.5, 0.4))
-    wrong.save_obj(tmp_path / "plank.obj")
-    server.mesh = (tmp_path / "plank.obj").read_bytes()
-    found = generated(f"http://127.0.0.1:{server.server_port}/mesh", tee(), tmp_path)
+def test_a_wrong_object_is_not_taken_and_the_record_says_why(command, tmp_path):
+    found = generated(command("mesh", box((0.0, 0.0, 0.0), (3.0, 0.5, 0.4))), tee(), tmp_path)
     asked = found.info["generator"]
     assert found.info["method"] == "extrusion" and not asked["taken"]
     assert np.mean(list(asked["overlap"].values())) < np.mean(list(found.info["overlap"].values())) - 0.05
     assert "overlap the masks by" in asked["because"] and "extrusion" in asked["because"]
-    [request] = server.asked
-    assert {"image", "png", "focal", "world_from_camera", "crop"} <= set(request["views"][0])
 
 
 @pytest.mark.parametrize(
@@ -192,24 +157,6 @@ def test_a_program_that_fails_is_one_sentence(command, tmp_path, kind, message):
     assert not (tmp_path / "kept").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [("/hang", "no mesh within 1 s"), ("/busy", "status 503"), ("/json", "is no mesh"), ("/large", "more than 1 MiB")],
-)
-def test_a_server_that_fails_is_one_sentence(server, tmp_path, monkeypatch, path, message):
-    monkeypatch.setattr(shape_generator, "MAX_ANSWER", 1 << 20)
-    with pytest.raises(BadInput, match=message):
-        generated(f"http://127.0.0.1:{server.server_port}{path}", tee(), tmp_path, timeout=1.0 if "h" in path else 20.0)
-
-
-def test_a_server_that_is_not_there_is_one_sentence(server, tmp_path):
-    port = server.server_port
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(BadInput, match="cannot be asked"):
-        generated(f"http://127.0.0.1:{port}/mesh", tee(), tmp_path)
-
-
 def test_a_mesh_without_volume_is_refused(command, tmp_path):
     sheet = TriangleMesh(np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]), np.array([[0, 1, 2], [0, 2, 3]]))
     with pytest.raises(BadInput, match="encloses no volume"):
@@ -225,7 +172,6 @@ def test_one_view_is_no_reason_to_take_a_wrong_shape(command, tmp_path):
     ("words", "message"),
     [
         ("no-such-program --fast", "no program 'no-such-program'"),
-        ("http:///mesh", "names no host"),
         ("python 'open", "close its quotes"),
         ("", "no program ''"),
     ],

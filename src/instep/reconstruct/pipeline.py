@@ -88,7 +88,7 @@ class ReconstructOptions:
     height: float | None = None
     """Known height of the objects [m], for extruded outlines only."""
     generator: ShapeGenerator | None = None
-    """Program or server whose shapes are used if they fit the masks about as well as the shape from silhouettes."""
+    """Program whose shapes are used if they fit the masks about as well as the shape from silhouettes."""
     weighed: Mapping[str, float] = field(default_factory=dict[str, float])
     """Masses by object [kg]."""
     materials: Mapping[str, str] = field(default_factory=dict[str, str])

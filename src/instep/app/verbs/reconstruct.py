@@ -51,8 +51,8 @@ class ReconstructArgs:
     height: Expert[float | None] = None
     """known height of the objects [m], for extruded outlines; a single image needs it."""
     generator: Expert[str | None] = None
-    """program with arguments, or http://HOST:PORT/PATH, that generates shapes from images, such as a network; its shape
-    is used if it fits the masks about as well as the one from silhouettes."""
+    """program with arguments that generates shapes from images, such as a network; its shape is used if it fits the
+    masks about as well as the one from silhouettes."""
     generator_timeout: Expert[float] = 600.0
     """longest time of the generator for one object [s]."""
     mass: tuple[str, ...] = ()

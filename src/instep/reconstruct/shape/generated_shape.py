@@ -2,13 +2,12 @@
 silhouettes.
 
 A program gets a folder as its last argument: request.json and the images. It writes mesh.glb (or .obj, .stl) there and
-ends with exit code 0. A server gets the same request by POST, with the images in base64, and answers with the bytes of
-the mesh. Both answer in any scale, orientation and place. The protocol is in docs/verbs/reconstruct.md.
+ends with exit code 0. The mesh may have any scale, orientation and place. The protocol is in
+docs/verbs/reconstruct.md.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -17,16 +16,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -69,29 +63,17 @@ _POLL_S = 0.2
 
 @frozen_dataclass
 class ShapeGenerator:
-    """A program or server that generates shapes."""
+    """A program that generates shapes."""
 
     words: str
-    """The program with its arguments, or the address, as given."""
+    """The program with its arguments, as given."""
     timeout: float
     """Longest time for one object [s]."""
-
-    @property
-    def address(self) -> str | None:
-        """The address of a server; None for a program."""
-        return self.words if self.words.startswith(("http://", "https://")) else None
 
     @property
     def program(self) -> list[str]:
         """The words of a command."""
         return shlex.split(self.words)
-
-    def late(self) -> BadInput:
-        """The error for no answer in time."""
-        return BadInput(
-            f"The generator {self.words!r} gave no mesh within {self.timeout:g} s; allow more time by "
-            "--generator-timeout, or check whether it hangs."
-        )
 
 
 @array_dataclass
@@ -190,14 +172,10 @@ class GeneratorRequest:
 
 
 def parse_generator(words: str, timeout: float = 600.0) -> ShapeGenerator:
-    """A generator by its words: an installed program with arguments, or an address."""
+    """A generator by its words: an installed program with arguments."""
     if not 0 < timeout <= 86_400:
         raise BadInput(f"--generator-timeout is a time in seconds, above 0 and at most a day, not {timeout:g}.")
     found = ShapeGenerator(words.strip(), timeout)
-    if found.address is not None:
-        if not urlsplit(found.address).hostname:
-            raise BadInput(f"--generator {words!r} names no host; http://HOST:PORT/PATH was expected.")
-        return found
     try:
         program = found.program
     except ValueError as error:
@@ -205,8 +183,7 @@ def parse_generator(words: str, timeout: float = 600.0) -> ShapeGenerator:
     if not program or shutil.which(program[0]) is None:
         name = program[0] if program else ""
         raise BadInput(
-            f"There is no program {name!r} for --generator; a program with its arguments, or http://HOST:PORT/PATH, "
-            "was expected."
+            f"There is no program {name!r} for --generator; an installed program with its arguments was expected."
         )
     return found
 
@@ -243,18 +220,6 @@ def generator_request(
 
 def generated_mesh(generator: ShapeGenerator, request: GeneratorRequest, report: Progress) -> bytes:
     """The bytes of the mesh of a generator; BadInput if there is none in time."""
-    begin = time.monotonic()
-
-    def waiting() -> float:
-        """Report, and return the time left [s]."""
-        spent = time.monotonic() - begin
-        report(spent / generator.timeout, f"generator: {spent:.0f} s, at most {generator.timeout - spent:.0f} s more")
-        return generator.timeout - spent
-
-    return _by_server(generator, request, waiting) if generator.address else _by_program(generator, request, waiting)
-
-
-def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: Callable[[], float]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="instep-generator-") as place, tempfile.TemporaryFile() as log:
         folder = Path(place)
         for view, image in zip(request.table["views"], request.images, strict=True):
@@ -267,10 +232,16 @@ def _by_program(generator: ShapeGenerator, request: GeneratorRequest, waiting: C
         except OSError as error:
             raise BadInput(f"The generator {generator.words!r} cannot be started ({first_line(error)}).") from None
         try:
+            begin = time.monotonic()
             while child.poll() is None:
-                left = waiting()
+                spent = time.monotonic() - begin
+                left = generator.timeout - spent
+                report(spent / generator.timeout, f"generator: {spent:.0f} s, at most {left:.0f} s more")
                 if left <= 0:
-                    raise generator.late()
+                    raise BadInput(
+                        f"The generator {generator.words!r} gave no mesh within {generator.timeout:g} s; allow more "
+                        "time by --generator-timeout, or check whether it hangs."
+                    )
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(min(_POLL_S, left))
         finally:
@@ -296,58 +267,3 @@ def last_line(log: IO[bytes]) -> str:
     log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
     lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
     return f" ({lines[-1][:200]})" if lines else ""
-
-
-def _by_server(generator: ShapeGenerator, request: GeneratorRequest, waiting: Callable[[], float]) -> bytes:
-    """Ask in a thread of its own, so that progress is reported while the server computes."""
-    done: list[bytes | BadInput] = []
-    deadline = time.monotonic() + generator.timeout
-
-    def ask() -> None:
-        try:
-            done.append(_answer(generator, request, deadline))
-        except BadInput as error:
-            done.append(error)
-
-    thread = threading.Thread(target=ask, name="instep-generator", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        if waiting() <= 0 and not done:
-            raise generator.late()
-        thread.join(_POLL_S)
-    if isinstance(done[0], BadInput):
-        raise done[0]
-    return done[0]
-
-
-def _answer(generator: ShapeGenerator, request: GeneratorRequest, deadline: float) -> bytes:
-    views = [
-        {**view, "png": base64.b64encode(image).decode()}
-        for view, image in zip(request.table["views"], request.images, strict=True)
-    ]
-    address = str(generator.address)
-    asked = urllib.request.Request(  # noqa: S310 (http and https alone, see `address`)
-        address, json.dumps({**request.table, "views": views}).encode(), {"Content-Type": "application/json"}
-    )
-    local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
-    out = bytearray()
-    try:
-        with opener.open(asked, timeout=generator.timeout) as answer:
-            while chunk := answer.read(1 << 16):
-                out += chunk
-                if len(out) > MAX_ANSWER:
-                    raise BadInput(
-                        f"The generator at {address} answers with more than {MAX_ANSWER >> 20} MiB; a mesh of at most "
-                        "that size was expected."
-                    )
-                if time.monotonic() > deadline:
-                    raise generator.late()
-    except TimeoutError:
-        raise generator.late() from None
-    except urllib.error.HTTPError as error:
-        words = first_line(ValueError(error.read(400).decode("utf-8", "replace") or error.reason))
-        raise BadInput(f"The generator at {address} answered with status {error.code} ({words}).") from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise BadInput(f"The generator at {address} cannot be asked ({first_line(error)}).") from None
-    return bytes(out)
