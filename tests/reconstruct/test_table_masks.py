@@ -92,17 +92,6 @@ def test_an_object_of_another_prompt_is_left_out():
         split_objects("rest", masks, TABLE, {"cup": own})
 
 
-def test_a_turntable_is_refused(tmp_path, capsys):
-    images = write_capture(tmp_path / "images", tee(), ring(8, size=(96, 72)))
-    table = json.loads((images / "transforms.json").read_text())
-    (images / "transforms.json").write_text(json.dumps({**table, "poses": {"turntable": True}}))
-    words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", "things=table"]
-    assert main(words) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "of a turntable" in said and "clicks or boxes" in said
-    assert not (tmp_path / "scene").exists()
-
-
 def test_the_command_builds_every_object_on_the_table(tmp_path, capsys):
     images = write_capture(tmp_path / "images", joined([LEFT, RIGHT]), ring(8, size=(96, 72)))
     words = ["reconstruct", str(images), str(tmp_path / "scene"), "--prompt", "things=table", "--steps", "0"]

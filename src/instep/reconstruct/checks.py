@@ -55,8 +55,11 @@ def check_scene(scene: Scene, engines: Sequence[Engine] = ("mujoco", "rapier")) 
     findings: list[Finding] = []
     for name in scene.objects:
         findings += _object_findings(scene.model, name)
-    findings += _cavities(scene)
-    findings += _penetrations(scene)
+    data = mujoco.MjData(scene.model)
+    data.qpos[:] = scene.start(0)[0]
+    mujoco.mj_forward(scene.model, data)
+    findings += _cavities(scene, data)
+    findings += _penetrations(scene, data)
     for engine in engines:
         findings += _settling(scene, engine)
     findings += _record_findings(scene)
@@ -92,11 +95,9 @@ def _object_findings(model: Any, name: str) -> list[Finding]:
     return found
 
 
-def _cavities(scene: Scene) -> list[Finding]:
+def _cavities(scene: Scene, data: mujoco.MjData) -> list[Finding]:
     """Whether objects with a closed surface hold water as they stand at the start."""
-    model, data = scene.model, mujoco.MjData(scene.model)
-    data.qpos[:] = scene.start(0)[0]
-    mujoco.mj_forward(model, data)
+    model = scene.model
     found: list[Finding] = []
     for name in scene.objects:
         body = int(model.body(name).id)
@@ -158,11 +159,9 @@ def _part_volume(model: Any, geom: int) -> float:
     return float(formulas.get(kind, 0.0))
 
 
-def _penetrations(scene: Scene) -> list[Finding]:
+def _penetrations(scene: Scene, data: mujoco.MjData) -> list[Finding]:
     """How deep objects are inside others where the scene starts."""
-    model, data = scene.model, mujoco.MjData(scene.model)
-    data.qpos[:] = scene.start(0)[0]
-    mujoco.mj_forward(model, data)
+    model = scene.model
     deepest = dict.fromkeys(scene.objects, 0.0)
     for i in range(data.ncon):
         contact = data.contact[i]

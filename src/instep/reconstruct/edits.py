@@ -27,7 +27,7 @@ from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colour
 from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.rendering import orientations
 
-from .appearance.object_appearance import texture_from_points
+from .object_appearance import texture_from_points
 from .pipeline import BUILD_FILE
 from .scene_formats import ExportedShape, exported_shapes, mesh_triangles, mjcf_words, placed
 from .scene_writing import BY_VOLUME, TouchedParts, add_shapes, add_surface, set_inertia

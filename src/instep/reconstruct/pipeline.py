@@ -30,7 +30,14 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
-from .appearance.object_appearance import (
+from .capture.posed_views import PosedView, check_views, seen_on_table, table_of, views_of
+from .capture.robot_views import has_robot, robot_views, scene_cameras
+from .masks.box_masks import masks_by_boxes, propagated
+from .masks.object_mask import ObjectMask
+from .masks.prompted_masks import background_without, prompted_masks
+from .masks.prompts import ObjectPrompt, check_cameras, open_segmenter, prompt_words
+from .masks.table_masks import split_objects
+from .object_appearance import (
     HELD_OUT_EVERY,
     WORLD,
     MeshTexture,
@@ -41,13 +48,6 @@ from .appearance.object_appearance import (
     median_colour,
     object_psnr,
 )
-from .capture.posed_views import PosedView, check_views, seen_on_table, table_of, views_of
-from .capture.robot_views import has_robot, robot_views, scene_cameras
-from .masks.box_masks import masks_by_boxes, propagated
-from .masks.object_mask import ObjectMask
-from .masks.prompted_masks import background_without, prompted_masks
-from .masks.prompts import ObjectPrompt, check_cameras, open_segmenter, prompt_words
-from .masks.table_masks import split_objects
 from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, write_scene
 from .shape.convex_parts import convex_parts, with_flat_base
 from .shape.generated_shape import GeneratedOptions, ShapeGenerator, generated_shape
@@ -247,7 +247,7 @@ def _segmented(
     taken: CapturedViews, prompts: Sequence[ObjectPrompt], weights: Path | None, work: Path, report: Progress
 ) -> SegmentedObjects:
     """Masks of all objects, with overlays of them as PNG files."""
-    views, plane = taken.views, taken.plane
+    views, plane, visible = taken.views, taken.plane, {view.name: view.visible for view in taken.views}
     segmenter = None if weights is None else open_segmenter(weights)
     boxed = segmenter is None and propagated(prompts, views)
     together = masks_by_boxes(views, prompts, plane, report) if boxed else None
@@ -259,7 +259,11 @@ def _segmented(
             part: Progress = lambda s, words, i=i: report((i + s) / len(prompts), words)  # noqa: E731
             chosen = prompted_masks(views, prompt, plane, segmenter, part)
             masks, found[prompt.name] = chosen.masks, dict(chosen.info)
-        masks = tuple(_beside_robot(mask, views) for mask in masks)
+        # Rounded as their file rounds them, and unknown where the robot may be in front.
+        masks = tuple(
+            ObjectMask(m.camera, to_bytes(m.alpha).astype(np.float32) / 255, m.known & visible[m.camera.name])
+            for m in masks
+        )
         new: Mapping[str, tuple[ObjectMask, ...]] = {prompt.name: masks}
         if prompt.table:
             split = split_objects(prompt.name, masks, plane, objects)
@@ -278,13 +282,6 @@ def _segmented(
         for name, masks in objects.items()
     }
     return SegmentedObjects(objects, {"objects": info, "found": found})
-
-
-def _beside_robot(mask: ObjectMask, views: Sequence[PosedView]) -> ObjectMask:
-    """The mask, rounded as its file rounds it, and unknown where the robot may be in front."""
-    hidden = next(view.hidden for view in views if view.name == mask.camera.name)
-    known = mask.known if hidden is None else mask.known & ~hidden
-    return ObjectMask(mask.camera, to_bytes(mask.alpha).astype(np.float32) / 255, known)
 
 
 def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> None:

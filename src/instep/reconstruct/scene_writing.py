@@ -22,7 +22,7 @@ from instep.scene.camera import Camera
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import SCENE_FILE, Scene, read_table
 
-from .appearance.object_appearance import MeshTexture
+from .object_appearance import MeshTexture
 from .scene_formats import mjcf_tree, mjcf_words
 from .shape.triangle_mesh import TriangleMesh
 from .shape.visual_hull import table_frame

@@ -28,9 +28,9 @@ from instep.scene.camera import Camera
 from instep.splat.fitting import Progress
 from instep.splat.image import to_bytes
 
-from .appearance.object_appearance import MeshTexture
 from .capture.posed_views import PosedView
 from .masks.object_mask import ObjectMask
+from .object_appearance import MeshTexture
 from .shape.triangle_mesh import TriangleMesh
 
 Stage = Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"]

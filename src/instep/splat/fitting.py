@@ -148,12 +148,16 @@ def pixel_rays(camera: Camera, pixels: Array) -> Array:
 
 def intersect_plane(camera: Camera, rays: Array, plane: Plane) -> tuple[Array, Array]:
     """Where rays of a camera meet the plane [..., 3], and whether they do inside its bounds."""
-    origin, normal = camera.body_from_camera[:3, 3], plane.normal[:3]
-    towards = rays @ normal
-    t = -(origin @ normal + plane.normal[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
-    points = origin + t[..., None] * rays
+    t = plane_distances(camera, rays, plane.normal)
+    points = camera.body_from_camera[:3, 3] + t[..., None] * rays
     inside = ((points[..., :2] >= plane.low) & (points[..., :2] <= plane.high)).all(axis=-1)
     return points, (t > 0) & inside
+
+
+def plane_distances(camera: Camera, rays: Array, plane: Array) -> Array:
+    """Lengths of rays [..., 3] of a camera to a plane (nx, ny, nz, d), in units of the ray [...]; negative behind."""
+    origin, towards = camera.body_from_camera[:3, 3], rays @ plane[:3]
+    return -(origin @ plane[:3] + plane[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
 
 
 def focus_point(cameras: Sequence[Camera]) -> Array | None:

@@ -26,7 +26,7 @@ from instep.splat.capture import unscaled_capture
 from instep.splat.fitting import Progress
 from instep.splat.rendering import save_png
 
-from .metric_frame import FrameChange, KnownLength, frame_by_board, frame_on, middle_of, scale_by_lengths, table_plane
+from .metric_frame import KnownLength, frame_by_board, frame_on, middle_of, scale_by_lengths, table_plane
 from .posed_views import MAX_EDGE_PX, edge_width
 from .structure_from_motion import (
     MIN_PHOTOS,
@@ -383,7 +383,15 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
             depth = options.board.thickness
             notes.append("The table is that of the board: too few points were found on it.")
         else:
-            change = _on_table(change, model.plane, middle, notes)
+            # The frame of a board, turned so that z = 0 is the table; only its scale if the board is tilted.
+            tilt = float(np.degrees(np.arccos(np.clip(change.turn[2] @ model.plane[:3], -1.0, 1.0))))
+            lies = tilt < _MAX_BOARD_TILT_DEG
+            if not lies:
+                notes.append(
+                    f"The board is {tilt:.0f} degrees from the table, so it gives the scale, and not the frame."
+                )
+            origin = -change.turn.T @ change.shift / change.scale if lies else middle
+            change = frame_on(model.plane, change.turn[0], origin, change.scale)
     elif options.lengths and model.plane is not None:
         scale = scale_by_lengths(options.lengths, model.cameras, model.plane, options.seed)
         words = f"{len(options.lengths)} length{'s' * (len(options.lengths) > 1)} between marked points"
@@ -403,16 +411,6 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
     apart = np.median([np.linalg.norm(camera.body_from_camera[:3, 3] - centre) for camera in cameras])
     near = points[np.linalg.norm(points - centre, axis=1) < _POINT_REACH * apart]
     return _InWorld(found, (0.0, 0.0, 1.0, depth), near)
-
-
-def _on_table(change: FrameChange, plane: Array, middle: Array, notes: list[str]) -> FrameChange:
-    """The frame of a board, turned so that z = 0 is the table; only its scale if the board is tilted."""
-    tilt = float(np.degrees(np.arccos(np.clip(change.turn[2] @ plane[:3], -1.0, 1.0))))
-    lies = tilt < _MAX_BOARD_TILT_DEG
-    if not lies:
-        notes.append(f"The board is {tilt:.0f} degrees from the table, so it gives the scale, and not the frame.")
-    origin = -change.turn.T @ change.shift / change.scale if lies else middle
-    return frame_on(plane, change.turn[0], origin, change.scale)
 
 
 def _corners(model: _Model, options: BoardOptions) -> dict[str, tuple[Array, Array]]:

@@ -13,7 +13,7 @@ from instep.reconstruct.shape.visual_hull import height_above, projected
 from instep.scene.camera import Camera
 from instep.scene.camera_files import is_transform
 from instep.splat.capture import CameraRecording, Capture
-from instep.splat.fitting import pixel_rays
+from instep.splat.fitting import pixel_rays, plane_distances
 
 MAX_PIXELS = 64_000_000
 """Pixels of the largest image that is read."""
@@ -49,6 +49,11 @@ class PosedView:
     def name(self) -> str:
         """The name of its camera."""
         return self.camera.name
+
+    @property
+    def visible(self) -> Array:
+        """Pixels where no robot may occlude the scene [height, width]."""
+        return np.ones(self.image.shape[:2], bool) if self.hidden is None else ~self.hidden
 
 
 def views_of(capture: Capture, time: float | None = None) -> list[PosedView]:
@@ -200,10 +205,9 @@ def _table_points(camera: Camera, plane: Array) -> Array:
         np.linspace(0.5, camera.width - 0.5, _SAMPLES), np.linspace(0.5, camera.height - 0.5, _SAMPLES)
     )
     rays = pixel_rays(camera, np.stack([columns, rows], axis=-1)).reshape(-1, 3)
-    origin, towards = camera.body_from_camera[:3, 3], rays @ plane[:3]
-    t = -(origin @ plane[:3] + plane[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
+    t = plane_distances(camera, rays, plane)
     hit = (t > 0) & (t * np.linalg.norm(rays, axis=1) < MAX_DISTANCE_M)
-    return origin + t[hit, None] * rays[hit]
+    return camera.body_from_camera[:3, 3] + t[hit, None] * rays[hit]
 
 
 def _shown(camera: Camera, points: Array) -> int:

@@ -70,7 +70,7 @@ def masks_by_boxes(
     found: dict[str, list[ObjectMask]] = {}
     for round_, margin in enumerate(_REGION_MARGIN_PX):
         seen = [_regions(view, hulls, margin) for view in views]
-        blocked = [np.any([*s.inside.values(), _hidden(v)], axis=0) for v, s in zip(views, seen, strict=True)]
+        blocked = [np.any([*s.inside.values(), ~v.visible], axis=0) for v, s in zip(views, seen, strict=True)]
         table = map_table(views, plane, blocked)
         found = {prompt.name: [] for prompt in prompts}
         for k, view in enumerate(views):
@@ -164,10 +164,6 @@ def _regions(view: PosedView, hulls: Mapping[str, TriangleMesh], margin: int) ->
     return _Regions(wide, shown, shared)
 
 
-def _hidden(view: PosedView) -> Array:
-    return np.zeros(view.image.shape[:2], bool) if view.hidden is None else view.hidden
-
-
 def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> _Behind:
     """How likely the colour of each pixel is for the background behind the objects."""
     from scipy.ndimage import binary_dilation, gaussian_filter
@@ -201,7 +197,6 @@ def _cut(
 ) -> dict[str, ObjectMask]:
     """The masks of the objects in one view."""
     out: dict[str, ObjectMask] = {}
-    hidden = _hidden(view)
     for name, region in seen.inside.items():
         found = np.zeros(behind.plain.shape, bool)
         if region.any():
@@ -213,9 +208,9 @@ def _cut(
                 likely = colours[name].log_likelihood(image[cut]) + np.log(1 - _ANY_SHARE)
                 front = np.logaddexp(likely, np.log(_ANY_SHARE))
             preference = np.clip(front - behind.density[cut], -_MOST, _MOST) + voted
-            preference = np.where(hidden[cut], 0.0, np.where(region[cut], preference, -np.inf))
+            preference = np.where(view.visible[cut], np.where(region[cut], preference, -np.inf), 0.0)
             found[cut] = _filled(min_cut(preference, image[cut]), behind.plain[cut])
-        out[name] = ObjectMask(view.camera, soften(view.image, found & ~hidden), ~hidden & ~seen.shared[name])
+        out[name] = ObjectMask(view.camera, soften(view.image, found & view.visible), view.visible & ~seen.shared[name])
     return out
 
 

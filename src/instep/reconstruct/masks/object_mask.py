@@ -7,6 +7,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
+from instep.splat.fitting import pixel_rays
 
 FAR_PX = 64.0
 """Largest distance from an outline [pixels]; larger ones are clipped."""
@@ -50,6 +51,12 @@ class ObjectMask:
         if not len(rows):
             return (0, 0, 0, 0)
         return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+    @property
+    def middle_ray(self) -> Array:
+        """The ray through the middle of the region, of length 1 along the optical axis [3]."""
+        left, top, right, bottom = self.region
+        return pixel_rays(self.camera, np.array([(left + right) / 2, (top + bottom) / 2]))
 
     def padded_region(self, margin: int) -> tuple[int, int, int, int]:
         """The region with a margin [pixels], inside the image."""

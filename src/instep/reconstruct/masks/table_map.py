@@ -17,7 +17,7 @@ from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
-from instep.splat.fitting import focus_point, pixel_rays
+from instep.splat.fitting import focus_point, pixel_rays, plane_distances
 
 from .object_mask import colour_mixture, squared_deviation
 
@@ -110,9 +110,8 @@ def table_meetings(camera: Camera, plane: Array) -> Array:
     """Where the rays of pixels meet the table [height, width, 3]; NaN where they do not."""
     rows, columns = np.indices((camera.height, camera.width))
     rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=-1))
-    origin, towards = camera.body_from_camera[:3, 3], rays @ plane[:3]
-    t = -(origin @ plane[:3] + plane[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
-    return np.where((t > 0)[..., None], origin + t[..., None] * rays, np.nan)
+    t = plane_distances(camera, rays, plane)
+    return np.where((t > 0)[..., None], camera.body_from_camera[:3, 3] + t[..., None] * rays, np.nan)
 
 
 def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:

@@ -81,7 +81,7 @@ def masks_on_table(views: Sequence[PosedView], plane: Array, report: Progress | 
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
     known, hiding, colours = list(found), list(found), None
     for round_ in range(_ROUNDS):
-        shown = [mask if v.hidden is None else mask | v.hidden for v, mask in zip(views, hiding, strict=True)]
+        shown = [mask | ~v.visible for v, mask in zip(views, hiding, strict=True)]
         table, before = map_table(views, plane, shown), list(found)
         with ThreadPoolExecutor(usable_cores()) as pool:
             cut = partial(_cut, table, colours)
@@ -96,10 +96,7 @@ def masks_on_table(views: Sequence[PosedView], plane: Array, report: Progress | 
             agreed, above = _votes(views, found, known, plane)
             votes, colours = list[Array | None](agreed), _colours(views, found, agreed, table)
             hiding = [mask & high for mask, high in zip(found, above, strict=True)]
-    masks = [
-        ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool) if v.hidden is None else ~v.hidden)
-        for v, m in zip(views, found, strict=True)
-    ]
+    masks = [ObjectMask(v.camera, soften(v.image, m), v.visible) for v, m in zip(views, found, strict=True)]
     _check_shown(masks)
     return [mask for mask in masks if mask.inside.any()]
 
@@ -156,10 +153,9 @@ def _cut(
     known[~found.sure] &= ~is_foreign(image[~found.sure], table.colours)
     unknown = 0.0 if vote is not None else -1.0
     preference = np.where(found.sure, np.where(foot, _FOOT, np.clip(against, -8.0, 14.0)), unknown)
-    hidden = np.zeros(foot.shape, bool) if view.hidden is None else view.hidden
-    preference, known = np.where(hidden, 0.0, preference), known & ~hidden
+    preference, known = np.where(view.visible, preference, 0.0), known & view.visible
     if vote is None or colours is None:
-        mask = min_cut(preference, image) & ~hidden
+        mask = min_cut(preference, image) & view.visible
         return mask, known | mask
     rows, columns = np.nonzero(vote > 0)
     out = np.zeros(vote.shape, bool)
@@ -171,7 +167,7 @@ def _cut(
         looks = np.clip(_foreground(image[cut], found.sure[cut], colours, table), -6.0, 6.0)
         wish = np.clip(preference[cut], -4.0, 8.0) + looks
         out[cut] = min_cut(wish + np.where(vote[cut] > 0, 0.5, -1.0) * _VOTE, image[cut])
-    out &= ~hidden
+    out &= view.visible
     return out, known | out
 
 

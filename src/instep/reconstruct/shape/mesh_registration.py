@@ -17,7 +17,7 @@ from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.capture.posed_views import shrunk, smaller_camera
 from instep.reconstruct.masks.object_mask import ObjectMask, overlap
-from instep.splat.fitting import Progress, pixel_rays
+from instep.splat.fitting import Progress
 from instep.splat.plane_alignment import pixel_jacobian
 
 from .triangle_mesh import TriangleMesh, simplified
@@ -155,7 +155,8 @@ class _Search:
     def starts(self, mesh: TriangleMesh, points: Array, up: Array) -> list[_Placed]:
         """For each heading, the scale and place that fit the boxes around the masks best."""
         turns = [
-            _about_z(2 * np.pi * k / _HEADINGS) @ _between(up, np.array([0.0, 0.0, 1.0])) for k in range(_HEADINGS)
+            _turned([0.0, 0.0, 2 * np.pi * k / _HEADINGS]) @ _between(up, np.array([0.0, 0.0, 1.0]))
+            for k in range(_HEADINGS)
         ]
         turned = np.stack([points @ turn.T for turn in turns])  # [headings, points, 3]
         turned[..., 2] -= turned[..., 2].min(axis=1, keepdims=True)
@@ -202,8 +203,7 @@ class _Search:
         place, points, sizes = self.table_from_world, list[Array](), list[float]()
         for mask in self.masks:
             left, top, right, bottom = mask.region
-            middle = np.array([(left + right) / 2, (top + bottom) / 2])
-            ray = place[:3, :3] @ pixel_rays(mask.camera, middle)
+            ray = place[:3, :3] @ mask.middle_ray
             eye = place[:3, :3] @ mask.camera.body_from_camera[:3, 3] + place[:3, 3]
             along = eye[2] / max(-float(ray[2]), 0.05 * float(np.linalg.norm(ray)))
             points.append(eye[:2] + along * ray[:2])
@@ -345,34 +345,29 @@ def _standing(mesh: TriangleMesh, place: Array) -> Array:
 def _changed(place: Array, change: Array) -> Array:
     """A pose after a turn about the vertical [rad], a relative scale, and shifts by shares of its scale."""
     out, scale = place.copy(), float(np.cbrt(np.linalg.det(place[:3, :3])))
-    out[:3, :3] = np.exp(change[1]) * _about_z(change[0]) @ place[:3, :3]
+    out[:3, :3] = np.exp(change[1]) * _turned([0.0, 0.0, change[0]]) @ place[:3, :3]
     out[:2, 3] += scale * change[2:]
     return out
 
 
 def _stepped(place: Array, step: Array) -> Array:
     """A pose after a step of the fit: logarithm of the scale, turn (x, y, z) and shift (x, y) about its foot."""
-    turn = np.exp(step[0]) * matrix_from_quat(quat_exp(step[1:4]))
+    turn = np.exp(step[0]) * _turned(step[1:4])
     out, foot = place.copy(), _foot(place)
     out[:3, :3] = turn @ place[:3, :3]
     out[:3, 3] = foot + turn @ (place[:3, 3] - foot) + np.r_[step[4:], 0.0]
     return out
 
 
-def _about_z(angle: float) -> Array:
-    c, s = np.cos(angle), np.sin(angle)
-    return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+def _turned(vector: Sequence[float] | Array) -> Array:
+    return matrix_from_quat(quat_exp(np.asarray(vector, float)))
 
 
 def _between(a: Array, b: Array) -> Array:
     """The smallest rotation that turns one unit vector into another."""
-    axis, cosine = np.cross(a, b), float(a @ b)
-    if cosine < -1 + 1e-9:
-        side = np.cross(a, np.eye(3)[int(np.argmin(np.abs(a)))])
-        side /= np.linalg.norm(side)
-        return 2 * np.outer(side, side) - np.eye(3)
-    K = np.array([[0.0, -axis[2], axis[1]], [axis[2], 0.0, -axis[0]], [-axis[1], axis[0], 0.0]])
-    return np.eye(3) + K + K @ K / (1 + cosine)
+    from scipy.spatial.transform import Rotation
+
+    return np.asarray(Rotation.align_vectors(b, a)[0].as_matrix())
 
 
 def _open_sides(mask: ObjectMask) -> Array:

@@ -230,12 +230,7 @@ def _extruded(masks: Sequence[ObjectMask], plane: Array, height: float | None) -
 
 def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
     """Refuse views of an object from about one direction."""
-    rays: list[Array] = []
-    for mask in masks:
-        left, top, right, bottom = mask.region
-        ray = pixel_rays(mask.camera, np.array([(left + right) / 2, (top + bottom) / 2]))
-        rays.append(ray / np.linalg.norm(ray))
-    directions = np.array(rays)
+    directions = np.array([mask.middle_ray / np.linalg.norm(mask.middle_ray) for mask in masks])
     widest = float(np.degrees(np.arccos(np.clip(directions @ directions.T, -1.0, 1.0)).max()))
     if widest < MIN_BASELINE_DEG:
         raise BadInput(

@@ -15,7 +15,6 @@ from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.masks.object_mask import FAR_PX, UNKNOWN_PX, ObjectMask, overlap
 from instep.scene.camera import Camera
-from instep.splat.fitting import pixel_rays
 from instep.splat.raster.simd import KERNEL
 
 from .triangle_mesh import Grid, TriangleMesh, grid_around, joined, separated
@@ -347,8 +346,7 @@ def _sphere(masks: Sequence[ObjectMask]) -> tuple[Array, float]:
     rays, origins, spans = list[Array](), list[Array](), list[float]()
     for mask in masks:
         left, top, right, bottom = mask.region
-        ray = pixel_rays(mask.camera, np.array([(left + right) / 2, (top + bottom) / 2]))
-        rays.append(ray / np.linalg.norm(ray))
+        rays.append(mask.middle_ray / np.linalg.norm(mask.middle_ray))
         origins.append(mask.camera.body_from_camera[:3, 3])
         spans.append(0.5 * float(np.hypot(right - left, bottom - top)) / min(mask.camera.focal))
     across = [np.eye(3) - np.outer(ray, ray) for ray in rays]

@@ -241,8 +241,7 @@ def _target(view: PosedView, inside: Array) -> WeightedImage:
     still = background_without(view, inside) if inside.any() else None
     if still is not None:
         image, known = still.image, still.share > 0.5
-    if view.hidden is not None:
-        known = known & ~view.hidden
+    known = known & view.visible
     filled = inpaint(np.asarray(image, np.float32), known) if known.any() else image
     return WeightedImage(view.camera, filled, np.where(known, 1.0, _UNSEEN_WEIGHT).astype(np.float32))
 
