@@ -58,7 +58,7 @@ Layout = Literal["openpi", "as_npy", "msgpack-numpy"]
 
 def pack(message: Any, layout: Layout = "openpi") -> bytes:
     """A message as bytes; arrays in the layout of the peer."""
-    packed: Any = msgpack.packb(message, default=_WRITERS[layout], use_bin_type=True)
+    packed: Any = msgpack.packb(message, default=lambda value: _encoded(value, layout), use_bin_type=True)
     return packed
 
 
@@ -163,40 +163,25 @@ def _sendable(array: Array) -> Array:
     return np.ascontiguousarray(array)
 
 
-def _openpi(value: Any) -> Any:
-    if is_scalar(value):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _sendable(np.asarray(value)).dtype.str}
-    if is_array(value):
-        array = _sendable(value)
-        # ascontiguousarray gives a number an axis; the shape is the value's own.
-        return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": value.shape}
-    raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
-
-
-def _as_npy(value: Any) -> Any:
-    if is_scalar(value):
+def _encoded(value: Any, layout: Layout) -> Any:
+    """An array or a NumPy number as the plain value that stands for it in a layout."""
+    scalar = is_scalar(value)
+    if not scalar and not is_array(value):
+        raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
+    if scalar and layout == "as_npy":
         return value.item()
-    if is_array(value):
-        return {"__ndarray_class__": True, "as_npy": to_npy(_sendable(value).reshape(value.shape))}
-    raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
-
-
-def _msgpack_numpy(value: Any) -> Any:
-    if is_scalar(value):
-        array = _sendable(np.asarray(value))
-        return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
-    if is_array(value):
-        array = _sendable(value)
-        head = {b"nd": True, b"type": array.dtype.str, b"kind": b""}
-        return {**head, b"shape": value.shape, b"data": array.tobytes()}
-    raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
-
-
-_WRITERS: dict[Layout, Callable[[Any], Any]] = {
-    "openpi": _openpi,
-    "as_npy": _as_npy,
-    "msgpack-numpy": _msgpack_numpy,
-}
+    array = _sendable(np.asarray(value))
+    kind, data = array.dtype.str, array.tobytes()
+    # ascontiguousarray gives a number an axis; the shape is the value's own.
+    if layout == "as_npy":
+        return {"__ndarray_class__": True, "as_npy": to_npy(array.reshape(value.shape))}
+    if layout == "openpi" and scalar:
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": kind}
+    if layout == "openpi":
+        return {b"__ndarray__": True, b"data": data, b"dtype": kind, b"shape": value.shape}
+    if scalar:
+        return {b"nd": False, b"type": kind, b"data": data}
+    return {b"nd": True, b"type": kind, b"kind": b"", b"shape": value.shape, b"data": data}
 
 
 log = logging.getLogger(__name__)

@@ -142,7 +142,7 @@ class PushContacts:
 def push_contacts(shape: Array, radius: float, friction_radius_m: float, spacing: float = 0.012) -> PushContacts:
     """The ways to push a block made of rectangles [n, 4] (left, bottom, right, top) by a stick of a radius."""
     points, normals = _boundary(shape, spacing)
-    free = _clearance(points + radius * normals, shape) > radius - 1e-6
+    free = outside(points + radius * normals, shape) > radius - 1e-6
     points, normals = points[free], normals[free]
     lean = np.array([-FRICTION, 0.0, FRICTION])
     side = np.stack([-normals[:, 1], normals[:, 0]], axis=-1)
@@ -165,11 +165,6 @@ def helix(twist: Array, length: Array) -> Array:
     x = (twist[..., 0] * s - twist[..., 1] * c) * length
     y = (twist[..., 0] * c + twist[..., 1] * s) * length
     return np.stack([x, y, turn], axis=-1)
-
-
-def outside(points: Array, shape: Array) -> Array:
-    """Distance of points [..., 2] to the nearest rectangle [m]; 0 inside."""
-    return _clearance(points, shape)
 
 
 def friction_radius(shape: Array) -> float:
@@ -200,11 +195,12 @@ def _boundary(shape: Array, spacing: float) -> tuple[Array, Array]:
             points.append(np.array(start) + share[:, None] * (np.array(end) - np.array(start)))
             normals.append(np.tile(np.array(normal, float), (n, 1)))
     point, normal = np.concatenate(points), np.concatenate(normals)
-    bare = _clearance(point + 1e-4 * normal, shape) > 0.5e-4
+    bare = outside(point + 1e-4 * normal, shape) > 0.5e-4
     return point[bare], normal[bare]
 
 
-def _clearance(points: Array, shape: Array) -> Array:
+def outside(points: Array, shape: Array) -> Array:
+    """Distance of points [..., 2] to the nearest rectangle [m]; 0 inside."""
     apart: list[Array] = []
     for left, bottom, right, top in shape:
         dx = np.maximum(np.maximum(left - points[..., 0], points[..., 0] - right), 0)
@@ -319,21 +315,18 @@ class PushTo(Stateless):
         along = np.sum(offset * ahead, axis=-1, keepdims=True)
         across = np.sum(offset * side, axis=-1, keepdims=True)
         behind = (along < -0.3 * self.reach) & (np.abs(across) < 0.035)
-        walk = self._around(thing, ahead, side, along, across)
-        target = np.where(behind, thing + 0.05 * ahead, walk)
-        target = np.where(distance < self.tolerance, thing - self.reach * ahead, target)
-        step = target - pusher
-        length = np.linalg.norm(step, axis=-1, keepdims=True)
-        return pusher + step * np.minimum(1.0, self.speed * self.lead / np.maximum(length, 1e-9))
-
-    def _around(self, thing: Array, ahead: Array, side: Array, along: Array, across: Array) -> Array:
-        """The next waypoint around the object: first beside it, then behind it, then in line."""
+        # The next waypoint around the object: first beside it, then behind it, then in line.
         hand = np.where(across < 0, -1.0, 1.0)
         beside = thing + side * hand * self.reach - ahead * self.reach
         out = thing + ahead * along + side * hand * self.reach
         clear = (np.abs(across) > 0.8 * self.reach) | (along < -0.8 * self.reach)
         in_line = along < -0.7 * self.reach
-        return np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
+        walk = np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
+        target = np.where(behind, thing + 0.05 * ahead, walk)
+        target = np.where(distance < self.tolerance, thing - self.reach * ahead, target)
+        step = target - pusher
+        length = np.linalg.norm(step, axis=-1, keepdims=True)
+        return pusher + step * np.minimum(1.0, self.speed * self.lead / np.maximum(length, 1e-9))
 
 
 CONTACT_TOLERANCE_M = 0.006
