@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .excitation_limits import MotionLimits, driven_joint_limits
     from .fit.least_squares import FitStatus
     from .fit.shooting import Fit, Prior, ShootingOptions
-    from .gated_fit import GatedFit, gated_fit
+    from .gated_fit import GatedFit
     from .gates import FitDetails, GateResult, TuneOptions
     from .identification import Identification, identify
     from .online.reidentification import Reidentification, Reidentifier, ReidentifyOptions, reidentify
@@ -37,7 +37,7 @@ __all__ = [
     "ExciteOptions", "Fit", "FitDetails", "FitStatus", "GateResult", "GatedFit", "GaussianBelief", "Identification",
     "MotionLimits", "ParamSelection", "Prior", "Reidentification", "Reidentifier", "ReidentifyOptions", "SampleBelief",
     "ShootingOptions", "TuneOptions", "auto_params", "check_posterior", "driven_joint_limits", "eki", "excite",
-    "export_all", "gated_fit", "identify", "infer", "laplace", "load_belief", "named_params", "nominal_values",
+    "export_all", "identify", "infer", "laplace", "load_belief", "named_params", "nominal_values",
     "online_params", "online_world", "parse_belief", "parse_ranges", "promote", "reidentify", "save_belief",
     "select_params", "with_imperfections",
 ]  # fmt: skip
@@ -49,7 +49,7 @@ __getattr__ = lazy_names(
         "excitation_limits": "MotionLimits driven_joint_limits",
         "fit.least_squares": "FitStatus",
         "fit.shooting": "Fit Prior ShootingOptions",
-        "gated_fit": "GatedFit gated_fit",
+        "gated_fit": "GatedFit",
         "gates": "FitDetails GateResult TuneOptions",
         "identification": "Identification identify",
         "online.reidentification": "Reidentification Reidentifier ReidentifyOptions reidentify",
