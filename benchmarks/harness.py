@@ -171,10 +171,7 @@ def write_part(file: Path, rows: Sequence[Row], benchmark: str, arguments: Seque
 
 
 def keep_parts(
-    results: Path,
-    files: Sequence[Path],
-    note: str,
-    judged: Callable[[Sequence[Row]], Sequence[Row]] | None = None,
+    results: Path, files: Sequence[Path], note: str, judged: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 ) -> None:
     """Add the rows of runs to the published results; `judged` makes rows that follow from all of them."""
     for file in files:

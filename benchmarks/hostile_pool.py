@@ -177,7 +177,13 @@ def read_job(job: Mapping[str, Any]) -> None:
 
     target, folder, samples = targets()[job["target"]], Path(job["folder"]), Path(job["samples"])
     if target.name not in _WARM:
-        _warm_up(target, samples)
+        # Read a sound sample, which loads the libraries, and bound the address space from there on.
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        with suppress(InstepError):  # some samples are refused, but only after the libraries are loaded
+            target.read(samples / target.folder)
+        have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (have + (SPARE_MB << 20), most))
         _WARM.add(target.name)
     if job["seed"] >= 0:
         folder = samples.parent / f"spoilt-{os.getpid()}"
@@ -186,19 +192,13 @@ def read_job(job: Mapping[str, Any]) -> None:
     Path(job["out"]).write_text(json.dumps(_read(target, folder)))
 
 
-def _warm_up(target: Any, samples: Path) -> None:
-    """Read a sound sample, which loads the libraries, and bound the address space from there on."""
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    with suppress(InstepError):  # some samples are refused, but only after the libraries are loaded
-        target.read(samples / target.folder)
-    have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (have + (SPARE_MB << 20), most))
-
-
 def _read(target: Any, folder: Path) -> dict[str, Any]:
     _WATCH.seen.clear()
-    _reset_peaks()
+    for pid in _processes():
+        try:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        except OSError:
+            continue
     before = _peak_mb()
     begin = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process, also inside a library
@@ -243,14 +243,6 @@ def _processes(parent: str = "self") -> list[str]:
         with suppress(OSError):
             found += path.read_text().split()
     return found
-
-
-def _reset_peaks() -> None:
-    for pid in _processes():
-        try:
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
-        except OSError:
-            continue
 
 
 def _peak_mb() -> float:

@@ -171,7 +171,11 @@ def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
     try:
         scene = Scene.load(Path(path) if path.endswith(".xml") else path)
         if _floats(scene):
-            _fallen(open_world(scene, engine))
+            # Two seconds without control; raises where the simulation diverges.
+            sim = open_world(scene, engine)
+            state = sim.reset(0)
+            for _ in range(round(2.0 / sim.spec.dt)):
+                state = sim.step(state, rest_action(sim))
             with tempfile.TemporaryDirectory() as folder:
                 fixed = _fixed_base(scene, Path(folder) / "fixed")
                 facts |= _moved(fixed, open_world(fixed, engine))
@@ -190,13 +194,6 @@ def _floats(scene: Scene) -> bool:
     roots = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in model.actuator_trnid[:, 0] if 0 <= j < model.njnt}
     free = model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE)
     return bool(roots & {int(body) for body in model.jnt_bodyid[free]})
-
-
-def _fallen(sim: Simulator) -> None:
-    """Two seconds without control; raises where the simulation diverges."""
-    state = sim.reset(0)
-    for _ in range(round(2.0 / sim.spec.dt)):
-        state = sim.step(state, rest_action(sim))
 
 
 def _fixed_base(scene: Scene, folder: Path) -> Scene:

@@ -52,7 +52,13 @@ def _of_size(n: int, seconds: float) -> list[Row]:
     """One scene: how many Gaussians a pixel evaluates, how long it takes, how exact it is, how long the peer takes."""
     gaussians, eye = table_arm_and_tee(n), camera("eye", 320, 240)
     what = f"320x240, {n // 1000} k"
-    exact, evaluated = _reference(gaussians, eye)
+    # The image in float64, and how many Gaussians count in a pixel on the mean.
+    projected = reference.project(gaussians, eye, STILL)
+    colour, count = np.zeros((eye.height, eye.width, 3)), 0
+    for i, window, weight in reference._weights(projected, gaussians.opacities, plain_backdrop(eye)):
+        colour[window] += weight[..., None] * projected.colours[i]
+        count += int((weight > 0).sum())
+    exact, evaluated = colour, count / (eye.width * eye.height)
     raster = Rasterizer(gaussians)
     forward, both = _in_turn(what, raster, eye, seconds, BARS[n])
     rows = [
@@ -82,16 +88,6 @@ def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: fl
         taken.append((1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle)))
     alone, both = np.array(taken[1:]).T
     return _quantiles(f"{what}: forward", alone, bar), _quantiles(f"{what}: forward + backward", both, None)
-
-
-def _reference(gaussians: Gaussians, eye: Camera) -> tuple[Array, float]:
-    """The image in float64, and how many Gaussians count in a pixel on the mean."""
-    projected = reference.project(gaussians, eye, STILL)
-    colour, count = np.zeros((eye.height, eye.width, 3)), 0
-    for i, window, weight in reference._weights(projected, gaussians.opacities, plain_backdrop(eye)):
-        colour[window] += weight[..., None] * projected.colours[i]
-        count += int((weight > 0).sum())
-    return colour, count / (eye.width * eye.height)
 
 
 def _loss(image: RenderedImage) -> ImageGradient:

@@ -113,15 +113,11 @@ def use_of(program: str, pid: int, t: float) -> Use | None:
 def marked_processes(mark: str) -> dict[int, str]:
     """The processes of a soak test that run, by their number."""
     found: dict[int, str] = {}
-    for pid in _numbers():
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError):
             if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found[pid] = _command(pid)[:120]
     return found
-
-
-def _numbers() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _command(pid: int) -> str:

@@ -195,13 +195,9 @@ def _long_signatures(tree: ast.Module) -> Iterator[tuple[Function, str]]:
             names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
             names += [extra.arg for extra in (given.vararg, given.kwarg) if extra is not None]
             count = len(names) - (names[:1] in (["self"], ["cls"]))
-            if count > PARAMETERS and not _kernel(node) and not _verb(node):
+            # Whether a function is a verb: its parameters are options of the command line.
+            if count > PARAMETERS and not _kernel(node) and "tyro.conf" not in ast.unparse(node.args):
                 yield node, f"{node.name} ({count})"
-
-
-def _verb(node: Function) -> bool:
-    """Whether a function is a verb: its parameters are options of the command line."""
-    return "tyro.conf" in ast.unparse(node.args)
 
 
 def _kernel(node: Function) -> bool:

@@ -89,13 +89,16 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         shown = render_recording(scene, motion(scene, rate * seconds, seed))
         if seed == 0:
             _in_time(scene, shown.rows(0, 6))  # compiles everything before the clock matters
-            dense = _dense(scene, shown.rows(0, 10 * seconds))
+            # Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows.
+            recorded = shown.rows(0, 10 * seconds)
+            options = FilterOptions(iterations=100)
+            twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene), options))
+            episode = rollout(twin, Pusher(recorded), steps=len(recorded))
+            ran = Ran(episode, recorded, twin, Paced(recorded, scene.dt))
+            dense = float(np.median(ran.error)), len(ran.error)
         rans[rate].append(_in_time(scene, shown, out / f"recorded_{rate}_{seed}"))
         rans[rate][-1] = replace(rans[rate][-1], recorded=_without_images(shown))
-    return [
-        *_rows(rans[60], dense),
-        *_fast("120 Hz", rans[120]),
-    ]
+    return [*_rows(rans[60], dense), *_fast("120 Hz", rans[120])]
 
 
 def at_rate(rate: int) -> Scene:
@@ -154,15 +157,6 @@ def _in_time(scene: Scene, recorded: Episode, folder: Path | None = None) -> Ran
     dropped = recorder.stop().dropped
     shutil.rmtree(folder)  # gigabytes of images that were rendered here
     return Ran(episode, recorded, twin, real, dropped)
-
-
-def _dense(scene: Scene, recorded: Episode) -> tuple[float, int]:
-    """Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows."""
-    options = FilterOptions(iterations=100)
-    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene), options))
-    episode = rollout(twin, Pusher(recorded), steps=len(recorded))
-    ran = Ran(episode, recorded, twin, Paced(recorded, scene.dt))
-    return float(np.median(ran.error)), len(ran.error)
 
 
 def _without_images(recorded: Episode) -> Episode:

@@ -168,11 +168,7 @@ def absent(part: str, library: str, extra: str) -> dict[str, Any]:
 
 
 def closing_rows(
-    out: Path,
-    scene: str,
-    task: str,
-    plan: Plan,
-    techniques: tuple[str, ...] = COMPARED,
+    out: Path, scene: str, task: str, plan: Plan, techniques: tuple[str, ...] = COMPARED
 ) -> list[dict[str, Any]]:
     """Returns of each technique at one task, and paired differences."""
     name = scene if scene == task else f"{scene} {task}"

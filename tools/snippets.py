@@ -164,7 +164,9 @@ class Page:
     def checked(self, snippet: Snippet) -> Snippet:
         """The block with what is wrong with it; executed where its mark and language allow."""
         try:
-            runs = self._runs(snippet)
+            mark = mark_of(snippet.mark)
+            held = mark.parse or (mark.slow and not self._slow) or not all(map(self._has, mark.needs))
+            runs = self._execute and not held and snippet.language in ("python", "sh")
             check: Callable[[Snippet, bool], str] = getattr(self, f"_{snippet.language}")
             problem = check(snippet, runs)
         except Exception as error:  # noqa: BLE001 - whatever a snippet raises is its problem
@@ -180,11 +182,6 @@ class Page:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-    def _runs(self, snippet: Snippet) -> bool:
-        mark = mark_of(snippet.mark)
-        held = mark.parse or (mark.slow and not self._slow) or not all(map(self._has, mark.needs))
-        return self._execute and not held and snippet.language in ("python", "sh")
 
     def _has(self, name: str) -> bool:
         if name == "viewer":

@@ -187,7 +187,11 @@ def plant(scene: Scene, seed: int) -> dict[str, float]:
     model, rng = scene.model, np.random.default_rng((seed, 0x91A))
     q, _ = scene.start(0)
     inertia, _ = _load(model, q)
-    coupled = _coupled(model)
+    # Joints that an equality ties to another one.
+    tied = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
+    coupled = {
+        int(j) for pair in zip(model.eq_obj1id[tied], model.eq_obj2id[tied], strict=True) for j in pair if j >= 0
+    }
     truth: dict[str, float] = {}
     for a in range(model.nu):
         gain, damping, armature = 1 + 0.3 * rng.uniform(-1, 1), *2 ** rng.uniform(-1, 1, 2)
@@ -207,12 +211,6 @@ def plant(scene: Scene, seed: int) -> dict[str, float]:
         given = float(model.dof_armature[dof])
         truth[f"joint.{name}.armature"] = given * armature if given > 0 else small * float(inertia[dof])
     return {**truth, address.DELAY: rng.uniform(0.005, 0.04)}
-
-
-def _coupled(model: mujoco.MjModel) -> set[int]:
-    """Joints that an equality ties to another one."""
-    tied = model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)
-    return {int(j) for pair in zip(model.eq_obj1id[tied], model.eq_obj2id[tied], strict=True) for j in pair if j >= 0}
 
 
 def force_range(model: mujoco.MjModel, actuator: int) -> float:
