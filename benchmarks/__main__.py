@@ -1,11 +1,13 @@
-"""Measure against goals and peers: `python -m benchmarks NAME [--quick] [--out DIR]`, in a checkout."""
+"""Measure against goals and peers: `python -m benchmarks NAME [--quick] [--only WORD...] [--out DIR]`."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.table import Table
 
 from harness import CASES, RESULTS, Row, keep_results, plain_row
 from instep.app.output import new_output, noted_outputs, remove_unfinished, write_json
-from instep.core.errors import InstepError, UnknownName
+from instep.core.errors import BadInput, InstepError, UnknownName
 from instep.core.reading import read_json_table
 
 FOLDER = Path(__file__).resolve().parent
@@ -26,6 +28,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks", description="Measure against goals and peers.")
     parser.add_argument("name", nargs="?", default="", help="the benchmark; all are listed without a name")
     parser.add_argument("--quick", action="store_true", help="the same goals on fewer cases; the result is not kept")
+    parser.add_argument("--only", nargs="+", default=[], help="cases with these words in their names; not kept")
     parser.add_argument("--out", type=Path, help="folder to write (default: a new one under runs/)")
     asked = parser.parse_args(words)
     if not asked.name:
@@ -34,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
         return 0
     with noted_outputs(words) as outputs:
         try:
-            return measure(asked.name.replace("-", "_"), quick=asked.quick, out=asked.out)
+            return measure(asked.name.replace("-", "_"), quick=asked.quick, out=asked.out, only=asked.only)
         except InstepError as error:
             remove_unfinished(outputs)
             print(f"benchmarks: {error}", file=sys.stderr)
@@ -45,14 +48,18 @@ def main(words: list[str] | None = None) -> int:
             return 130
 
 
-def measure(name: str, *, quick: bool, out: Path | None) -> int:
+def measure(name: str, *, quick: bool, out: Path | None, only: Sequence[str] = ()) -> int:
     """Run one benchmark, print its table and keep a full run among the results."""
     found = benchmarks()
     if name not in found:
         raise UnknownName("benchmark", name, found)
+    run = import_module(name).run
+    if only and "only" not in signature(run).parameters:
+        raise BadInput(f"The benchmark {name} has no single cases: leave out --only.")
     output = new_output("bench", out)
     try:
-        rows = [plain_row(row) for row in import_module(name).run(output.folder, quick=quick)]
+        found = run(output.folder, quick=quick, **({"only": only} if only else {}))
+        rows = [plain_row(row) for row in found]
     except BaseException:
         if (output.folder / CASES).is_file():
             output.kept = f"what was measured so far is in {output.folder}; the same command with --out goes on there"
@@ -60,7 +67,7 @@ def measure(name: str, *, quick: bool, out: Path | None) -> int:
     Console().print(_table(name, rows))
     result = read_json_table(output.write({}))
     write_json(output.folder / "result.json", {**result, "benchmark": name, "quick": quick, "rows": rows})
-    if not quick:
+    if not quick and not only:
         keep_results(RESULTS / f"{name}.json", rows, benchmark=name, command=f"python -m benchmarks {name}")
     missed = [row for row in rows if row["ok"] is False]
     Console().print(f"{len(missed)} of {sum(row['goal'] is not None for row in rows)} goals missed.")

@@ -5,30 +5,25 @@ a CSV of a UR controller (numbered columns), ROS 2 bags (joint states by name, i
 names), a LeRobot dataset of others (degrees, `elbow.pos` or `motor_3`, no metadata of ours), and NPZ in degrees whose
 commands stand in another order than the states, once with two states swapped as well. A mapping is right where every
 position and command comes out under the right label, in the right unit and at the right rate. Single cases:
-`python -m benchmarks.first_hour --only ur5e npz`; `--resume` goes on with the cases that `OUT/cases.json` lacks.
+`python -m benchmarks first_hour --only ur5e npz`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness import Row, median, percent, row
+from harness import KeptCases, Row, median, percent, row, run_instep
 from instep import Episode, Scene
-from instep.app.output import write_json
 from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import wilson
 from instep.core.world import Array, vector
@@ -60,9 +55,12 @@ class Case:
         return f"{self.arm.name}, {self.style}"
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Start from the logs of every arm in every style."""
-    return summary(measured(chosen_cases(quick), out, "30s" if quick else ""))
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[Row]:
+    """Start from the logs of every arm in every style; `only` gives words that the name of a case must have."""
+    cases = [case for case in chosen_cases(quick) if all(word.lower() in case.name.lower() for word in only)]
+    tasks = {case.name: partial(_measured_apart, case, "30s" if quick else "") for case in cases}
+    with two_cores():
+        return summary(KeptCases(out).measured_in_turn(tasks, _line))
 
 
 def chosen_cases(quick: bool) -> list[Case]:
@@ -74,33 +72,17 @@ def chosen_cases(quick: bool) -> list[Case]:
     return [Case(arm, style) for arm in arms if Path(arm.scene).is_file() for style in STYLES]
 
 
-def measured(
-    cases: Sequence[Case], out: Path, budget: str, known: Sequence[dict[str, Any]] = ()
-) -> list[dict[str, Any]]:
-    """What came out of every case, `known` ones as they are; kept in cases.json after each."""
-    out.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = list(known)
-    recorded: dict[str, Sequence[Episode] | str] = {}
-    done = {case["name"] for case in known}
-    with two_cores():
-        for number, case in enumerate(cases):
-            if case.name in done:
-                continue
-            if case.arm.scene not in recorded:
-                recorded = {case.arm.scene: _recorded(case.arm)}
-            runs = recorded[case.arm.scene]
-            if isinstance(runs, str):
-                found.append({"name": case.name, "style": case.style, "skipped": runs})
-            else:
-                with tempfile.TemporaryDirectory() as folder:
-                    found.append(measured_case(case, runs, Path(folder), budget))
-            write_json(out / "cases.json", found)
-            print(f"{number + 1}/{len(cases)} {_line(found[-1])}", file=sys.stderr, flush=True)
-    return found
+def _measured_apart(case: Case, budget: str) -> dict[str, Any]:
+    runs = _recorded(case.arm)
+    if isinstance(runs, str):
+        return {"name": case.name, "style": case.style, "skipped": runs}
+    with tempfile.TemporaryDirectory() as folder:
+        return measured_case(case, runs, Path(folder), budget)
 
 
+@lru_cache(maxsize=1)
 def _recorded(arm: Arm) -> Sequence[Episode] | str:
-    """Runs of the planted arm, with actions by actuator; why there are none where there are none."""
+    """Recorded runs of the planted arm, with actions by actuator; if there are none, the reason."""
     try:
         planted = planted_arm(arm, SEED)
     except (BadInput, Unsupported) as error:
@@ -114,16 +96,13 @@ def measured_case(case: Case, runs: Sequence[Episode], folder: Path, budget: str
     rng = np.random.default_rng(len(case.name))
     truth = STYLES[case.style](Scene.load(case.arm.scene), runs, folder / "logs", rng)
     began = time.perf_counter()
-    code, words = _start(folder, case.arm.scene, budget)
-    facts: dict[str, Any] = {
-        "name": case.name,
-        "style": case.style,
-        "seconds": time.perf_counter() - began,
-        "exit": code,
-    }
+    words = ["start", case.arm.scene, str(folder / "logs"), "--out", str(folder / "out")]
+    code, printed = run_instep([*words, *(["--budget", budget] if budget else [])], folder, 2 * LIMIT)
+    seconds = time.perf_counter() - began
+    facts: dict[str, Any] = {"name": case.name, "style": case.style, "seconds": seconds, "exit": code}
     facts["page"] = (folder / "out" / "report.html").is_file()
     if not facts["page"]:
-        return {**facts, "right": False, "flagged": False, "message": words[-800:]}
+        return {**facts, "right": False, "flagged": False, "message": printed[-800:]}
     told = json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
     doubted = {r["what"] for r in told["mapping"] if r["confidence"] != "sure"}
     wrong = wrong_channels(load_episodes(folder / "out" / "data")[0], truth)
@@ -153,32 +132,6 @@ def wrong_channels(read: Episode, truth: Episode) -> set[str]:
 def _channels(episode: Episode, column: str) -> Mapping[str, Array]:
     labels = episode.spec.q.labels if column == "q" else episode.spec.action.labels
     return dict(zip(labels, np.asarray(episode[column], float).T, strict=True))
-
-
-def _start(folder: Path, robot: str, budget: str) -> tuple[int | None, str]:
-    """The exit code of `instep start` (None: ended after the limit), and what it printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "instep.app.cli",
-        "start",
-        robot,
-        str(folder / "logs"),
-        "--out",
-        str(folder / "out"),
-    ]
-    command += ["--budget", budget] if budget else []
-    with (folder / "printed.txt").open("w") as printed:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code: int | None = process.wait(2 * LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-    return code, (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
 
 
 def write_rtde(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
@@ -324,25 +277,3 @@ def _line(case: dict[str, Any]) -> str:
     silent = f", not flagged: {', '.join(case['silent'])}" if case.get("silent") else ""
     page = "page" if case["page"] else f"no page ({case.get('message', '')[-200:]})"
     return f"{case['name']}: {page} in {case['seconds']:.0f} s, mapping {words}{silent}"
-
-
-def main() -> int:
-    """Run some cases by name."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=[], help="parts of names, all of which a case has")
-    parser.add_argument("--budget", default="")
-    parser.add_argument("--quick", action="store_true", help="two arms in every style, 30 s of identification each")
-    parser.add_argument("--resume", action="store_true", help="keep the cases of OUT/cases.json")
-    parser.add_argument("--out", type=Path, default=Path("runs/first_hour"))
-    args = parser.parse_args()
-    cases = [c for c in chosen_cases(args.quick) if all(word.lower() in c.name.lower() for word in args.only)]
-    kept = args.out / "cases.json"
-    known = json.loads(kept.read_text(encoding="utf-8")) if args.resume and kept.is_file() else []
-    rows = summary(measured(cases, args.out, args.budget or ("30s" if args.quick else ""), known))
-    for line in rows:
-        print(f"{line['value']:10.4g} {line['unit']:5s} {line['name']}")
-    return int(any(line["ok"] is False for line in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

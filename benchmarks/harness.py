@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -218,6 +219,14 @@ class KeptCases:
                     self.measured(begun[done], done.result)
         return [self._cases[key] for key in tasks]
 
+    def measured_in_turn(self, tasks: Mapping[str, Callable[[], Case]], line: Callable[[Case], str]) -> list[Case]:
+        """The cases of these keys, one after the other in this process; a line is printed for each."""
+        found: list[Case] = []
+        for number, (key, measure) in enumerate(tasks.items(), 1):
+            found.append(self.measured(key, measure))
+            print(f"{number}/{len(tasks)} {line(found[-1])}", file=sys.stderr, flush=True)
+        return found
+
     def cpu_s(self) -> float:
         """Time of the processor that the cases measured in processes took [s]."""
         return sum(float(case.get("cpu_s", 0.0)) for case in self._cases.values())
@@ -226,6 +235,22 @@ class KeptCases:
 def _timed(function: Callable[..., Case], arguments: tuple[Any, ...]) -> Case:
     began = time.process_time()
     return {**function(*arguments), "cpu_s": time.process_time() - began}
+
+
+def run_instep(words: Sequence[str], folder: Path, limit: float) -> tuple[int | None, str]:
+    """Run `instep WORDS` in a folder: its exit code (None if it was ended after the limit [s]), and what it printed."""
+    with (folder / "printed.txt").open("w") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "instep.app.cli", *words], stdin=subprocess.DEVNULL, stdout=printed,
+            stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+    return code, (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
 
 
 @cache

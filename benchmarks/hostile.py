@@ -20,7 +20,7 @@ from harness import Row, row, with_progress
 from hostile_corpus import written_cases
 from hostile_pool import MAX_CPU_S, MAX_MB, Case, Outcome, run_cases
 from hostile_readers import targets
-from hostile_target import Target
+from hostile_scenes import Target
 
 MUTATED, MUTATED_QUICK = 10_000, 1_000
 COMMANDS, COMMANDS_QUICK = 60, 8

@@ -13,7 +13,7 @@ from typing import Any
 
 from hostile_formats import DEEP, OWN
 from hostile_pool import CANARY, Case
-from hostile_target import Target
+from hostile_scenes import Target
 
 Content = bytes | str
 HUGE = 1 << 36

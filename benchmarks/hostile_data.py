@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hostile_scenes import png
-from hostile_target import CAMERA, JOINTS, ROWS, Target, episode
+from hostile_scenes import CAMERA, JOINTS, ROWS, Target, episode, png
 from instep.core.episode import Episode
 
 DATA_MAP = """format = "{form}"

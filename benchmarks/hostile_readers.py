@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hostile_data import data_targets
-from hostile_scenes import gaussian_targets, image_targets, scene_targets
-from hostile_target import JOINTS, Target, episode, writer
+from hostile_scenes import JOINTS, Target, episode, gaussian_targets, image_targets, scene_targets, writer
 from instep.core.reading import read_file
 from instep.core.world import Spec, vector
 

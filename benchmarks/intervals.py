@@ -3,22 +3,21 @@
 Each problem is a scene (pendulums and chains, carts, sliders, servo and motor arms, a box, shipped scenes), one to six
 planted parameters, a motion (multisine, steps, chirp, free swing, hold still), noise of 0.05 to 2 mrad, and 2 to 6 runs
 of 3 to 8 s; `instep.identify` answers with its defaults. A parameter is truly unidentifiable where the best possible
-90 % interval (Cramér-Rao) spans two thirds of its range. Single problems: `python -m benchmarks.intervals --only 3 7`;
+90 % interval (Cramér-Rao) spans two thirds of its range. Single problems: `python -m benchmarks intervals --only 3 7`;
 these are of the seeds to develop on, and the benchmark judges by others.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from harness import KeptCases, Row, median, percent, pool, row
+from harness import Case, KeptCases, Row, Task, median, percent, row
 from instep import BadInput, Identification, identify, open_world
 from instep.core.progress import Progress
 from instep.core.statistics import Estimate, wilson
@@ -35,25 +34,16 @@ LEVEL = 0.9
 WEAK = str(FitStatus.NOT_IDENTIFIABLE)
 UNIDENTIFIABLE_SHARE, IDENTIFIABLE_SHARE = 0.65, 0.05
 """Width of the best possible interval, over the range, from which on nothing is known, and up to which much is."""
-Case = dict[str, Any]
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Identify the problems of the held-out seeds, one per core at a time."""
-    first = FIRST_SEED["held-out"]
-    seeds = range(first, first + (QUICK_PROBLEMS if quick else PROBLEMS))
-    return summary(measured(seeds, out, QUICK_LIMIT if quick else LIMIT))
-
-
-def measured(seeds: Sequence[int], out: Path, limit: float) -> list[Case]:
-    """What came out of every problem; kept in cases.json, and taken from there where the code is the same."""
-    kept, found = KeptCases(out), list[Case]()
-    with pool() as submit:
-        futures = {seed: submit((measured_problem, (seed, limit))) for seed in seeds if str(seed) not in kept}
-        for seed in seeds:
-            found.append(kept.measured(str(seed), lambda seed=seed: futures[seed].result()))
-            print(f"{len(found)}/{len(seeds)} {_line(found[-1])}", file=sys.stderr, flush=True)
-    return found
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[Row]:
+    """Identify the problems of the held-out seeds; `only` gives numbers of problems of the development seeds."""
+    first, count = FIRST_SEED["held-out"], QUICK_PROBLEMS if quick else PROBLEMS
+    seeds = [FIRST_SEED["dev"] + int(number) for number in only] or range(first, first + count)
+    tasks: dict[str, Task] = {str(seed): (measured_problem, (seed, QUICK_LIMIT if quick else LIMIT)) for seed in seeds}
+    found = KeptCases(out).measured_in_processes("problems", tasks)
+    print("\n".join(map(_line, found)), file=sys.stderr)
+    return summary(found)
 
 
 def measured_problem(seed: int, limit: float) -> Case:
@@ -135,23 +125,3 @@ def _line(case: Case) -> str:
         words.append(f"{name} {param['status']}{mark} ({best:.1g})")
     kept = "promoted" if case["promoted"] else "not promoted"
     return f"{case['name']}: {kept} in {case['seconds']:.0f} s: {'; '.join(words)}"
-
-
-def main() -> int:
-    """Run some problems by seed, counted from the first of the split."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=list(FIRST_SEED), default="dev")
-    parser.add_argument("--only", nargs="*", type=int, default=[], help="numbers of problems")
-    parser.add_argument("--problems", type=int, default=QUICK_PROBLEMS)
-    parser.add_argument("--limit", type=float, default=LIMIT)
-    parser.add_argument("--out", type=Path, default=Path("runs/intervals"))
-    args = parser.parse_args()
-    first = FIRST_SEED[args.split]
-    rows = summary(measured([first + k for k in args.only or range(args.problems)], args.out, args.limit))
-    for line in rows:
-        print(f"{line['value']:10.4g} {line['unit']:8s} {line['name']}")
-    return int(any(line["ok"] is False for line in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 Each file runs in a process of its own, so that a crash of an engine is counted. Servos hold their commands, with the
 sag under load; joints with motors get the torques of a controller, computed from MuJoCo's model for both engines.
 Robots with a free base hold with their base fixed, and fall with it free. Other joints only have to stay finite.
-`OUT/cases.json` holds every file and engine; single ones: `python -m benchmarks.models ur5e "so101 (shipped)"`.
+`OUT/cases.json` holds every file and engine; single ones: `python -m benchmarks models --only ur5e "so101 (shipped)"`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 
-from harness import Row, median, percent, row
+from harness import Case, KeptCases, Row, median, percent, row
 from instep import Scene, open_world
-from instep.app.output import write_json
 from instep.core.errors import Diverged, InstepError
 from instep.core.rollout import rest_action
 from instep.core.statistics import wilson
@@ -47,16 +47,12 @@ LIMIT_S = 1200.0
 """Time after which a file is ended and counts as crashed [s]."""
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Every robot file and shipped scene, in both engines."""
-    chosen = {name: path for name, path in files().items() if not quick or name in QUICK}
-    found: list[dict[str, Any]] = []
-    for number, (name, path) in enumerate(chosen.items()):
-        found += measured(name, path)
-        write_json(out / "cases.json", found)
-        for case in found[-len(ENGINES) :]:
-            print(f"{number + 1}/{len(chosen)} {_line(case)}", file=sys.stderr, flush=True)
-    return summary(found)
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[Row]:
+    """Every robot file and shipped scene, in both engines; `only` gives names of files."""
+    chosen = {name: path for name, path in files().items() if name in (only or (QUICK if quick else files()))}
+    tasks = {name: partial(measured, name, path) for name, path in chosen.items()}
+    kept = KeptCases(out).measured_in_turn(tasks, lambda found: "; ".join(map(_line, found["cases"])))
+    return summary([case for found in kept for case in found["cases"]])
 
 
 def files() -> dict[str, str]:
@@ -69,20 +65,21 @@ def files() -> dict[str, str]:
     return robots | {f"{name} (shipped)": name for name in shipped()}
 
 
-def measured(name: str, path: str) -> list[dict[str, Any]]:
+def measured(name: str, path: str) -> Case:
     """What one file does in each engine, measured in a process of its own."""
-    command = [sys.executable, __file__, "--case", name, path]
+    command = [sys.executable, __file__, name, path]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return [{"name": name, "engine": engine, "crash": f"not done after {LIMIT_S:g} s"} for engine in ENGINES]
+        crash = f"not done after {LIMIT_S:g} s"
+        return {"cases": [{"name": name, "engine": engine, "crash": crash} for engine in ENGINES]}
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     missing = [engine for engine in ENGINES if engine not in {line["engine"] for line in lines}]
     crash = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     lines += [{"name": name, "engine": engine, "crash": crash} for engine in missing]
     # A panic that became a sentence is still one.
     panics = [line for line in done.stderr.splitlines() if "panicked at" in line]
-    return [line | ({"panics": panics} if panics and line["engine"] != "mujoco" else {}) for line in lines]
+    return {"cases": [line | ({"panics": panics} if panics and line["engine"] != "mujoco" else {}) for line in lines]}
 
 
 def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
@@ -249,10 +246,5 @@ def _line(case: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--case":
-        for each in ENGINES:
-            print(json.dumps(measured_case(sys.argv[2], sys.argv[3], each)), flush=True)
-    else:
-        for one in sys.argv[1:]:
-            for found_case in measured(one, files()[one]):
-                print(_line(found_case))
+    for each in ENGINES:
+        print(json.dumps(measured_case(sys.argv[1], sys.argv[2], each)), flush=True)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
 from harness import Row, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array

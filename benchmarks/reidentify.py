@@ -1,32 +1,35 @@
 """Re-identification while a robot runs: payload, drifting friction, false changes, and recordings of several days.
 
-Robots are in rapier, their models in MuJoCo (see `reidentify_trials`). The filter was developed on seeds below 1000 and
-is judged on others; of the recordings nothing was chosen by the error that is reported.
+The model is the identified scene. The robot is that scene in rapier (or in MuJoCo, where its parameters mean the same),
+with small errors of every other parameter, noise, quantisation and delay. The filter was developed on seeds below 1000
+and is judged on others; of the recordings nothing was chosen by the error that is reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import chi2
 
-from adaptive_trials import IdentifiedArm, identified_arms
+from adaptive import IdentifiedArm, begin_pose, hidden_settings, identified_arms, sensed, tip_body
 from harness import Case, KeptCases, Row, mean, median, percent, row
+from instep import Episode, Scene, open_world
+from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
+from instep.core.world import Array, Simulator
+from instep.physics.engines import Engine, without_delta
+from instep.scene import address
+from instep.tune import Reidentification, Reidentifier, named_params, reidentify
+from instep.tune.fit.shooting import ShootingOptions, fit
+from instep.tune.fit.windows import cut_windows
 from instep.tune.gated_fit import relative_reduction
-from machines.common import RECORDINGS
-from reidentify_trials import (
-    AFTER_S,
-    DRIFT_S,
-    MACHINES,
-    PAYLOAD_KG,
-    PICK_S,
-    friction_case,
-    payload_case,
-    quiet_case,
-    recorded_case,
-)
+from instep.tune.online.window_prediction import WindowPredictor
+from instep.tune.param_selection import FRICTION_STIFFNESS
+from machines.common import RECORDINGS, recorded
 
 FIRST_SEED, CASES, QUICK_CASES = 1000, 20, 2
 ARMS = ("arm7", "ur5e")
@@ -113,3 +116,203 @@ def _rate(count: int, hours: float) -> Estimate:
     """A rate with the exact interval of a Poisson count."""
     low = float(chi2.ppf(0.025, 2 * count)) / 2 if count else 0.0
     return Estimate(count / hours, low / hours, float(chi2.ppf(0.975, 2 * count + 2)) / 2 / hours, count, "1/h")
+
+
+PAYLOAD_KG = 0.5
+PICK_S, AFTER_S = 16.0, 2.0
+"""When the payload is picked up, and how long after it the estimate is judged [s]."""
+DRIFT_S, DRIFT_FACTOR = 30.0, 2.0
+"""How long friction takes to rise by a factor [s]."""
+STEPS = 60
+"""Steps in which friction rises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A recorded machine: what is fitted to its first recordings and re-identified over the others."""
+
+    scene: str
+    folder: str
+    part: str
+    params: tuple[str, ...]
+    first: str
+    """Text in the path of the recordings that the fixed fit is made of; empty for the first two."""
+    horizon: float
+    """How far ahead the next motion is predicted [s]."""
+
+
+MACHINES = {
+    "furuta, fitted on the first day": Machine(
+        "furuta",
+        "quanser_wam",
+        "quanser_wam/furuta",
+        ("actuator.arm.gear", "joint.arm.damping", "joint.arm.frictionloss", "joint.pendulum.damping"),
+        "2021-04-14",
+        1.0,
+    ),
+    "wam7, fitted on the first two runs": Machine(
+        "wam7", "quanser_wam", "quanser_wam/wam7", ("joint.*.frictionloss",), "", 2.0
+    ),
+    "double pendulum C.1, fitted on the first two runs": Machine(
+        "double_pendulum",
+        "double_pendulum",
+        "double_pendulum/sysid",
+        ("joint.*.damping", "joint.*.frictionloss", "actuator.*.gear"),
+        "",
+        0.5,
+    ),
+}
+
+
+def payload_case(arm: IdentifiedArm, seed: int, engine: Engine = "rapier") -> Case:
+    """A body of 0.5 kg picked up at the tip: how much was found after 2 s, when, and changes before it."""
+    truth, name = hidden_settings(arm, "nothing", seed), arm.model().model.body(tip_body(arm.scene)).name
+    mass = f"body.{name}.mass"
+    own = truth[mass]
+    found = run_case(arm, engine, seed, PICK_S + AFTER_S + 0.1, lambda t: {mass: own + PAYLOAD_KG * (t >= PICK_S)})
+    index = [p.address for p in found.params].index(mass)
+    before = [p for p in found.points if p.t <= PICK_S][-1].values[index]
+    after = [p for p in found.points if p.t <= PICK_S + AFTER_S][-1].values[index]
+    changes = [event.t for event in found.events if event.kind == "change"]
+    noticed = [t - PICK_S for t in changes if t > PICK_S]
+    return {
+        "found": after - before,
+        "noticed": min(noticed, default=None),
+        "false": sum(t <= PICK_S for t in changes),
+        "seconds": PICK_S,
+    }
+
+
+def friction_case(arm: IdentifiedArm, seed: int, engine: Engine, seconds: float = DRIFT_S) -> Case:
+    """Dry friction of one joint that doubles slowly: how often its interval holds the truth, and false changes."""
+    truth = hidden_settings(arm, "nothing", seed)
+    names = [name for name in truth if name.endswith(".frictionloss") and arm.settings.get(name, 0.0) > 0]
+    name = names[seed % min(3, len(names))]
+
+    def value(t: float) -> float:
+        return truth[name] * DRIFT_FACTOR ** (min(max(t, 0.0), seconds) / seconds)
+
+    found = run_case(arm, engine, seed, seconds, lambda t: {name: value(seconds / STEPS * round(t / seconds * STEPS))})
+    index = [p.address for p in found.params].index(name)
+    estimated = [p for p in found.points if np.isfinite(p.errors).all()]
+    inside = [p.low[index] <= value(p.t) <= p.high[index] for p in estimated]
+    width = [(p.high[index] - p.low[index]) / p.values[index] for p in estimated]
+    off = [abs(p.values[index] / value(p.t) - 1) for p in estimated]
+    return {"inside": float(np.mean(inside)), "width": float(np.median(width)), "off": float(np.median(off)),
+            "changes": found.counts()["change"]}  # fmt: skip
+
+
+def quiet_case(arm: IdentifiedArm, seed: int, seconds: float, engine: Engine = "rapier") -> Case:
+    """A robot that does not change: how many changes are found."""
+    counts = run_case(arm, engine, seed, seconds, lambda t: {}).counts()
+    return {"changes": counts["change"], "rolled back": counts["rolled back"], "seconds": seconds}
+
+
+def run_case(
+    arm: IdentifiedArm, engine: Engine, seed: int, seconds: float, changing: Callable[[float], Mapping[str, float]]
+) -> Reidentification:
+    """A robot of a seed, whose parameters change over time, through the filter."""
+    truth, commands = hidden_settings(arm, "nothing", seed), arm.commands(seed, seconds)
+    robots: dict[tuple[Any, ...], Any] = {}
+
+    def robot(t: float) -> Any:
+        settings = changing(t)
+        key = tuple(settings.items())
+        if key not in robots:
+            robots.clear()
+            inner: Simulator = open_world(arm.scene, engine, threads=1).tuned({**truth, **settings})
+            robots[key] = sensed(inner)
+        return robots[key]
+
+    world = robot(0.0)
+    state = world.place(begin_pose(arm.scene)[0], np.zeros(world.spec.v.shape), past=commands[:1])
+    spec = replace(world.spec, q=world.spec.observation["observation.state"])
+    sim, params = filter_model(arm)
+    found = Reidentifier(sim, spec, params, start_values(sim, params))
+    for command in commands:
+        world = robot(state.t)
+        seen = world.observe(state)
+        found.add(state.t, seen["observation.state"], command, float(np.max(seen["observation.state.stamp"])))
+        state = world.step(state, command)
+    return found.result()
+
+
+def filter_model(arm: IdentifiedArm) -> tuple[Any, list[Param]]:
+    """The model with dry friction that holds, and what is estimated: the mass of the last link and dry friction."""
+    base = arm.model()
+    sim = base.tuned(dict.fromkeys(address.matching(base.model, ["joint.*.friction_stiffness"]), FRICTION_STIFFNESS))
+    mass = f"body.{sim.model.body(tip_body(arm.scene)).name}.mass"
+    own = address.read(sim.model, [mass])[mass]
+    dry = [name for name in address.matching(sim.model, ["joint.*.frictionloss"])
+           if address.read(sim.model, [name])[name] > 0 and "gripper" not in name]  # fmt: skip
+    return sim, [Param(mass, own / 10, own + 4.0, False, "kg"), *address.params(sim.model, dry)]
+
+
+def start_values(sim: Any, params: Sequence[Param]) -> dict[str, float]:
+    """The values of parameters in a world."""
+    return address.read(sim.model, [p.address for p in params])
+
+
+def recorded_case(machine: Machine, limit: int = 0) -> Case:
+    """Errors of the next seconds, by a fixed fit, by the estimate before them and by the values in use then, of each
+    recording; of the first `limit` of them where that is not 0."""
+    scene = Scene.load(machine.scene)
+    episodes = sorted(recorded(machine.folder, machine.part, scene), key=lambda e: e.meta.get("source", ""))
+    first = [e for e in episodes if machine.first and machine.first in e.meta["source"]] or episodes[:2]
+    later = [e for e in episodes if all(e is not one for one in first)]
+    later = later[:limit] if limit else later
+    fixed = fixed_fit(scene, first, machine)
+    start = tuned_scene(scene, fixed)
+    found = reidentify(start, later, machine.params)
+    errors = next_errors(start, later, found, machine.horizon)
+    return {"errors": errors.tolist(), "changes": found.counts()["change"], "windows": len(found.points)}
+
+
+def fixed_fit(scene: Scene, episodes: Sequence[Episode], machine: Machine) -> dict[str, float]:
+    """Values of the parameters fitted to the first recordings at once."""
+    choice = named_params(scene, machine.params, {})
+    sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
+    options = ShootingOptions(
+        window=min(machine.horizon, 1.0), limit=24, guesses=1, iterations=10, initial=choice.initial
+    )
+    return fit(sim, episodes, choice.params, options).settings
+
+
+def tuned_scene(scene: Scene, settings: Mapping[str, float]) -> Scene:
+    """The scene with values in its model."""
+    return replace(scene, model=address.write(scene.model, settings), settings={**scene.settings, **settings})
+
+
+def next_errors(scene: Scene, episodes: Sequence[Episode], found: Reidentification, horizon: float) -> Array:
+    """Mean square error of what follows each window [recordings, (fixed, estimate, in use)], channels weighed alike.
+
+    Windows of the horizon begin where the estimate is known; all predictions begin at the same measured state. The
+    estimate is that of all the filter estimates, nuisances included; the values in use are without them.
+    """
+    choice = named_params(scene, [p.address for p in found.params], {})
+    sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
+    span, began, rows = round(horizon / scene.dt), 0.0, list[Array]()
+    times, params = np.array([p.t for p in found.points]), [*found.params, *found.nuisances]
+    predictor = WindowPredictor(sim, params)
+    given = address.read(sim.model, [p.address for p in found.nuisances])
+    besides = np.array([given[p.address] for p in found.nuisances])
+    ready = next(e.t for e in found.events if e.kind == "ready")
+    for episode in episodes:
+        windows = cut_windows(sim, [episode], span=span, stride=max(1, span // 2))
+        begins = began + scene.dt * (len(episode) - 1 - span) / max(len(windows) - 1, 1) * np.arange(len(windows))
+        began += len(episode) * scene.dt
+        kept = np.flatnonzero((begins > ready + 0.5) & windows.inside.all(axis=1))
+        errors: list[Array] = []
+        for i in kept:
+            last = found.points[int(np.searchsorted(times, begins[i], side="right")) - 1]
+            one = windows.subset(np.array([i]))
+            points = [(found.points[0].used, besides), (last.values, last.nuisance), (last.used, besides)]
+            values = [np.concatenate(point) for point in points]
+            units = np.stack([[float(p.to_unit(v)) for p, v in zip(params, x, strict=True)] for x in values])
+            residual = predictor.residual(one, units)[..., one.tangent.measured]
+            errors.append((residual**2).mean(axis=1))
+        finite = [e for e in errors if np.isfinite(e).all()]
+        if finite:
+            rows.append(np.mean(finite, axis=0))
+    channels = np.stack(rows)  # [recordings, 3, channels]
+    return (channels / channels[:, :1].mean(axis=0)).mean(axis=2)

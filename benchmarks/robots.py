@@ -6,17 +6,14 @@ mrad, in MuJoCo and in rapier. Motion begins where a folded arm touches nothing,
 that it is predictable, and that motors do not jump from one limit to the other between physics steps, as those of no
 robot do (stiff servos of the Panda and SO-101 files at their limit); recordings in which they do have a row of their
 own. Two further runs that are not given to `instep tune` say how well the scene that it wrote replays open loop. Single
-cases: `python -m benchmarks.robots --split dev --only ur5e "random 2"`.
+cases: `python -m benchmarks robots --only ur5e "random 2"`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness import KeptCases, Row, median, percent, row
+from harness import KeptCases, Row, median, percent, row, run_instep
 from instep import Scene, open_world
 from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import bootstrap, wilson
@@ -61,11 +58,14 @@ class Case:
         return ", ".join([*words, *(["chattering"] if self.chatter else [])])
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Identify every arm of the held-out seeds."""
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[Row]:
+    """Identify every arm of the held-out seeds; `only` picks cases of the development seeds by their names."""
     with tempfile.TemporaryDirectory() as folder:
-        cases = chosen_cases(Path(folder), "held-out", quick)
-        return summary(measured(cases, out, QUICK_LIMIT if quick else LIMIT))
+        cases = chosen_cases(Path(folder), "dev" if only else "held-out", quick)
+        cases = [case for case in cases if not only or any(word in case.name for word in only)]
+        tasks = {case.name: partial(_measured_apart, case, QUICK_LIMIT if quick else LIMIT) for case in cases}
+        with two_cores():
+            return summary(KeptCases(out).measured_in_turn(tasks, _line))
 
 
 def chosen_cases(folder: Path, split: Split, quick: bool) -> list[Case]:
@@ -83,16 +83,6 @@ def chosen_cases(folder: Path, split: Split, quick: bool) -> list[Case]:
     hidden = [(arm, first + 50) for arm in named] + [(arm, seed + 50) for arm, seed in made[: 1 if quick else 12]]
     cases += [Case(arm, "rapier", seed) for arm, seed in hidden[: 2 if quick else None]]
     return cases + ([] if quick else [Case(arm, "mujoco", first, chatter=True) for arm in named])
-
-
-def measured(cases: Sequence[Case], out: Path, limit: float) -> list[dict[str, Any]]:
-    """What came out of every case; kept in cases.json after each, and taken from there where the code is the same."""
-    kept, found = KeptCases(out), list[dict[str, Any]]()
-    with two_cores():
-        for number, case in enumerate(cases):
-            found.append(kept.measured(case.name, partial(_measured_apart, case, limit)))
-            print(f"{number + 1}/{len(cases)} {_line(found[-1])}", file=sys.stderr, flush=True)
-    return found
 
 
 def _measured_apart(case: Case, limit: float) -> dict[str, Any]:
@@ -123,7 +113,9 @@ def measured_case(case: Case, folder: Path, limit: float) -> dict[str, Any]:
         return {**facts, "skipped": str(error)}
     write_dataset(planted.runs, folder / "data")
     began = time.perf_counter()
-    code, words = _tune(folder, case.arm.scene, limit)
+    code, words = run_instep(
+        ["tune", str(folder / "data"), case.arm.scene, "--out", str(folder / "out")], folder, limit
+    )
     facts |= {"seconds": time.perf_counter() - began, "exit": code, "promoted": code == 0, "scale": planted.scale}
     sim = open_world(planted.scene)
     facts["given"] = open_loop_error(sim, planted.held_out)
@@ -136,31 +128,6 @@ def measured_case(case: Case, folder: Path, limit: float) -> dict[str, Any]:
     told = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
     facts |= {key: told[key] for key in ("gates", "status", "stage_seconds") if key in told}
     return facts | ({} if code in (0, 1) else {"message": words[-600:]})
-
-
-def _tune(folder: Path, scene: str, limit: float) -> tuple[int | None, str]:
-    """The exit code of `instep tune DATA SCENE` (None: ended after the limit), and what it printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "instep.app.cli",
-        "tune",
-        str(folder / "data"),
-        scene,
-        "--out",
-        str(folder / "out"),
-    ]
-    with (folder / "printed.txt").open("w") as printed:
-        process = subprocess.Popen(
-            command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder
-        )  # fmt: skip
-        try:
-            code: int | None = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
-    return code, (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
 
 
 def final_error(case: dict[str, Any]) -> float:
@@ -204,29 +171,3 @@ def _line(case: dict[str, Any]) -> str:
     error = case.get("written", case.get("not_promoted", math.nan))
     truth = f", truth {case['truth']:.3g}" if "truth" in case else ""
     return f"{case['name']}: {word} in {case['seconds']:.0f} s, error {case['given']:.3g} -> {error:.3g} mrad{truth}"
-
-
-def main() -> int:
-    """Run some cases by name."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=list(FIRST_SEED), default="held-out")
-    parser.add_argument("--only", nargs="*", default=[], help="parts of names of cases")
-    parser.add_argument("--engine", choices=["mujoco", "rapier"], default=None)
-    parser.add_argument("--limit", type=float, default=LIMIT)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/robots"))
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cases = [
-            case
-            for case in chosen_cases(Path(folder), args.split, args.quick)
-            if args.engine in (None, case.engine) and (not args.only or any(word in case.name for word in args.only))
-        ]
-        rows = summary(measured(cases, args.out, args.limit))
-    for line in rows:
-        print(f"{line['value']:10.4g} {line['unit']:5s} {line['name']}")
-    return int(any(line["ok"] is False for line in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,7 +28,7 @@ from instep.scene.folder import Scene
 from instep.twin import Twin, TwinOptions, correction_log
 from instep.twin.tracking import block_median, correction_of
 from rendered_recordings import RenderOptions, render_recording
-from tracking_scenes import clutter
+from tracking_rendered import clutter
 
 HELD_OUT, QUICK = tuple(range(100, 112)), (100, 101, 102)
 RATE, ROWS, BEGIN = 30.0, 90, 5
