@@ -139,22 +139,8 @@ def _write(place: Path, files: Mapping[str, Content | Callable[[Path], object]])
 # ---- documents: JSON and TOML
 
 ODD: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1e39,
-    -1e300,
-    2**70,
-    "",
-    "x\0y",
-    "../../x",
-    [],
-    [[[]]],
-    {},
-    {"a": {}},
-    [None],
-)
+    None, True, -1, 0, 1e39, -1e300, 2**70, "", "x\0y", "../../x", [], [[[]]], {}, {"a": {}}, [None],
+)  # fmt: skip
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

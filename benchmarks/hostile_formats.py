@@ -203,15 +203,10 @@ def _glbs() -> Iterator[tuple[str, Mapping[str, Any]]]:
     )
     primitive = {"attributes": dict.fromkeys(names, 0), "mode": 0, "extensions": {"KHR_gaussian_splatting": {}}}
     sound = {
-        "asset": {"version": "2.0"},
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
-        "accessors": [accessor],
-        "bufferViews": [view],
+        "asset": {"version": "2.0"}, "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}], "accessors": [accessor], "bufferViews": [view],
         "buffers": [{"byteLength": 400}],
-    }
+    }  # fmt: skip
     for change in ({"count": -1}, {"count": 1 << 40}, {"count": "5"}, {"bufferView": 9}, {"bufferView": -1}):
         yield "forged counts", {"world.glb": glb({**sound, "accessors": [{**accessor, **change}]})}
     for change in ({"byteLength": 1 << 40}, {"byteLength": -1}, {"byteOffset": -5}, {"buffer": 7}, {"byteStride": 0}):
@@ -290,15 +285,9 @@ def _weights() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _stores() -> Iterator[tuple[str, Mapping[str, Any]]]:
     state = {
-        "zarr_format": 2,
-        "shape": [12, 2],
-        "chunks": [12, 2],
-        "dtype": "<f8",
-        "compressor": None,
-        "fill_value": 0.0,
-        "order": "C",
-        "filters": None,
-    }
+        "zarr_format": 2, "shape": [12, 2], "chunks": [12, 2], "dtype": "<f8", "compressor": None, "fill_value": 0.0,
+        "order": "C", "filters": None,
+    }  # fmt: skip
     for change in ({"shape": [1 << 40, 2]}, {"shape": [-1, 2]}, {"shape": []}, {"chunks": [0, 0]}, {"dtype": "|O"}):
         yield "forged header", {"run.zarr/data/state/.zarray": json.dumps({**state, **change})}
     yield "path out of the folder", {"run.zarr/data/state": lambda p: (shutil.rmtree(p), p.symlink_to("/etc"))}

@@ -119,18 +119,9 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 NUMBERS = (
-    b"nan",
-    b"-1",
-    b"1e39",
-    b"-1e300",
-    b"0",
-    b"99999999999999999999",
-    b"inf",
-    b"1e-320",
-    b"2147483648",
-    b"null",
+    b"nan", b"-1", b"1e39", b"-1e300", b"0", b"99999999999999999999", b"inf", b"1e-320", b"2147483648", b"null",
     b"[]",
-)
+)  # fmt: skip
 
 
 def _other_number(raw: bytearray, at: int, rng: random.Random) -> None:

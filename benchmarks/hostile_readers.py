@@ -17,13 +17,8 @@ from instep.core.world import Spec, vector
 def targets() -> dict[str, Target]:
     """All readers by name."""
     found = [
-        *scene_targets(),
-        *gaussian_targets(),
-        *image_targets(),
-        *data_targets(),
-        *policy_targets(),
-        *rule_targets(),
-    ]
+        *scene_targets(), *gaussian_targets(), *image_targets(), *data_targets(), *policy_targets(), *rule_targets(),
+    ]  # fmt: skip
     return {target.name: target for target in found}
 
 

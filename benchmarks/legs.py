@@ -7,7 +7,6 @@ hidden robots have seeds that no search has met.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -27,8 +26,8 @@ from instep.core.processes import usable_cores
 from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State, World, frozen_dataclass
-from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, wheel_velocity
 from instep.lab.gait import Gait, GaitBody, GaitFile, base_motion, fallen, ranges_gait, shipped_gait
+from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, wheel_velocity
 from instep.lab.leg_walks import FEEDBACK, SAME, LegOptions, WalkNoise, leg_experiment, noisy_robot
 from instep.lab.legs_study import LegBudget, close_on_legs, hidden_legs
 from instep.robot.imperfect import Inertial
@@ -62,17 +61,13 @@ QUICK = Plan(robots=2, walks=4, seconds=6.0, budget=QUICK_BUDGET)
 Job = tuple[str, Callable[[], dict[str, Any]]]
 
 
-def run(out: Path, quick: bool = False) -> list[Row]:
-    """Measure each robot that there is a file of, then a differential drive."""
-    return measured(out, QUICK if quick else Plan())
-
-
-def measured(out: Path, plan: Plan, only: Sequence[str] = (), *, measure: bool = True) -> list[Row]:
-    """The rows of a plan; `only` some kinds of trials, and where not to `measure`, of the cases that were kept."""
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[Row]:
+    """Measure each robot that there is a file of, then a differential drive; `only` gives kinds of trials."""
+    plan = QUICK if quick else Plan()
     names = [name for name, file in ROBOTS.items() if (MODELS / file).is_file()]
     jobs = [job for name in names for job in _jobs(name, plan) if not only or job[0].split()[1] in only]
     jobs.sort(key=lambda job: KINDS.index(job[0].split()[1]))
-    cases = _cases(KeptCases(out), jobs, measure)
+    cases = _cases(KeptCases(out), jobs)
     rows = [one for name in names for one in _rows(name, cases, plan)]
     return [*rows, row("differential drive: error of the estimated speed", _wheels(), "m/s", at_most=0.1)]
 
@@ -98,10 +93,8 @@ def _jobs(name: str, plan: Plan) -> list[Job]:
     ]
 
 
-def _cases(kept: KeptCases, jobs: Sequence[Job], measure: bool) -> dict[str, dict[str, Any]]:
+def _cases(kept: KeptCases, jobs: Sequence[Job]) -> dict[str, dict[str, Any]]:
     """The cases by key, without the plan; those that are not kept yet are measured in as many processes as cores."""
-    if not measure:
-        jobs = [job for job in jobs if job[0] in kept]
     missing = [job for job in jobs if job[0] not in kept]
     with open_map(f"processes:{usable_cores()}", deadline=3600.0) as mapped:
         for k, (job, found) in enumerate(zip(missing, mapped(_called, [job[1] for job in missing]), strict=True), 1):
@@ -227,22 +220,6 @@ def _corrected(world: Inertial[Any], estimate: BaseFilter, state: State) -> floa
     return float((estimate.base(imu[:3])[6] - base_motion(state.q, state.v, 0, 0)[6]) ** 2)
 
 
-def main(words: Sequence[str]) -> None:
-    """Measure parts alone: some kinds of trials, other seeds."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--first", type=int, default=FIRST_HIDDEN, help="seed of the first hidden robot")
-    parser.add_argument("--robots", type=int, default=20)
-    parser.add_argument("--walks", type=int, default=20)
-    parser.add_argument("--only", nargs="*", default=[], help="closed, actions, nominal")
-    parser.add_argument("--kept", action="store_true", help="print the rows of what is measured already, and stop")
-    args = parser.parse_args(words)
-    plan = Plan(robots=args.robots, walks=args.walks, first=args.first)
-    for one in measured(args.out, plan, args.only, measure=not args.kept):
-        ends = "" if one["low"] is None else f" [{one['low']:.4g}, {one['high']:.4g}]"
-        sys.stdout.write(f"{one['name']}: {one['value']:.4g}{ends} {one['unit']} {one['ok']}\n")
-
-
 ROBOTS = {"humanoid": "unitree_h1/h1.xml", "quadruped": "unitree_go2/scene.xml"}
 """Robot -> its file under ../shared/models."""
 RATE_HZ = 100.0
@@ -331,7 +308,3 @@ def _speed(walk: Episode) -> float:
 def _spent(began: float, walks: list[Episode]) -> Case:
     minutes = sum(len(walk) * walk.spec.dt for walk in walks) / 60
     return {"robot minutes": minutes, "computer minutes": (time.perf_counter() - began) / 60}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

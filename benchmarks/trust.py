@@ -188,12 +188,7 @@ def _encoder(recorded: Episode, other: Episode, scene: Scene) -> Episode:
 
 
 FAULTS: dict[str, Change] = {
-    "cameras covered": _covered,
-    "a camera bumped": _bumped,
-    "T moved by hand": _moved_by_hand,
-    "a camera freezes": _hanging,
-    "a camera unplugged": _unplugged,
-    "images older than their stamps": _stale,
-    "light goes out": _dark,
-    "a joint reads 4 cm off": _encoder,
-}
+    "cameras covered": _covered, "a camera bumped": _bumped, "T moved by hand": _moved_by_hand,
+    "a camera freezes": _hanging, "a camera unplugged": _unplugged, "images older than their stamps": _stale,
+    "light goes out": _dark, "a joint reads 4 cm off": _encoder,
+}  # fmt: skip

@@ -16,29 +16,14 @@ from instep.tune.fit.shooting import ShootingOptions
 from .common import error_row, identified, paths, pooled, recorded, rms
 
 SERVO = (
-    "actuator.servo.kt",
-    "actuator.servo.resistance",
-    "actuator.servo.supply_resistance",
-    "joint.servo.load",
-    "joint.servo.frictionloss",
-    "joint.servo.damping",
-    "joint.servo.armature",
-    "body.pendulum.com_y",
-)
+    "actuator.servo.kt", "actuator.servo.resistance", "actuator.servo.supply_resistance", "joint.servo.load",
+    "joint.servo.frictionloss", "joint.servo.damping", "joint.servo.armature", "body.pendulum.com_y",
+)  # fmt: skip
 CABLE = (
-    "actuator.arm.gear",
-    "joint.arm.damping",
-    "joint.arm.frictionloss",
-    "joint.arm.stiffness",
-    "joint.arm.springref",
-    "joint.pendulum.damping",
-    "joint.pendulum.frictionloss",
-    "body.arm.inertia_z",
-    "body.pendulum.inertia_x",
-    "body.pendulum.com_z",
-    "tendon.cable.stiffness",
-    "tendon.cable.dead_band",
-)
+    "actuator.arm.gear", "joint.arm.damping", "joint.arm.frictionloss", "joint.arm.stiffness", "joint.arm.springref",
+    "joint.pendulum.damping", "joint.pendulum.frictionloss", "body.arm.inertia_z", "body.pendulum.inertia_x",
+    "body.pendulum.com_z", "tendon.cable.stiffness", "tendon.cable.dead_band",
+)  # fmt: skip
 GOALS = {"theta": 150.0, "alpha": 30.0}
 """The bars [mrad], which are for a chirp of the other sign; these recordings hold none, so they are put to the rest."""
 UPRIGHT = 2.6
@@ -49,14 +34,9 @@ FIRST = 5
 """A row in which the first kick of a swing-up is under way."""
 
 LINKS = (
-    "actuator.*.gear",
-    "joint.*.damping",
-    "joint.*.frictionloss",
-    "joint.*.armature",
-    "body.*.com_z",
-    "body.*.inertia_y",
-    "action.delay",
-)
+    "actuator.*.gear", "joint.*.damping", "joint.*.frictionloss", "joint.*.armature", "body.*.com_z",
+    "body.*.inertia_y", "action.delay",
+)  # fmt: skip
 
 
 def xl330(out: Path, quick: bool) -> list[dict[str, Any]]:

@@ -29,14 +29,9 @@ PUBLISHED = Path(__file__).with_name("cube_published.toml")
 HALF, NEAR, FEWEST = 0.0512, 0.004, 7
 """Half the side as recorded [m]; how near the table a flight ends [m]; the fewest rows of one."""
 PARAMS = (
-    "geom.cube.friction",
-    "geom.cube.solref_time",
-    "geom.cube.solref_damp",
-    "geom.cube.solimp_hard",
-    "option.impratio",
-    "body.cube.inertia_*",
-    "body.cube.com_z",
-)
+    "geom.cube.friction", "geom.cube.solref_time", "geom.cube.solref_damp", "geom.cube.solimp_hard",
+    "option.impratio", "body.cube.inertia_*", "body.cube.com_z",
+)  # fmt: skip
 
 
 def cube(out: Path, quick: bool) -> list[dict[str, Any]]:

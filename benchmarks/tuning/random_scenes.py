@@ -149,13 +149,9 @@ def _box(rng: np.random.Generator) -> tuple[str, list[str], list[str]]:
 
 
 _MAKERS: dict[str, Callable[[np.random.Generator], tuple[str, list[str], list[str]]]] = {
-    "chain": _swinging_chain,
-    "servo arm": _servo_arm,
-    "motor arm": _motor_arm,
-    "cart": _cart,
-    "slider": _spring_slider,
-    "box": _box,
-}
+    "chain": _swinging_chain, "servo arm": _servo_arm, "motor arm": _motor_arm, "cart": _cart,
+    "slider": _spring_slider, "box": _box,
+}  # fmt: skip
 """What makes a model, its joints and its free bodies."""
 KINDS = (*_MAKERS, "servo arm", "motor arm", "shipped")
 
