@@ -184,7 +184,6 @@ WORKLOADS = ((4096, 64, 48, 5_000, 6.0), (4096, 128, 96, 5_000, 5.0), (512, 320,
 """Cameras, width, height, Gaussians, and the wanted speed over gsplat."""
 POSED = ((1024, 84, 84, 5_000, 3.0), (1024, 96, 96, 5_000, 3.0))
 """Worlds with poses of their own, width, height, Gaussians, and the wanted speed over gsplat."""
-CPU_CAMERAS = 16
 COUNT, TEE = 5_498, 498
 PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
 
