@@ -365,7 +365,7 @@ def _turned(vector: Sequence[float] | Array) -> Array:
 
 def _between(a: Array, b: Array) -> Array:
     """The smallest rotation that turns one unit vector into another."""
-    from scipy.spatial.transform import Rotation
+    from scipy.spatial.transform import Rotation  # pyright: ignore[reportMissingTypeStubs]
 
     return np.asarray(Rotation.align_vectors(b, a)[0].as_matrix())
 
