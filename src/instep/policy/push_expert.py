@@ -317,11 +317,11 @@ class PushTo(Stateless):
         behind = (along < -0.3 * self.reach) & (np.abs(across) < 0.035)
         # The next waypoint around the object: first beside it, then behind it, then in line.
         hand = np.where(across < 0, -1.0, 1.0)
-        beside = thing + side * hand * self.reach - ahead * self.reach
-        out = thing + ahead * along + side * hand * self.reach
+        beside: Array = thing + side * hand * self.reach - ahead * self.reach
+        out: Array = thing + ahead * along + side * hand * self.reach
         clear = (np.abs(across) > 0.8 * self.reach) | (along < -0.8 * self.reach)
         in_line = along < -0.7 * self.reach
-        walk = np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
+        walk: Array = np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
         target = np.where(behind, thing + 0.05 * ahead, walk)
         target = np.where(distance < self.tolerance, thing - self.reach * ahead, target)
         step = target - pusher
