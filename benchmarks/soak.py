@@ -358,7 +358,7 @@ def _free_port() -> int:
 
 CAMERAS = "instep.app.simulated_cameras"
 """In the command line of the process that renders the robot's cameras."""
-WRITER = "recorder.journal"
+WRITER = "data/journal.py"
 """In the command line of the process that writes a recording."""
 
 
