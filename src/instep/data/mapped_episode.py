@@ -287,7 +287,10 @@ def ballistic_velocity(
         if place.start < 3:
             continue
         first = q[: MAX_FLIGHT_ROWS + 1]
-        arm, turn = rotate(first[:, place], np.asarray(centre, float)), _turned(first[:, place])
+        arm, turn = (
+            rotate(first[:, place], np.asarray(centre, float)),
+            quat_log(quat_mul(quat_inv(first[:1, place]), first[:, place])),
+        )
         position = first[:, place.start - 3 : place.start] + arm
         for n in range(min(MAX_FLIGHT_ROWS, len(q)), MIN_FLIGHT_ROWS - 1, -1):
             time = t[:n] - t[0]
@@ -303,11 +306,6 @@ def ballistic_velocity(
                 out[:n, start : start + 3] -= np.cross(rotate(first[:n, place], fit[1, 3:]), arm[:n])
                 break
     return out
-
-
-def _turned(quats: Array) -> Array:
-    """Turns since the first row, in the body's frame [rows, 3]."""
-    return quat_log(quat_mul(quat_inv(quats[:1]), quats))
 
 
 JOIN = " + "

@@ -193,7 +193,11 @@ def _scan(path: Path) -> Scan:
 
 
 def _damages(number: int, scan: Scan, name: str) -> list[Loss]:
-    return [Loss(number, _said(damage, name), _rows_in(damage)) for damage in scan.damages]
+    losses: list[Loss] = []
+    for damage in scan.damages:
+        rows = 0 if damage.kind and damage.kind != journal.ROW else -1 if damage.kind == 0 else 1
+        losses.append(Loss(number, _said(damage, name), rows))
+    return losses
 
 
 def _said(damage: Damage, name: str) -> str:
@@ -204,10 +208,6 @@ def _said(damage: Damage, name: str) -> str:
         return f"{where}: record {damage.sequence}, a {journal.NAMES[damage.kind % len(journal.NAMES)]}, is lost"
     last = damage.sequence + damage.count - 1
     return f"{where}: records {damage.sequence} to {last} are lost"
-
-
-def _rows_in(damage: Damage) -> int:
-    return 0 if damage.kind and damage.kind != journal.ROW else -1 if damage.kind == 0 else 1
 
 
 def _first(scan: Scan, kind: int) -> dict[str, Any] | None:

@@ -397,13 +397,15 @@ class _Bag:
             n for n, c in episode.columns.items() if n not in used and c.dtype.kind in "fiub" and not is_image(c)
         ]
         images = [name for name, column in episode.columns.items() if is_image(column)]
+        layout = self._store.types["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
         for row, t in enumerate(episode.t):
             at = start + float(t)
             self._joints(episode, row, at)
             self._command(episode, row, at)
             self._transforms(poses, row, at)
             for name in numbers:
-                self._numbers(f"/{name.replace('.', '/')}", np.ravel(episode[name][row]), at)
+                values = np.asarray(np.ravel(episode[name][row]), float)
+                self._send(_topic(name), "numbers", self._type("numbers")(layout, values), at)
         for name in images:
             self._images(episode, name, start)
         return tuple(sorted(set(episode.columns) - used - set(numbers) - set(images)))
@@ -446,10 +448,6 @@ class _Bag:
             transform = kinds[2](kinds[0](x, y, z), kinds[1](qx, qy, qz, qw))
             out.append(stamped(self._header(at, pose.frame), pose.child, transform))
         self._send(TRANSFORMS, "transforms", self._type("transforms")(out), at)
-
-    def _numbers(self, topic: str, values: Array, at: float) -> None:
-        layout = self._store.types["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
-        self._send(topic, "numbers", self._type("numbers")(layout, np.asarray(values, float)), at)
 
     def _images(self, episode: Episode, name: str, start: float) -> None:
         topic = f"/{name.removeprefix(CAMERA_PREFIX).replace('.', '/')}/compressed"

@@ -87,7 +87,8 @@ class MessageLog:
         if main not in self.joints:
             raise BadInput(f"{name!r} has no joint states on {main!r}; they are on {', '.join(self.joints)}.")
         self._to_clock_of(main)
-        return self._rows(name, main, command or self._command(main))
+        commands = [topic for topic in (*self.joints, *self.vectors) if topic != main and _is_command(topic)]
+        return self._rows(name, main, command or next(iter(commands), ""))
 
     def _to_clock_of(self, main: str) -> None:
         """Move messages without a header, which have the time of the log, to the clock of the joint states.
@@ -101,11 +102,6 @@ class MessageLog:
         for topic, stream in {**self.joints, **self.vectors}.items():
             if topic not in self.stamped:
                 stream.stamps = [_on_clock(stamp, pairs) for stamp in stream.stamps]
-
-    def _command(self, main: str) -> str:
-        asked = [topic for topic in self.joints if topic != main and _is_command(topic)]
-        asked += [topic for topic in self.vectors if _is_command(topic)]
-        return asked[0] if asked else ""
 
     def _rows(self, name: str, main: str, command: str) -> RawRun:
         stream = self.joints[main]
@@ -342,7 +338,9 @@ def infer_command_order(t: Array, commands: Array, states: Mapping[str, Array], 
     if "position" in states and len(t) > 1:
         states = {"position": states["position"], "velocity": np.gradient(states["position"], t, axis=0), **states}
     kind = min(states, key=lambda name: _mismatch(commands, _distances(commands, states[name], lags)))
-    found |= _matched(_clearly_nearest(_distances(commands, states[kind], lags)), range(numbers), range(len(joints)))
+    distances = _distances(commands, states[kind], lags)
+    nearest = distances < CLEAR_RATIO * np.minimum(_best_other(distances, 0), _best_other(distances, 1))
+    found |= _matched(nearest, range(numbers), range(len(joints)))
     by_distance = len(found)
     for values in states.values():
         rows, columns = _left(numbers, found), _left(len(joints), found.values())
@@ -402,10 +400,6 @@ def _correlations(commands: Array, values: Array, lags: Sequence[int]) -> Array:
         moving = scale > 1e-9 * max(float(scale.max(initial=0.0)), 1e-12)
         best = np.maximum(best, np.where(moving, parts[0].T @ parts[1] / np.where(moving, scale, 1.0), 0.0))
     return best
-
-
-def _clearly_nearest(distances: Array) -> Array:
-    return distances < CLEAR_RATIO * np.minimum(_best_other(distances, 0), _best_other(distances, 1))
 
 
 def _best_other(cost: Array, axis: int) -> Array:

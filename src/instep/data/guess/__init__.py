@@ -107,7 +107,8 @@ def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | 
     best = max(found, key=lambda column: column[0], default=None)
     if best is not None:
         _, name, values, unit = best
-        unit = unit or _epoch_unit(float(values[0]))
+        since_1970 = float(values[0])
+        unit = unit or next((u for u, second in SECONDS.items() if EPOCH[0] <= since_1970 * second <= EPOCH[1]), "")
         step = float(np.median(np.diff(values)))
         doubt = "" if unit else f"steps of {step:.4g} without a unit"
         unit = unit or _time_unit(step)
@@ -129,11 +130,6 @@ def _text_times(raw: RawRun, name: str) -> Array:
     """Times written as text that advance; empty where they do not."""
     times = time_column(raw, name)
     return times if len(times) > 3 and float(np.median(np.diff(times))) > 0 else times[:0]
-
-
-def _epoch_unit(value: float) -> str:
-    """The unit in which a number is a time since 1970 of this century; empty where there is none."""
-    return next((unit for unit, second in SECONDS.items() if EPOCH[0] <= value * second <= EPOCH[1]), "")
 
 
 def _time_columns(group: ColumnGroup) -> list[tuple[float, str, Array, str]]:
@@ -348,7 +344,11 @@ def _listed(names: Sequence[str], count: int) -> str:
 def _rule_lines(rule: ChannelRule) -> list[str]:
     if rule.derive:
         return [f"derive = {json.dumps(rule.derive)}", f"window = {rule.window:.6g}  # [s]"]
-    source = _whole(rule.sources[0])
+    # The columns as they are named, or the array that holds exactly these in this order from its first one on.
+    references = rule.sources[0]
+    name, _, _ = references[0].partition("[")
+    whole = [f"{name}[{k}]" for k in range(len(references))]
+    source = f"{name}[0:{len(references)}]" if list(references) == whole else list(references)
     lines = [f"from = {json.dumps(source)}"]
     lines += [f"labels = {json.dumps(list(rule.labels))}"] if rule.labels else []
     lines += [f"from_unit = {json.dumps(rule.from_unit)}"] if rule.from_unit else []
@@ -356,10 +356,3 @@ def _rule_lines(rule: ChannelRule) -> list[str]:
     lines += [f"scale = {json.dumps(list(rule.scale))}"] if rule.scale else []
     lines += [f"offset = {json.dumps(list(rule.offset))}"] if rule.offset else []
     return lines
-
-
-def _whole(references: Sequence[str]) -> str | list[str]:
-    """The columns as they are named, or the array that holds exactly these in this order from its first one on."""
-    name, _, _ = references[0].partition("[")
-    whole = [f"{name}[{k}]" for k in range(len(references))]
-    return f"{name}[0:{len(references)}]" if list(references) == whole else list(references)

@@ -141,7 +141,7 @@ def foreign_spec(features: Mapping[str, Any], fps: float) -> Spec:
 
     def own(*names: str) -> Channel:
         found = next((channels[name] for name in names if name in channels), Channel())
-        return vector([_joint(label) for label in found.labels])
+        return vector([label.removesuffix(".pos") for label in found.labels])
 
     q = own("q", "observation.state")
     observation = {name: channel for name, channel in channels.items() if name.startswith("observation.")}
@@ -202,10 +202,6 @@ def _feature_channel(name: str, entry: Mapping[str, Any]) -> Channel:
     if len(shape) == 1 and len(labels) != shape[0]:
         labels = [f"{name}_{k}" for k in range(shape[0])]
     return Channel(tuple(labels), "", shape, str(entry["dtype"]))
-
-
-def _joint(label: str) -> str:
-    return label.removesuffix(".pos")
 
 
 def _channel_from_json(value: Any) -> Channel:
