@@ -229,7 +229,10 @@ class Page:
                 code = cli.main(words[1:])
             return "" if code in (0, expected) else f"{shlex.join(words)} ended with {code}: {said.getvalue()[-400:]}"
         if words[0] in ("python", "python3"):
-            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
+            root = str(Path(__file__).resolve().parents[1])
+            paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+            told = {**os.environ, "PYTHONPATH": paths}
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, env=told)
             return f"{shlex.join(words)} ended with {done.returncode}: {done.stderr[-400:]}" if done.returncode else ""
         return ""
 

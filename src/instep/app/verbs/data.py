@@ -62,7 +62,7 @@ def export(
     episodes: str = "",
     cameras: Expert[str] = "",
     columns: str = "",
-    robot_type: Expert[str] = "",
+    robot_type: str = "",
 ) -> int:
     """Write the episodes of a dataset in another format.
 
