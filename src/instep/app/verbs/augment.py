@@ -162,7 +162,8 @@ def trained_with(policy: Path, steps: int | None, device: str) -> TrainOptions:
     if not (policy / "policy.json").is_file():
         raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
     table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
-    given, usual = {name: (tuple(value) if is_list(value) else value) for name, value in table.items()}, TrainOptions()
+    given: dict[str, Any] = {name: tuple(value) if is_list(value) else value for name, value in table.items()}
+    usual = TrainOptions()
     try:
         options = TrainOptions(**given)
         wrong = [name for name, value in given.items() if not _alike(value, getattr(usual, name))]
