@@ -25,15 +25,15 @@ ORDER = (
     "raster_gpu", "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
 """Sections of the results page; benchmarks that are not named here follow in the order of their names."""
-ROWS_WITHOUT_GOAL = 12
-"""Rows shown of a benchmark that has no goals."""
+ROWS = 12
+"""Rows of one benchmark on the page; all missed goals are shown, whatever their number."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 INTRODUCTION = """\
 # Results
 
 `python -m benchmarks NAME` writes its numbers into `benchmarks/results/NAME.json`; `python tools/render_results.py`
-renders this page from those files. The page shows every row that has a goal; the files hold all rows. Missed goals
-stay. Intervals are 95 %. The line under a table says when, where and with which code it was measured.
+renders this page from those files. The page shows every missed goal and the first rows that met theirs; the files
+hold all rows. Intervals are 95 %. The lines under a table say when, where and with which code it was measured.
 
 """
 
@@ -118,15 +118,24 @@ def _section(result: Result) -> str:
         f"| what | value | 95 % interval | goal | met |{' run |' * several}",
     ]
     lines.append("|---|---|---|---|---|" + "---|" * several)
-    shown = [row for row in result.rows if row["goal"] is not None] or result.rows[:ROWS_WITHOUT_GOAL]
+    goals = [row for row in result.rows if row["goal"] is not None] or list(result.rows)
+    first = {row["name"] for row in goals[:ROWS]}
+    shown = [row for row in goals if row["ok"] is False or row["name"] in first]
     for row in shown:
         met = {True: "yes", False: "**no**", None: ""}[row["ok"]]
         goal = "" if row["goal"] is None else f"{row['goal']:g}"
         interval = "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}"
         cells = [row["name"], valued(row), interval, goal, met, *([str(row["run"])] if several else [])]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    more = len(result.rows) - len(shown)
-    others = [f"{more} more rows: `benchmarks/results/{result.name}.json`.", ""] if more else []
+    more, met = (
+        len(result.rows) - len(shown),
+        sum(1 for row in goals if row["ok"]) - sum(1 for row in shown if row["ok"]),
+    )
+    others = (
+        [f"{more} more rows, {met} of them with a goal that is met: `benchmarks/results/{result.name}.json`.", ""]
+        if more
+        else []
+    )
     return "\n".join([*lines, "", *others, *_runs(result.runs), ""])
 
 
@@ -135,8 +144,8 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for run in runs:
         which = f"Run {run['id']}: " if len(runs) > 1 else ""
         note = f" {run['note']}" if run.get("note") else ""
-        lines += [f"{which}{run['date']}, `{run['commit']}`, {run['machine']}: `{run['command']}`.{note}", ""]
-    return lines
+        lines.append(f"- {which}{run['date']}, `{run['commit']}`, {run['machine']}: `{run['command']}`.{note}")
+    return [*lines, ""]
 
 
 def _headlines(results: Mapping[str, Result], headlines: Sequence[Headline]) -> str:
