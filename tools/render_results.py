@@ -25,7 +25,7 @@ ORDER = (
     "raster_gpu", "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
 """Sections of the results page; benchmarks that are not named here follow in the order of their names."""
-ROWS = 12
+ROWS = 8
 """Rows of one benchmark on the page; all missed goals are shown, whatever their number."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 INTRODUCTION = """\
@@ -136,7 +136,7 @@ def _section(result: Result) -> str:
         if more
         else []
     )
-    return "\n".join([*lines, "", *others, *_runs(result.runs), ""])
+    return "\n".join([*lines, "", *others, *_runs(result.runs)])
 
 
 def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
