@@ -9,14 +9,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Expand the `@api` lines of a page."""
-    return re.sub(r"^@api (\S+)$", lambda found: reference(found[1]), markdown, flags=re.M)
+PACKAGES = (
+    "core", "scene", "data", "physics", "robot", "policy", "reconstruct", "splat", "gap", "diagnose", "evaluate", "lab",
+    "tune", "twin", "testing",
+)  # fmt: skip
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a reference page for `instep` and for each package: its docstring and its public names."""
+    for name in ("", *PACKAGES):
+        module = f"instep.{name}".rstrip(".")
+        about = inspect.getdoc(import_module(module))
+        text = f"# {module}\n\n```python\nimport {module}\n```\n\n{about}\n\n{reference(module)}"
+        files.append(File.generated(config, f"api/{name or 'index'}.md", content=text))
+    return files
 
 
 def reference(package: str) -> str:

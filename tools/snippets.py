@@ -12,7 +12,8 @@ for it, several things separated by commas:
     <!-- snippet: exit 1 -->           the last command may end with this code
     <!-- snippet: parse: REASON -->    cannot run in a test, and why: verb and options are checked
 
-A block inside an HTML comment runs and is not shown. `toml` and `json` blocks are parsed. Other languages are not code.
+A block whose first line is `# NAME.EXT` is also written to that file. A block inside an HTML comment runs and is not
+shown. `toml` and `json` blocks are parsed. Other languages are not code.
 
     python tools/snippets.py docs/gap.md [--slow] [--recordings DIR]
 """
@@ -167,6 +168,8 @@ class Page:
             mark = mark_of(snippet.mark)
             held = mark.parse or (mark.slow and not self._slow) or not all(map(self._has, mark.needs))
             runs = self._execute and not held and snippet.language in ("python", "sh")
+            if self._execute and (name := re.match(r"# (\w+\.\w+)\n", snippet.code)):
+                Path(name[1]).write_text(snippet.code, encoding="utf-8")
             check: Callable[[Snippet, bool], str] = getattr(self, f"_{snippet.language}")
             problem = check(snippet, runs)
         except Exception as error:  # noqa: BLE001 - whatever a snippet raises is its problem
