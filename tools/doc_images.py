@@ -26,8 +26,7 @@ from PIL import Image
 
 import instep
 from instep.app.viewer.live_view import LiveView
-from instep.app.viewer.prompt_content import PromptContent
-from instep.app.viewer.showing import view_page
+from instep.app.viewer.showing import PromptContent, view_page
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import PROMPTS, ViewServer
 from instep.core.errors import BadInput

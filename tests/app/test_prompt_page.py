@@ -10,7 +10,7 @@ import pytest
 from browser import browser_page
 from build_scenes import rendered, ring, tee
 from instep.app.cli import main
-from instep.app.viewer.prompt_content import PromptContent
+from instep.app.viewer.showing import PromptContent
 from instep.app.viewer.view_server import PROMPTS, ViewServer, absence
 from instep.core.errors import BadInput, UnknownName
 from instep.reconstruct.capture.posed_views import PosedView

@@ -252,7 +252,7 @@ def prompt(
         file: JSON file of prompts; an existing one is continued.
 
     """
-    from instep.app.viewer.prompt_content import PromptContent
+    from instep.app.viewer.showing import PromptContent
     from instep.app.viewer.view_server import PROMPTS, ViewServer
     from instep.reconstruct.capture.posed_views import views_of
     from instep.reconstruct.masks.prompts import open_segmenter

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from instep.app.arguments import Expert, Options, Positional, TokenFile, link_token
-from instep.app.viewer.showing import ViewRequest, is_scene, open_content, view_images, view_page
+from instep.app.viewer.showing import PlacingContent, ViewRequest, is_scene, open_content, view_images, view_page
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
@@ -23,7 +23,6 @@ from instep.scene.folder import Scene
 from .runs import has_display
 
 if TYPE_CHECKING:
-    from instep.app.viewer.contents import PlacingContent
     from instep.app.viewer.teleoperation import FollowingRobot, RobotContent, TeleopContent
 
 SIZE = 1200, 760
@@ -156,8 +155,6 @@ def _placed(thing: str, args: ViewArgs) -> PlacingContent | None:
         return None
     if not is_scene(thing):
         raise BadInput(f"--place takes a scene, and {thing!r} is none; give a shipped name, a folder or a robot file.")
-    from instep.app.viewer.contents import PlacingContent
-
     return PlacingContent(Scene.load(thing), args.place)
 
 

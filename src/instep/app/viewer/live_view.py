@@ -1,16 +1,7 @@
-"""One row in shared memory: a control loop writes it, the viewer's process reads the newest.
+"""Show what runs in the browser while it runs: a watcher that costs its loop the copy of one row.
 
-The writer never waits: a counter is odd while a row is written, and a reader that meets it, or that sees it change,
-tries again.
-
-What runs, in the browser while it runs: a watcher that costs its loop a copy of one row.
-
-Positions and channels go into shared memory; kinematics, images and the server are another process, of low priority.
-The loop never waits for it, nor for whoever watches.
-
-`--view` of commands that run something: a live view beside the run, opened in the browser where there is one.
-
-The viewer's process beside a run: reads the newest row, poses the bodies, and serves the page.
+Positions and channels go into shared memory. Another process of low priority reads the newest row, poses the bodies and
+serves the page. The loop never waits for it, nor for a page.
 """
 
 from __future__ import annotations
@@ -28,7 +19,6 @@ import webbrowser
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -36,94 +26,75 @@ from rich.console import Console
 
 from instep.app.verbs.runs import has_display
 from instep.core.errors import BadInput
-from instep.core.world import Array, Observation, Spec, State, W, Watcher, Wrapper, array_dataclass, frozen_dataclass
+from instep.core.world import Array, Observation, Spec, State, W, Watcher, Wrapper, array_dataclass
 from instep.evaluate.episode_batch import OUTCOMES
 from instep.scene.folder import Scene
 
-from .contents import IMAGES
-from .messages import encode, image_message
-from .tracks import channel_names, scene_message
-from .view_server import LiveRow, Outcome, ViewServer
+from .messages import (
+    IMAGES,
+    LiveRow,
+    Outcome,
+    PositionMap,
+    all_poses,
+    channel_names,
+    encode,
+    image_message,
+    live_track,
+    scene_message,
+)
+from .view_server import FixedContent, ViewServer
 
 TRIES = 100
-"""How often a reader tries to get a whole row."""
-
-
-@frozen_dataclass
-class RowLayout:
-    """What a row holds, in this order: a counter, the time, numbers, then images."""
-
-    numbers: int
-    images: Mapping[str, tuple[int, int, int]]
-    """Camera -> shape of its images."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the block."""
-        return 16 + 8 * self.numbers + sum(8 + _room(shape) for shape in self.images.values())
+"""How often a reader tries to get a whole part."""
+NUMBERS = "numbers"
+"""The part of a row with the time and all numbers; the others are images."""
+Shape = tuple[int, ...]
 
 
 class SharedRow:
-    """The block, on either side."""
+    """A row of numbers and images that one process writes and another reads, through a file in memory.
 
-    def __init__(self, layout: RowLayout, path: Path | None = None):
-        self.layout = layout
-        self._owned = path is None
-        self.path = _new_file(layout.size) if path is None else path
+    The writer never waits: the counter of a part is odd while it is written, and a reader that meets it, or that sees
+    it change, tries again.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], path: Path | None = None):
+        self.shapes, self._owned = dict(shapes), path is None
+        types = {name: np.dtype(float if name == NUMBERS else np.uint8) for name in shapes}
+        rooms = {name: -(-math.prod(shape) * types[name].itemsize // 8) * 8 for name, shape in shapes.items()}
+        size = sum(8 + room for room in rooms.values())
+        self.path = path or _new_file(size)
         """The file that the other process maps."""
         with self.path.open("r+b") as file:
-            buffer = mmap.mmap(file.fileno(), layout.size)
-        self._counter = np.frombuffer(buffer, np.int64, 1)
-        self._t = np.frombuffer(buffer, np.float64, 1, 8)
-        self._numbers = np.frombuffer(buffer, np.float64, layout.numbers, 16)
-        at = 16 + 8 * layout.numbers
-        self._images: dict[str, tuple[Array, Array]] = {}
-        for camera, shape in layout.images.items():
-            count = int(np.prod(shape))
-            pixels = np.frombuffer(buffer, np.uint8, count, at + 8).reshape(shape)
-            self._images[camera] = np.frombuffer(buffer, np.int64, 1, at), pixels
-            at += 8 + _room(shape)
-
-    def write(self, t: float, parts: Sequence[Array]) -> None:
-        """Write the time and the numbers, given as parts that follow each other."""
-        self._counter[0] += 1
-        self._t[0] = t
+            buffer = mmap.mmap(file.fileno(), size)
+        self._parts: dict[str, tuple[Array, Array]] = {}
         at = 0
-        for part in parts:
-            self._numbers[at : at + part.size] = part.reshape(-1)
-            at += part.size
-        self._counter[0] += 1
+        for name, shape in shapes.items():
+            values = np.frombuffer(buffer, types[name], math.prod(shape), at + 8)
+            self._parts[name] = np.frombuffer(buffer, np.int64, 1, at), values
+            at += 8 + rooms[name]
 
-    def write_image(self, camera: str, image: Array) -> None:
-        """Write an image; its own counter says that it is new."""
-        counter, pixels = self._images[camera]
+    def write(self, name: str, *given: Array) -> None:
+        """Write a part, given as arrays that follow each other."""
+        counter, values = self._parts[name]
         counter[0] += 1
-        pixels[:] = image
+        at = 0
+        for array in given:
+            values[at : at + array.size] = array.reshape(-1)
+            at += array.size
         counter[0] += 1
 
-    def read(self, seen: int) -> tuple[int, float, Array] | None:
-        """Counter, time and numbers of a row that is newer than `seen`; None where there is none."""
-        for _ in range(TRIES):
-            before = int(self._counter[0])
-            if before % 2 or before == seen:
-                if before == seen:
-                    return None
-                continue
-            t, numbers = float(self._t[0]), self._numbers.copy()
-            if int(self._counter[0]) == before:
-                return before, t, numbers
-        return None
-
-    def read_image(self, camera: str, seen: int) -> tuple[int, Array] | None:
-        """Counter and pixels of an image that is newer than `seen`; None where there is none."""
-        counter, pixels = self._images[camera]
+    def read(self, name: str, seen: int) -> tuple[int, Array] | None:
+        """Counter and values of a part that is newer than `seen`; None where there is none."""
+        counter, values = self._parts[name]
         for _ in range(TRIES):
             before = int(counter[0])
-            if before == seen or before % 2:
+            if before == seen:
                 return None
-            image = pixels.copy()
-            if int(counter[0]) == before:
-                return before, image
+            if before % 2 == 0:
+                copied = values.copy()
+                if int(counter[0]) == before:
+                    return before, copied.reshape(self.shapes[name])
         return None
 
     def close(self) -> None:
@@ -141,10 +112,6 @@ def _new_file(size: int) -> Path:
     return Path(name)
 
 
-def _room(shape: tuple[int, int, int]) -> int:
-    return -(-int(np.prod(shape)) // 8) * 8
-
-
 END_TIMEOUT_S = 1.0
 MAX_WORLDS = 64
 """Most worlds of a batch that are shown."""
@@ -154,22 +121,17 @@ MAX_WORLDS = 64
 class LiveSetup:
     """What the viewer's process needs to know."""
 
-    scene: bytes
-    """The scene, as a message."""
+    messages: Sequence[bytes]
+    """The scene and its tracks, still empty."""
     model: mujoco.MjModel
-    start: Array
-    """Positions [nq] of what is not reported."""
-    places: Sequence[tuple[int, int]]
-    """Coordinates of the scene and where the row holds them."""
+    positions: PositionMap
     width: int
     """Positions of one world in the row."""
     worlds: int | None
     """Worlds of a grid; None where one world is shown with its channels."""
-    channels: Sequence[dict[str, str]]
-    layout: RowLayout
+    shapes: Mapping[str, Shape]
     block: Path
     """File of the shared row."""
-    title: str
     port: int
 
 
@@ -177,39 +139,44 @@ class LiveView:
     """A watcher that shows a run in the browser; of a batch, `worlds` are shown as a grid."""
 
     def __init__(self, scene: Scene, spec: Spec, title: str, *, worlds: int | None = None, port: int = 0):
-        places = {label: i for i, label in enumerate(spec.q.labels)}
-        shared = [(i, places[label]) for i, label in enumerate(scene.spec.q.labels) if label in places]
-        if not shared:
-            raise BadInput(f"The world reports no position of scene {scene.name!r}; give the --scene of this robot.")
+        positions = PositionMap.of(scene, spec.q.labels, "The world")
+        single, width = worlds is None, len(spec.q.labels)
+        vectors = {n: c for n, c in spec.observation.items() if single and c.labels and len(c.shape) == 1}
+        channels = [] if worlds else [*channel_names(spec.q, ""), *channel_names(spec.action, "action")]
+        channels += [name for group, channel in vectors.items() for name in channel_names(channel, group)]
+        images = {
+            name.removeprefix(IMAGES): channel.shape
+            for name, channel in spec.observation.items()
+            if single and name.startswith(IMAGES) and len(channel.shape) == 3 and channel.dtype == "uint8"
+        }
         self._worlds = None if worlds is None else min(worlds, MAX_WORLDS)
-        self._observed = [
-            name for name, channel in spec.observation.items() if channel.labels and len(channel.shape) == 1
-        ] if worlds is None else []  # fmt: skip
-        self._images = _image_shapes(spec) if worlds is None else {}
-        self._last: dict[str, Any] = {}
-        channels = _channels(spec, self._observed) if worlds is None else []
-        width = len(spec.q.labels)
         self._grid = np.full((self._worlds or 0, width + 1), np.nan)
-        self._layout = RowLayout(len(channels) if worlds is None else self._grid.size, self._images)
-        self._row = SharedRow(self._layout)
-        setup = LiveSetup(
-            scene_message(scene), scene.model, scene.start(0)[0], shared, width, self._worlds, channels, self._layout,
-            self._row.path, title, port,
-        )  # fmt: skip
-        self._process, self.url = _started(setup)
+        self._observed, self._images, self._last = list(vectors), list(images), dict[str, Array]()
+        self._row = SharedRow({NUMBERS: (1 + (len(channels) if single else self._grid.size),), **images})
+        count = self._worlds or 1
+        side, spacing = math.ceil(math.sqrt(count)), 2.6 * max(0.1, float(scene.model.stat.extent) / 2)
+        messages = [scene_message(scene)]
+        messages.append(encode("info", {"title": title, "subtitle": "live", "images": self._images}))
+        for world in range(count):
+            offset = [spacing * (world % side), -spacing * (world // side), 0.0]
+            name = f"world {world + 1}"
+            messages.append(live_track(name, name, [] if world else channels, offset=offset))
+        self._process, self.url = _started(
+            LiveSetup(messages, scene.model, positions, width, self._worlds, self._row.shapes, self._row.path, port)
+        )
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Copy one row into shared memory."""
         if self._worlds is not None:
             self._write_grid(state, observation)
             return
-        parts = [state.q, np.asarray(action), *(np.asarray(observation[name]) for name in self._observed)]
-        self._row.write(float(state.t), parts)
+        seen = (np.asarray(observation[name]) for name in self._observed)
+        self._row.write(NUMBERS, np.array([state.t]), state.q, np.asarray(action), *seen)
         for camera in self._images:
             image = observation.get(IMAGES + camera)
             if image is not None and image is not self._last.get(camera):
                 self._last[camera] = image
-                self._row.write_image(camera, np.asarray(image))
+                self._row.write(camera, np.asarray(image))
 
     def _write_grid(self, state: State, observation: Observation) -> None:
         """Positions of each world and its outcome; a world whose episode has ended stays where it ended."""
@@ -220,7 +187,7 @@ class LiveView:
         ended = grid[:count, -1] ** 2 == 1
         grid[:count, :-1] = np.where(ended[:, None], grid[:count, :-1], state.q[:count])
         grid[:count, -1] = 0 if outcomes is None else outcomes[:count]
-        self._row.write(float(state.t), [grid])
+        self._row.write(NUMBERS, np.array([state.t]), grid)
 
     @property
     def pid(self) -> int:
@@ -254,19 +221,6 @@ def _started(setup: LiveSetup) -> tuple[subprocess.Popen[bytes], str]:
         process.wait(10)
         raise BadInput("The viewer's process did not start; 'instep doctor' says whether the web viewer was built.")
     return process, url
-
-
-def _channels(spec: Spec, observed: Sequence[str]) -> list[dict[str, str]]:
-    listed = [("", spec.q), ("action", spec.action), *((name, spec.observation[name]) for name in observed)]
-    return [name for group, channel in listed for name in channel_names(channel, group)]
-
-
-def _image_shapes(spec: Spec) -> dict[str, tuple[int, int, int]]:
-    found: dict[str, tuple[int, int, int]] = {}
-    for name, channel in spec.observation.items():
-        if name.startswith(IMAGES) and len(channel.shape) == 3 and channel.dtype == "uint8":
-            found[name.removeprefix(IMAGES)] = (channel.shape[0], channel.shape[1], channel.shape[2])
-    return found
 
 
 @contextmanager
@@ -332,91 +286,45 @@ NICENESS = 5
 OUTCOME_NAMES: dict[int, Outcome] = {0: "", 1: "success", -1: "failure"}
 
 
-class LiveContent:
-    """The scene and its live tracks; rows are published by the server."""
-
-    gaussians = False
-
-    def __init__(self, setup: LiveSetup):
-        count = setup.worlds or 1
-        side, spacing = math.ceil(math.sqrt(count)), 2.6 * max(0.1, float(setup.model.stat.extent) / 2)
-        self._messages = [setup.scene]
-        info = {"title": setup.title, "subtitle": "live", "images": list(setup.layout.images)}
-        self._messages.append(encode("info", info))
-        for world in range(count):
-            offset = [spacing * (world % side), -spacing * (world // side), 0.0]
-            header: dict[str, Any] = {
-                "id": f"world {world + 1}", "label": f"world {world + 1}", "role": "main", "live": True,
-                "channels": list(setup.channels) if world == 0 else [], "offset": offset,
-            }  # fmt: skip
-            self._messages.append(encode("track", header))
-
-    def opening(self) -> Sequence[bytes]:
-        """The scene and the tracks, still empty."""
-        return self._messages
-
-    def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
-        """Nothing can be asked of what is live."""
-        return ()
-
-
 def main() -> int:
     """Serve until the input ends."""
     os.nice(NICENESS)
     size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    setup = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 - from the process that started this one
-    server = ViewServer(LiveContent(setup), port=setup.port)
-    row = SharedRow(setup.layout, setup.block)
+    setup: LiveSetup = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 - from the process that started this one
+    server, row = ViewServer(FixedContent(setup.messages), port=setup.port), SharedRow(setup.shapes, setup.block)
     over = threading.Event()
     print(server.start(), flush=True)
-    threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
-    data, seen = mujoco.MjData(setup.model), 0
-    images, next_image = dict.fromkeys(setup.layout.images, 0), 0.0
+    threading.Thread(target=lambda: (sys.stdin.buffer.read(), over.set()), daemon=True).start()
+    seen, next_image = dict.fromkeys(setup.shapes, 0), 0.0
     while not over.wait(1 / RATE):
-        found = row.read(seen)
+        found = row.read(NUMBERS, seen[NUMBERS])
         if found is None:
             continue
-        seen, t, numbers = found
-        shown: dict[str, bytes] = {}
+        seen[NUMBERS], numbers = found
+        images: dict[str, bytes] = {}
         if time.monotonic() >= next_image:
             next_image = time.monotonic() + 1 / IMAGE_RATE
-            shown = _new_images(row, images, t)
-        server.publish(_rows(setup, data, t, numbers), shown)
+            for camera in setup.shapes.keys() - {NUMBERS}:
+                if (new := row.read(camera, seen[camera])) is not None:
+                    seen[camera], image = new
+                    images[camera] = image_message(camera, camera, float(numbers[0]), image)
+        server.publish(_rows(setup, float(numbers[0]), numbers[1:]), images)
     server.close()
     row.close()
     return 0
 
 
-def _wait_for_end(over: threading.Event) -> None:
-    sys.stdin.buffer.read()
-    over.set()
-
-
-def _rows(setup: LiveSetup, data: mujoco.MjData, t: float, numbers: Array) -> dict[str, LiveRow]:
+def _rows(setup: LiveSetup, t: float, numbers: Array) -> dict[str, LiveRow]:
+    """The moment of each world."""
     if setup.worlds is None:
-        return {"world 1": LiveRow(t, _poses(setup, data, numbers[: setup.width]), numbers)}
-    found: dict[str, LiveRow] = {}
-    for world, row in enumerate(numbers.reshape(setup.worlds, setup.width + 1)):
-        shown = np.isfinite(row).all()
-        poses = _poses(setup, data, row[:-1]) if shown else np.zeros((0, 7))
-        outcome = OUTCOME_NAMES[int(row[-1])] if shown else "absent"
-        found[f"world {world + 1}"] = LiveRow(t, poses, np.zeros(0), outcome)
-    return found
-
-
-def _poses(setup: LiveSetup, data: mujoco.MjData, q: Array) -> Array:
-    data.qpos[:] = setup.start
-    data.qpos[[i for i, _ in setup.places]] = q[[k for _, k in setup.places]]
-    mujoco.mj_kinematics(setup.model, data)
-    return np.concatenate([data.xpos, data.xquat], axis=1)
-
-
-def _new_images(row: SharedRow, seen: dict[str, int], t: float) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for camera, counter in seen.items():
-        if (new := row.read_image(camera, counter)) is not None:
-            seen[camera], image = new
-            found[camera] = image_message(camera, camera, t, image)
+        poses = all_poses(setup.model, setup.positions(numbers[: setup.width]))
+        return {"world 1": LiveRow(t, poses, numbers)}
+    grid, found = numbers.reshape(setup.worlds, setup.width + 1), dict[str, LiveRow]()
+    shown: Array = np.isfinite(grid).all(axis=1)
+    poses = all_poses(setup.model, setup.positions(np.where(shown[:, None], grid, 0)[:, :-1]))
+    for world, row in enumerate(grid):
+        outcome = OUTCOME_NAMES[int(row[-1])] if shown[world] else "absent"
+        found[f"world {world + 1}"] = LiveRow(t, poses[world][: None if shown[world] else 0], np.zeros(0), outcome)
     return found
 
 

@@ -1,8 +1,6 @@
-"""From words to what is shown: a scene, recordings with the scene they belong to, the folder of a run.
+"""What the viewer shows: scenes, Gaussians, objects to place, images to mark; from words, from Python, in notebooks.
 
-The viewer from Python and in notebooks: a server for the browser, or one HTML file that needs no server.
-
-Images and videos of the viewer without a window: a Chromium of this machine, over its debugging protocol.
+A server is for the browser; one HTML file needs no server. A Chromium of this machine renders images and videos.
 """
 
 from __future__ import annotations
@@ -14,28 +12,243 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instep.app.output import CONFIG
+import numpy as np
+
+from instep.app.output import CONFIG, write_json
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, Unsupported
-from instep.core.reading import is_sequence, read_toml
+from instep.core.errors import BadInput, InstepError, UnknownName, Unsupported
+from instep.core.poses import normalized
+from instep.core.reading import is_mapping, is_sequence, read_toml
 from instep.core.world import Array, options_dataclass
 from instep.data.frames import decode_image
 from instep.report.page import packed
 from instep.scene.folder import LIBRARY, ROBOT_FILES, SCENE_FILE, Scene
+from instep.scene.model import body_poses
 
-from .contents import RecordingContent, SceneContent
-from .messages import container
-from .view_server import SMALL, WITH_GAUSSIANS, ViewContent, ViewServer, bundle
+from .messages import container, encode, image_message, packed_rotations, rounded, scene_message, status_message
+from .view_server import SMALL, WITH_GAUSSIANS, FixedContent, ViewContent, ViewServer, bundle
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-    from .replay_view import Replayed
+    from instep.reconstruct.capture.posed_views import PosedView
+    from instep.reconstruct.masks.prompts import ImageMarks, ObjectPrompt, PromptNetwork
+    from instep.splat.gaussians import Gaussians
+
+QUANTILES = (0.05, 0.95)
+"""Share of Gaussians that is framed: stray ones far away are not."""
+
+
+def gaussian_content(path: Path, scene: Scene | None) -> ViewContent:
+    """Gaussians of a file or a folder, each on its body where a scene is given."""
+    from instep.splat.io import load_gaussians
+
+    found = load_gaussians(path)
+    messages = [_empty_scene(found) if scene is None else scene_message(scene)]
+    bodies = {} if scene is None else {scene.model.body(b).name: b for b in range(scene.model.nbody)}
+    for index, name in enumerate(found.names):
+        part = found.take(found.body == index)
+        if len(part):
+            messages.append(gaussians_message(part, bodies.get(name, -1)))
+    info = {"title": path.name, "subtitle": f"{len(found):,} Gaussians", "images": list[str]()}
+    return FixedContent([*messages, encode("info", info)], gaussians=True)
+
+
+def gaussians_message(part: Gaussians, body: int) -> bytes:
+    """Gaussians in the frame of a body; of their colour, what is the same from all sides."""
+    colours: Array = np.concatenate([part.colours, part.opacities[:, None]], axis=1)
+    buffers = {
+        "centres": part.means.astype("<f4"),
+        "scales": part.scales.astype("<f4"),
+        "rotations": packed_rotations(normalized(np.asarray(part.quats, float))),
+        "colours": np.asarray(np.round(255 * np.clip(colours, 0, 1)), "u1"),
+    }
+    return encode("gaussians", {"body": body, "count": len(part)}, buffers)
+
+
+def _empty_scene(found: Gaussians) -> bytes:
+    """A scene without bodies that frames most of the Gaussians."""
+    low, high = np.quantile(found.means, QUANTILES, axis=0)
+    world = {"name": "world", "parent": 0, "joints": list[str](), "mass": 0.0}
+    header: dict[str, Any] = {
+        "name": "Gaussians", "about": "", "bodies": [world], "geoms": [], "meshes": [], "cameras": [], "sites": [],
+        "ground": round(float(low[2]), 4), "centre": rounded((low + high) / 2),
+        "radius": round(max(1e-3, float(np.linalg.norm(high - low)) / 2), 6),
+    }  # fmt: skip
+    return encode("scene", header, {"poses": np.array([0, 0, 0, 1, 0, 0, 0], "<f4")})
+
+
+def finite_numbers(given: object, count: int, what: str) -> Array:
+    """So many finite numbers of a request of a page; `what` they are, in the sentence that refuses others."""
+    if is_sequence(given) and len(given) == count and all(isinstance(x, int | float) for x in given):
+        numbers = np.array(given, float)
+        if np.isfinite(numbers).all():
+            return numbers
+    raise BadInput(f"{what} is {count} finite numbers, not {given!r}.")
+
+
+class PlacingContent(ViewContent):
+    """A scene whose objects can be dragged; after each drag a file is written, as `instep run --start` reads it."""
+
+    def __init__(self, scene: Scene, path: Path):
+        if not scene.objects:
+            raise BadInput(f"Scene {scene.name!r} has no objects that could be placed.")
+        if path.exists():
+            raise BadInput(f"{str(path)!r} exists; name a new file for the start poses.")
+        self._scene, self._path = scene, path
+        poses = body_poses(scene.model, scene.start(0)[0])
+        self._poses: dict[str, Array] = {name: poses[scene.model.body(name).id - 1] for name in scene.objects}
+
+    def opening(self) -> Sequence[bytes]:
+        """The scene, and where its objects are."""
+        info = {
+            "title": self._scene.name, "images": list[str](),
+            "subtitle": f"drag an object, with Shift to turn it; {self._path.name} holds where they are",
+            "place": {name: rounded(pose) for name, pose in self._poses.items()},
+        }  # fmt: skip
+        return [scene_message(self._scene), encode("info", info)]
+
+    def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
+        """A new pose of an object: the file is written."""
+        given = request.get("place")
+        if not is_mapping(given):
+            return ()
+        name = str(given.get("body", ""))
+        if name not in self._poses:
+            raise UnknownName("object", name, self._poses)
+        pose = finite_numbers(given.get("pose"), 7, "A pose (x y z [m], then a quaternion w x y z)")
+        if np.linalg.norm(pose[3:]) < 1e-6:
+            raise BadInput("The quaternion of a pose is not zero.")
+        self._poses[name] = np.concatenate([pose[:3], normalized(pose[3:])])
+        write_json(self._path, {name: {"pose": rounded(pose)} for name, pose in self._poses.items()})
+        x, y, z = pose[:3]
+        return [status_message(f"{name} at {x:.3f} {y:.3f} {z:.3f} m, in {self._path.name}")]
+
+
+MAX_CLICKS = 200
+"""Most clicks in one image."""
+
+
+class PromptContent(ViewContent):
+    """Views in which objects are marked by clicks and boxes; each change is written to a file of prompts, as `instep
+    reconstruct --prompts` reads it."""
+
+    def __init__(self, views: Sequence[PosedView], path: Path, segmenter: PromptNetwork | None = None):
+        from instep.reconstruct.masks.prompts import load_prompts
+
+        self._views = {view.name: view for view in views}
+        self._path, self._segmenter = path, segmenter
+        self._prompts = {prompt.name: prompt for prompt in (load_prompts(path) if path.exists() else ())}
+        self._kept: dict[tuple[str, ImageMarks], Array] = {}
+        self._lock = threading.Lock()
+
+    def opening(self) -> Sequence[bytes]:
+        """The views, and what was marked in them before; the page asks for the masks of that."""
+        from instep.splat.image import to_bytes
+
+        cameras = [{"name": v.name, "width": v.camera.width, "height": v.camera.height} for v in self._views.values()]
+        how = "a graph cut" if self._segmenter is None else str(self._segmenter.provenance["segmenter"])
+        marked: dict[str, dict[str, Any]] = {name: {} for name in self._prompts}
+        for (name, prompt), camera in itertools.product(self._prompts.items(), self._views):
+            if (marks := prompt.marks(camera)) or marks.others:
+                marked[name][camera] = {"clicks": marks.clicks, "others": marks.others, "box": marks.box}
+        header = {
+            "title": "Mark objects in the images", "file": self._path.name, "segmenter": how, "views": cameras,
+            "objects": marked,
+        }  # fmt: skip
+        images = [image_message(view.name, "", 0.0, to_bytes(view.image)) for view in self._views.values()]
+        return [encode("views", header), *images]
+
+    def prepare(self) -> None:
+        """Encode the images before the first click, where the segmenter does."""
+        for view in self._views.values():
+            if self._segmenter is not None:
+                self._segmenter.encoding(view.image)
+
+    def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
+        """New marks of an object in a view, or the end of an object: the file is written, then masks are found."""
+        given, removed, shown = request.get("marks"), request.get("remove"), request.get("masks")
+        with self._lock:
+            if isinstance(shown, str) and shown in self._prompts:
+                return self._masks(shown)
+            if isinstance(removed, str):
+                self._prompts.pop(removed, None)
+                self._write()
+                return [status_message(f"{removed} is removed from {self._path.name}")]
+            if not is_mapping(given):
+                return ()
+            name = self._take(given)
+            self._write()
+            return self._masks(name)
+
+    def _write(self) -> None:
+        from instep.reconstruct.masks.prompts import prompt_words
+
+        write_json(self._path, prompt_words(tuple(self._prompts.values())))
+
+    def _take(self, given: Mapping[str, Any]) -> str:
+        """Keep the marks that a page sent; the name of their object."""
+        from instep.reconstruct.masks.prompts import ObjectPrompt, parse_prompts
+
+        name, camera = str(given.get("object", "")), str(given.get("camera", ""))
+        if camera not in self._views:
+            raise UnknownName("camera", camera, self._views)
+        lens, box = self._views[camera].camera, given.get("box")
+        clicks, others = (_clicks(given.get(key), lens.width, lens.height) for key in ("clicks", "others"))
+        if box is not None:
+            box = tuple(finite_numbers(box, 4, "A box (left, top, right, bottom [pixels])").tolist())
+            if box[0] >= box[2] or box[1] >= box[3]:
+                raise BadInput("A box is left, top, right, bottom, with some size.")
+        parse_prompts([f"{name}=table"])  # refuses what is no name
+        prompt = self._prompts.get(name, ObjectPrompt(name))
+
+        def changed(table: Mapping[str, Any], value: Any) -> dict[str, Any]:
+            return {**{k: v for k, v in table.items() if k != camera}, **({camera: value} if value else {})}
+
+        marks = {"clicks": changed(prompt.clicks, clicks), "others": changed(prompt.others, others)}
+        self._prompts[name] = replace(prompt, **marks, boxes=changed(prompt.boxes, box))
+        return name
+
+    def _masks(self, name: str) -> list[bytes]:
+        """The masks of an object in all views, as a reconstruction finds them, and in how many it is marked."""
+        prompt, out = self._prompts[name], list[bytes]()
+        try:
+            found = {camera: self._mask(prompt, camera) for camera in self._views if prompt.marks(camera)}
+        except InstepError as error:
+            return [status_message(str(error), "bad")]
+        for camera, view in self._views.items():
+            bits = np.packbits(found[camera]) if camera in found else np.zeros(0, np.uint8)
+            header = {"object": name, "camera": camera, "width": view.camera.width, "height": view.camera.height}
+            out.append(encode("mask", header, {"inside": bits}))
+        words = f"{name} is marked in {len(found)} of {len(self._views)} views, in {self._path.name}"
+        return [*out, status_message(words)]
+
+    def _mask(self, prompt: ObjectPrompt, camera: str) -> Array:
+        from instep.reconstruct.masks.prompted_masks import mask_by_prompt
+
+        key, view = (camera, prompt.marks(camera)), self._views[camera]
+        if key not in self._kept:
+            mask = mask_by_prompt(view, replace(prompt, colour=None), self._segmenter)
+            self._kept[key] = np.zeros(view.image.shape[:2], bool) if mask is None else mask.alpha > 0.5
+        return self._kept[key]
+
+
+def _clicks(given: object, width: int, height: int) -> tuple[tuple[float, float], ...]:
+    if not is_sequence(given) or len(given) > MAX_CLICKS:
+        raise BadInput(f"Marks are a list of at most {MAX_CLICKS} clicks.")
+    found: list[tuple[float, float]] = []
+    for x, y in (finite_numbers(one, 2, "A click (x, y [pixels])").tolist() for one in given):
+        if not (0 <= x < width and 0 <= y < height):
+            raise BadInput(f"The click ({x:g}, {y:g}) is outside the image, which has {width} x {height} pixels.")
+        found.append((x, y))
+    return tuple(found)
 
 
 MAX_SLIDERS = 24
@@ -60,13 +273,11 @@ def open_content(request: ViewRequest) -> ViewContent:
     """The content that a request names."""
     path = Path(request.thing)
     if is_scene(request.thing):
-        return SceneContent(Scene.load(request.thing))
+        return FixedContent([scene_message(Scene.load(request.thing))])
     if not path.exists():
         Scene.load(request.thing)  # says which names there are
     if holds_gaussians(path):
-        from .contents import GaussianContent
-
-        return GaussianContent(path, Scene.load(request.scene) if request.scene else None)
+        return gaussian_content(path, Scene.load(request.scene) if request.scene else None)
     if (path / CONFIG).is_file():
         return _run(path, request)
     return _recordings(path, request, request.scene)
@@ -88,7 +299,11 @@ def holds_gaussians(path: Path) -> bool:
 
 
 def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
-    from instep.app.data_args import DataArgs, read_data  # readers and simulators: a scene opens without them
+    from instep.app.data_args import DataArgs, open_scene, read_data  # readers and simulators: a scene opens without
+    from instep.gap.measure import recorded_at_rate
+    from instep.physics.actuators import with_inputs
+
+    from .replay_view import RecordingContent, Replays
 
     scene = scene or (request.against[-1].partition("@")[0] if request.against else "")
     episodes = read_data(path, DataArgs(map=request.map), scene)
@@ -96,26 +311,13 @@ def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
     if not 0 <= request.episode < len(episodes):
         raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
     title = path.resolve().name
-    if request.against or request.params:
-        from .replay_view import GapContent
-
-        return GapContent(_replayed(request, loaded, episodes), title, request.episode)
-    return RecordingContent(loaded, episodes, title, request.episode)
-
-
-def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -> Replayed:
-    """The recordings at the rate of the simulators that they are replayed in."""
-    from instep.app.data_args import open_scene
-    from instep.gap.measure import recorded_at_rate
-    from instep.physics.actuators import with_inputs
-
-    from .replay_view import Replayed
-
-    names = request.against or (str(scene.root),)
-    sims = {Path(name).name: open_scene(name, episodes) for name in names}
+    if not request.against and not request.params:
+        return RecordingContent(loaded, episodes, title, request.episode)
+    sims = {Path(name).name: open_scene(name, episodes) for name in request.against or (str(loaded.root),)}
     last = list(sims.values())[-1]
     fitting, _ = recorded_at_rate(with_inputs(last.scene, episodes), last.spec.dt)
-    return Replayed(fitting, sims, last.scene.params(*request.params)[:MAX_SLIDERS] if request.params else ())
+    replays = Replays(sims, last.scene.params(*request.params)[:MAX_SLIDERS] if request.params else ())
+    return RecordingContent(last.scene, fitting, title, request.episode, replays)
 
 
 def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:
@@ -129,12 +331,9 @@ def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:
 def _run(path: Path, request: ViewRequest) -> ViewContent:
     """The data that a run wrote, in the scene that its command named."""
     config: dict[str, Any] = read_toml(path / CONFIG)
-    verb = str(config.get("verb", ""))
-    data = path / "data"
-    words = config.get("command")
+    verb, words = str(config.get("verb", "")), config.get("command")
     command = [str(word) for word in words] if is_sequence(words) else []
-    if verb == "record" and len(command) > 3:
-        data = Path(command[3])
+    data = Path(command[3]) if verb == "record" and len(command) > 3 else path / "data"
     if not data.is_dir():
         raise BadInput(f"The run {str(path)!r} of instep {verb} holds no recording to show; give its data and --scene.")
     named = next((word.removeprefix("sim:") for word in command if word.startswith("sim:")), "")
@@ -201,7 +400,9 @@ def show(thing: Shown, *, scene: str | Scene = "") -> Show:
         name = str(scene.root) if isinstance(scene, Scene) else scene
         return Show(open_content(ViewRequest(thing=str(thing), scene=name)))
     if isinstance(thing, Scene):
-        return Show(SceneContent(thing))
+        return Show(FixedContent([scene_message(thing)]))
+    from .replay_view import RecordingContent
+
     episodes = [thing] if isinstance(thing, Episode) else thing
     loaded = scene if isinstance(scene, Scene) else Scene.load(scene or scene_of_data(episodes, Path("the episode")))
     return Show(RecordingContent(loaded, episodes, loaded.name))

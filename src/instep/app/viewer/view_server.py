@@ -1,6 +1,4 @@
-"""The built front end: where its bundles are, why they are absent, and the page that opens them.
-
-The server of the viewer: its page, its script, and a socket per watcher.
+"""The server of the viewer: its page, the built scripts, and a socket per watcher.
 
 It listens on this machine alone. The token is in the fragment of the address, which browsers do not send; the page
 sends it with its socket. Whoever watches slowly gets fewer rows: each watcher has its own last row, and is sent what
@@ -18,10 +16,8 @@ from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
-
-import numpy as np
 
 from instep.core.errors import InstepError, Unsupported
 from instep.core.reading import is_mapping
@@ -34,9 +30,8 @@ from instep.core.websocket import (
     expel,
     new_token,
 )
-from instep.core.world import Array, array_dataclass
 
-from .messages import encode, packed_rotations
+from .messages import LiveRow, encode, row_message, status_message
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -61,19 +56,13 @@ PAGE = """<!doctype html>
 """
 
 
-def page(script: str = SMALL) -> bytes:
-    """The page that connects to the server it came from, with one of the bundles."""
-    return PAGE.replace("BUNDLE", script).encode()
-
-
 def absence(name: str = SMALL) -> str:
     """Why there is no front end, in a sentence; empty where there is one with this script."""
     static = files("instep.app.viewer") / "static"
     if (static / name).is_file():
         return ""
-    why = ""
-    if (static / "built.json").is_file():
-        why = str(json.loads((static / "built.json").read_text(encoding="utf-8")).get("error", ""))
+    stamp = static / "built.json"
+    why = json.loads(stamp.read_text(encoding="utf-8")).get("error", "") if stamp.is_file() else ""
     return f"The web viewer was not built with this installation{f': {why}' if why else '.'}"
 
 
@@ -104,10 +93,8 @@ HEADERS = (
 class ViewContent(Protocol):
     """What a server shows."""
 
-    @property
-    def gaussians(self) -> bool:
-        """Whether any Gaussians are shown, which need the larger script."""
-        ...
+    gaussians: bool = False
+    """Whether any Gaussians are shown, which need the larger script."""
 
     def opening(self) -> Sequence[bytes]:
         """The messages for a page that has just been opened."""
@@ -115,23 +102,18 @@ class ViewContent(Protocol):
 
     def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
         """The messages that answer a request of a page."""
-        ...
+        return ()
 
 
-Outcome = Literal["", "success", "failure", "absent"]
+class FixedContent(ViewContent):
+    """Messages of which nothing can be asked."""
 
+    def __init__(self, messages: Sequence[bytes], *, gaussians: bool = False):
+        self._messages, self.gaussians = messages, gaussians
 
-@array_dataclass
-class LiveRow:
-    """One moment of something that is live."""
-
-    t: float
-    poses: Array
-    """[bodies, 7]."""
-    values: Array
-    """One number per channel."""
-    outcome: Outcome = ""
-    """How the episode of this world ended; an absent one is not shown."""
+    def opening(self) -> Sequence[bytes]:
+        """The messages."""
+        return self._messages
 
 
 class ViewServer:
@@ -141,12 +123,9 @@ class ViewServer:
         self._content = content
         script = script or (WITH_GAUSSIANS if content.gaussians else SMALL)
         self.token = new_token() if token is None else token
-        self._files = {
-            "/": (page(script), "text/html; charset=utf-8"),
-            **{
-                f"/{name}": (bundle(name), "text/javascript; charset=utf-8") for name in {SMALL, WITH_GAUSSIANS, script}
-            },
-        }
+        scripts = {name: (bundle(name), "text/javascript; charset=utf-8") for name in {SMALL, WITH_GAUSSIANS, script}}
+        self._files = {f"/{name}": file for name, file in scripts.items()}
+        self._files["/"] = PAGE.replace("BUNDLE", script).encode(), "text/html; charset=utf-8"
         self._rows: dict[str, LiveRow] = {}
         self._messages: dict[str, bytes] = {}
         self._count = 0
@@ -216,14 +195,17 @@ class ViewServer:
         """Answer the requests of a page until it closes."""
         rate = RateLimiter(REQUESTS_PER_S, 2 * REQUESTS_PER_S)
         async for text in socket:
-            request = _request(text)
-            if request is None or not rate.take():
+            try:
+                request = json.loads(text)
+            except (ValueError, RecursionError):
+                request = None
+            if not is_mapping(request) or not rate.take():
                 await expel(socket, "A page sends few requests, each a JSON object.")
                 return
             try:
                 messages = await asyncio.to_thread(self._content.answer, request)
             except InstepError as error:
-                messages = [encode("status", {"text": str(error), "level": "bad"})]
+                messages = [status_message(str(error), "bad")]
             for message in messages:
                 await socket.send(message)
 
@@ -255,27 +237,3 @@ def running_beside(run: Callable[[threading.Event], None]) -> Generator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def row_message(track: str, row: LiveRow, before: LiveRow | None) -> bytes:
-    """A live row: the bodies that moved since the one before, and all channels."""
-    if before is None or row.t <= before.t or len(row.poses) != len(before.poses):
-        moved = np.arange(len(row.poses))
-    else:
-        moved = np.flatnonzero(np.abs(row.poses - before.poses).max(axis=1) > 1e-6)
-    buffers = {
-        "bodies": moved.astype("<u2"),
-        "positions": row.poses[moved, :3].astype("<f4"),
-        "rotations": packed_rotations(row.poses[moved, 3:]),
-        "values": np.nan_to_num(row.values).astype("<f4"),
-    }
-    ended = {"outcome": row.outcome} if row.outcome else {}
-    return encode("live", {"id": track, "t": round(row.t, 6), **ended}, buffers)
-
-
-def _request(text: str | bytes) -> Mapping[str, Any] | None:
-    try:
-        request = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return request if is_mapping(request) else None
