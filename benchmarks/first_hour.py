@@ -28,7 +28,6 @@ from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import wilson
 from instep.core.world import Array, vector
 from instep.data import load_episodes, write_dataset
-from instep.data.lerobot.writer import write_dataset_v21
 from instep.data.resample import resampled
 from instep.scene.folder import LIBRARY
 from instep.scene.robot_structure import with_actuator_labels
@@ -192,7 +191,7 @@ def write_lerobot(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.r
         columns["observation.state"] = (episode.q * degrees[0]).astype(np.float32)
         episodes.append(Episode(theirs, columns, {"task": "move", "clock": "nominal"}))
     folder.rmdir()
-    (write_dataset_v21 if named else write_dataset)(episodes, folder)
+    write_dataset(episodes, folder, version="v2.1" if named else "v3.0")
     (folder / "meta" / "instep.json").unlink(missing_ok=True)
     return even[0]
 

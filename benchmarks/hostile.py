@@ -12,15 +12,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from harness import Row, row, with_progress
 from hostile_corpus import written_cases
-from hostile_pool import MAX_CPU_S, MAX_MB, Case, Outcome, run_cases
-from hostile_readers import targets
-from hostile_scenes import Target
+from hostile_pool import MAX_CPU_S, MAX_MB, Case, run_cases
+from hostile_targets import Target, targets
 
 MUTATED, MUTATED_QUICK = 10_000, 1_000
 COMMANDS, COMMANDS_QUICK = 60, 8
@@ -74,9 +73,11 @@ def mutated_cases(found: Sequence[Target], count: int, seed: int) -> list[Case]:
 def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[Row]:
     """Read all cases; how many failed in each way."""
     outcomes = list(with_progress(what, len(cases), run_cases(cases, samples, workers=os.cpu_count() or 1)))
-    report(what, outcomes)
     failed = [one for one in outcomes if one.failed]
-    lines = [json.dumps({**_plain(one.case), "result": one.result, "words": one.words}) for one in failed]
+    lines = [json.dumps(asdict(one)) for one in failed]
+    print(f"{what}: {len(failed)} failures")
+    for one in {(one.case.target, one.case.kind, one.result): one for one in failed}.values():
+        print(f"  {one.case.target} / {one.case.kind}: {one.result}; {one.words[:160]}")
     (out / f"{what.replace(' ', '_')}.jsonl").write_text("".join(line + "\n" for line in lines))
     count = Counter(one.result for one in failed)
     rows = [row(f"{what}: {words}", count[kind], at_most=0) for kind, words in FAILURES.items()]
@@ -92,17 +93,6 @@ def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[
     ]
 
 
-def report(what: str, outcomes: Iterable[Outcome]) -> None:
-    """Print the failures by reader, kind and result, and one example each."""
-    groups: dict[tuple[str, str, str], list[Outcome]] = {}
-    for one in outcomes:
-        if one.failed:
-            groups.setdefault((one.case.target, one.case.kind, one.result), []).append(one)
-    print(f"{what}: {sum(map(len, groups.values()))} failures")
-    for (target, kind, result), members in sorted(groups.items()):
-        print(f"  {target} / {kind}: {len(members)} {result}; {members[0].words[:160]}")
-
-
 def chosen_commands(found: Sequence[Target], cases: Sequence[Case], count: int, seed: int) -> list[tuple[Target, Case]]:
     """Some of the bad files that a command reads, over all readers that have one."""
     by_name = {target.name: target for target in found if target.command}
@@ -113,7 +103,7 @@ def chosen_commands(found: Sequence[Target], cases: Sequence[Case], count: int, 
 
 def command_failure(target: Target, case: Case) -> str:
     """What is wrong with how a command ends for a bad file; empty where it is one sentence and exit code 2."""
-    words = [word.replace("{folder}", case.folder) for word in target.command]
+    words = target.command.replace("{folder}", case.folder).split()
     try:
         done = subprocess.run(
             [sys.executable, "-m", "instep.app.cli", *words], capture_output=True, text=True, timeout=300, check=False,
@@ -125,10 +115,6 @@ def command_failure(target: Target, case: Case) -> str:
         return ""
     last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
     return f"{case.target} / {case.kind}: instep {' '.join(words)}: exit {done.returncode}: {last[:200]}"
-
-
-def _plain(case: Case) -> dict[str, Any]:
-    return {"target": case.target, "kind": case.kind, "folder": case.folder, "seed": case.seed}
 
 
 if __name__ == "__main__":

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import random
 import shutil
+import struct
+import tempfile
+import tomllib
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hostile_formats import DEEP, OWN
+import numpy as np
+
 from hostile_pool import CANARY, Case
-from hostile_scenes import Target
+from hostile_targets import LIGHTS, OBJ, ROBOT, URDF, Target, gaussians, png, stl
 
 Content = bytes | str
+Spoil = Callable[[Path], object]
 HUGE = 1 << 36
 """Size of a file that is long and almost empty on the disk [bytes]."""
+DEEP = 100_000
+"""Depth of nesting that no document has."""
 
 
 def written_cases(found: Sequence[Target], samples: Path, folder: Path, seed: int = 0) -> list[Case]:
@@ -32,9 +41,6 @@ def written_cases(found: Sequence[Target], samples: Path, folder: Path, seed: in
             spoil(place)
             cases.append(Case(target.name, kind, str(place), refuse=refuse))
     return cases
-
-
-Spoil = Callable[[Path], object]
 
 
 def _spoilings(target: Target, sample: Path, outside: Path, seed: int) -> Iterator[tuple[str, bool, Spoil]]:
@@ -80,7 +86,7 @@ MAY_BE_READ = {
     *(("CSV", kind) for kind in ("not finite", "huge numbers", "long cell")),
     ("unknown log", "text"), ("glTF", "UTF-16"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
     ("message of a policy server", "one byte"), ("zarr", "UTF-16"), ("HDF5", "not finite"), ("HDF5", "odd shapes"),
-    ("stills", "missing"), ("stills", "a folder"), ("zarr", "a folder"),
+    ("zarr", "a folder"),
     ("ROS bag", "link to itself"),
 }  # fmt: skip
 """Damage that leaves a sound file, or one whose meaning only a mapping can judge."""
@@ -136,8 +142,6 @@ def _write(place: Path, files: Mapping[str, Content | Callable[[Path], object]])
             (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-# ---- documents: JSON and TOML
-
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1e39, -1e300, 2**70, "", "x\0y", "../../x", [], [[[]]], {}, {"a": {}}, [None],
 )  # fmt: skip
@@ -186,8 +190,6 @@ def _json_documents(text: str, seed: int) -> Iterator[tuple[str, bool, str]]:
 
 
 def _toml_documents(text: str, seed: int) -> Iterator[tuple[str, bool, str]]:
-    import tomllib
-
     import tomlkit
 
     document = tomllib.loads(text)
@@ -200,3 +202,315 @@ def _toml_documents(text: str, seed: int) -> Iterator[tuple[str, bool, str]]:
     for path, value in _swaps(document, seed, 22):
         if value is not None and value != [None]:
             yield "other value", False, tomlkit.dumps(_changed(document, path, value))
+
+
+# ---- files of their own
+
+
+Files = tuple[str, Mapping[str, Any]]
+
+
+def _swapped(name: str, text: str, kind: str, changes: Iterator[tuple[str, str]]) -> Iterator[Files]:
+    """A text with a part of it replaced."""
+    for old, new in changes:
+        assert old in text, old
+        yield kind, {name: text.replace(old, new)}
+
+
+def _robots() -> Iterator[Files]:
+    places = {
+        'damping="0.1" armature': 'damping="{}" armature', 'mass="1" material': 'mass="{}" material',
+        'size="0.02" mass': 'size="{}" mass', 'armature="0.01"': 'armature="{}"', 'frictionloss="0.01"':
+        'frictionloss="{}"', 'pos="0 0 1"': 'pos="0 0 {}e30"', 'timestep="0.002"': 'timestep="{}"',
+        'gear="2"': 'gear="{}e35"', 'kp="20"': 'kp="{}e35"', 'diaginertia="0.01': 'diaginertia="{}',
+        'friction="1 0.01': 'friction="{} 0.01', 'stiffness="0.1"': 'stiffness="{}e33"', 'qpos="0.1': 'qpos="{}e33',
+    }  # fmt: skip
+    absurd = ("-1", "nan", "nan(ind)", "inf", "-inf", "1e39", "1e400", "0x1p1000", "x")
+    values = {old: [new.format(v).replace("-1e3", "1e3") for v in absurd] for old, new in places.items()}
+    values['timestep="0.002"'] += [f'timestep="{value}"' for value in ("0", "1e-12", "1000", "-0.002")]
+    options = ('gravity="0 0 1e30"', 'density="-1"', 'viscosity="1e39"', 'impratio="-1"')
+    values['timestep="0.002"'] += [f'timestep="0.002" {option}' for option in options]
+    changes = ((old, new) for old, some in values.items() for new in some)
+    yield from _swapped("robot.xml", ROBOT, "absurd physics", changes)
+    bodies = '<replicate count="{0}"><replicate count="{0}"><body><geom size="1"/></body></replicate></replicate>'
+    flex = '<flexcomp name="f" type="grid" count="{}" spacing="0.1 0.1 0.1" radius="0.01"/>'
+    inside = [bodies.format(count) for count in ("100000", "1e9", "-5", "nan", "99999999999999999999")]
+    inside += [flex.format(count) for count in ("1000 1000 1000", "100000 1 1", "-3 4 4", "60 60 60")]
+    inside.append('<geom size="1"/>' * 60_000)
+    texture = '<texture name="big" type="2d" builtin="checker" width="{0}" height="{0}"/>'
+    sizes = ('memory="9E"', 'memory="1T"', 'memory="-5G"', 'njmax="2147483647"', 'nstack="99999999999"')
+    counts = {
+        "<worldbody>": ["<worldbody>" + text for text in inside], 'memory="1M"': sizes,
+        'nrow="4" ncol="4"': ('nrow="100000" ncol="100000"', 'nrow="-4" ncol="4"', 'nrow="0" ncol="4"'),
+        "<asset>": ["<asset>" + texture.format(count) for count in ("100000", "2147483647", "-4")],
+    }  # fmt: skip
+    yield from _swapped("robot.xml", ROBOT, "huge counts", ((old, new) for old, some in counts.items() for new in some))
+    paths = ("../outside-the-folder/x.xml", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x.xml", "")
+    meshes = ("../../outside-the-folder/link.obj", "/etc/passwd", "~/x.obj", "http://127.0.0.1/x.obj", "", ".")
+    leads = [("lights.xml", path) for path in paths] + [('file="link.obj"', f'file="{path}"') for path in meshes]
+    leads += [('meshdir="meshes"', f'meshdir="{folder}"') for folder in ("/etc", "../..")]
+    yield from _swapped("robot.xml", ROBOT, "path out of the folder", iter(leads))
+    broken = (
+        ('name="elbow" axis', 'name="shoulder" axis'), ('joint="elbow" gear', 'joint="elbw" gear'),
+        ('mesh="link" mass', 'mesh="lnk" mass'), ("worldbody", "wordbody"),
+        ("<worldbody>", "<worldbody>" + "<body>" * 3000 + "</body>" * 3000),
+    )  # fmt: skip
+    yield from _swapped("robot.xml", ROBOT, "broken structure", iter(broken))
+    doctype = '<!DOCTYPE mujoco [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    yield "entities", {"robot.xml": doctype + ROBOT.replace('model="arm"', 'model="&b;"')}
+    yield "entities", {"robot.xml": '<!DOCTYPE m [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + ROBOT}
+    yield "unknown element", {"robot.xml": "<html/>"}
+    yield "nothing moves", {"robot.xml": "<mujoco><worldbody><geom size='1'/></worldbody></mujoco>"}
+    yield "includes itself", {"lights.xml": LIGHTS.replace("<worldbody>", '<include file="robot.xml"/><worldbody>')}
+
+
+def _meshes() -> Iterator[Files]:
+    for text in ("f 1 2 3\n", OBJ.replace("f 1 3 2", "f 1 3 99999999"), OBJ.replace("f 1 3 2", "f 0 0 0")):
+        yield "damaged mesh", {"meshes/link.obj": text}
+    whole = stl()
+    for count in (0, 1 << 31, 0xFFFFFFFF, 5):
+        yield "huge counts", {"meshes/stone.stl": whole[:80] + struct.pack("<I", count) + whole[84:]}
+    for value in (float("nan"), float("inf"), 1e39, 0.0):
+        yield "absurd geometry", {"meshes/stone.stl": stl(value)}
+    for width, height in ((60_000, 60_000), (0, 4), (2**31 - 1, 2**31 - 1)):
+        yield "picture bomb", {"meshes/wood.png": png(width, height, b"\0" * 64)}
+    yield "picture bomb", {"meshes/wood.png": png(20_000, 20_000, bytes(20_000 * 3 + 1) * 600)}
+
+
+def _urdfs() -> Iterator[Files]:
+    values = ("-1", "nan", "nan(1)", "1e39", "inf", "x", "")
+    absurd = [('mass value="0.5"', f'mass value="{value}"') for value in values]
+    absurd += [('damping="0.1"', f'damping="{value}"') for value in values]
+    absurd += [('lower="-1" upper="1"', f'lower="{value}" upper="{value}"') for value in values]
+    absurd += [('radius="0.02"', f'radius="{value}"') for value in ("-1", "nan", "1e39", "0")]
+    absurd += [('ixx="0.12"', f'ixx="{value}"') for value in ("-1", "nan", "1e39", "0")]
+    yield from _swapped("robot.urdf", URDF, "absurd physics", iter(absurd))
+    paths = ("package://../../etc/passwd", "package://arm/../../outside-the-folder/link.obj", "package://")
+    links = iter([("package://arm/meshes/link.obj", path) for path in paths])
+    yield from _swapped("robot.urdf", URDF, "path out of the folder", links)
+    broken = (
+        ('link name="lower"', 'link name="upper"'), ('child link="lower"', 'child link="lowr"'),
+        ('parent link="base"', 'parent link="lower"'),
+    )  # fmt: skip
+    yield from _swapped("robot.urdf", URDF, "broken structure", iter(broken))
+    yield "unknown element", {"robot.urdf": "<robot/>"}
+    yield "entities", {"robot.urdf": '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + URDF}
+
+
+def _npz(arrays: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> Mapping[str, bytes]:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, data in arrays.items():
+            archive.writestr(name, data)
+    return {"run.npz": out.getvalue()}
+
+
+def _npy(kind: str, shape: str, data: bytes = b"") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def _npz_files() -> Iterator[Files]:
+    for kind, shape in (("<f8", "(999999999999,)"), ("<f8", "(-5,)"), ("|O", "(1,)"), ("<f8", "(1 << 60,)")):
+        yield "forged header", _npz({"a.npy": _npy(kind, shape, bytes(64))})
+    yield "archive bomb", _npz({"a.npy": _npy("<f8", "(40000000,)", bytes(320_000_000))}, zipfile.ZIP_DEFLATED)
+    for name in ("../a.npy", "/etc/a.npy", "a\\..\\..\\b.npy", "a/../../b.npy"):
+        yield "path out of the archive", _npz({name: _npy("<f8", "(1,)", bytes(8))})
+    yield "many members", _npz({f"{k}.npy": b"" for k in range(20_000)})
+    yield "not an array", _npz({"a.npy": b"cos\nsystem\n(S'true'\ntR."})
+    yield "no members", _npz({})
+
+
+TABLES = {
+    "ragged rows": "a,b,u\n1,2,3\n4,5\n", "not finite": "a,b,u\n" + "nan,inf,1e400\n" * 5,
+    "text for numbers": "a,b,u\none,two,three\n", "long cell": "a,b,u\n" + "1" * 200_000 + ",2,3\n",
+    "many columns": ",".join(f"c{k}" for k in range(50_000)) + "\n" + ",".join("1" * 50_000) + "\n",
+    "name twice": "a,a,u\n1,2,3\n4,5,6\n", "no rows": "a,b,u\n", "NUL characters": "a,b,u\n1,\0,3\n",
+    "open quote": 'a,b,u\n"1,2,3\n' + "4,5,6\n" * 50, "huge numbers": "a,b,u\n" + "1e300,-1e300,1e308\n" * 5,
+}  # fmt: skip
+
+
+def _plys() -> Iterator[Files]:
+    from instep.splat.io.ply import save_ply
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "world.ply"
+        save_ply(path, gaussians())
+        whole = path.read_bytes()
+    changes = [(b"vertex 5", b"vertex " + count) for count in (b"-5", b"999999999999", b"5.5", b"x", b"", b"6")]
+    changes += [(b"binary_little_endian", b"ascii"), (b"property float x", b"property list uchar int x")]
+    for old, new in changes:
+        yield "forged header", {"world.ply": whole.replace(old, new, 1)}
+    yield "long header", {"world.ply": b"ply\n" + b"comment x\n" * 100_000 + whole[4:]}
+    start = whole.index(b"end_header") + 11
+    row = (len(whole) - start) // 5
+    for value in (float("nan"), float("inf"), 1e38):
+        yield "not finite", {"world.ply": whole[:start] + struct.pack("<f", value) * ((len(whole) - start) // 4)}
+    yield "no rotation", {"world.ply": whole[: start + row - 16] + bytes(16) + whole[start + row :]}
+
+
+def _glbs() -> Iterator[Files]:
+    def glb(document: Any, data: bytes = bytes(400)) -> Mapping[str, bytes]:
+        text = json.dumps(document).encode() if not isinstance(document, bytes) else document
+        text += b" " * (-len(text) % 4)
+        chunks = struct.pack("<II", len(text), 0x4E4F534A) + text + struct.pack("<II", len(data), 0x004E4942) + data
+        return {"world.glb": struct.pack("<4sII", b"glTF", 2, 12 + len(chunks)) + chunks}
+
+    view = {"buffer": 0, "byteLength": 60}
+    accessor = {"bufferView": 0, "componentType": 5126, "type": "VEC3", "count": 5}
+    names = ["POSITION", "COLOR_0", *(f"KHR_gaussian_splatting:{part}" for part in ("SCALE", "ROTATION", "OPACITY"))]
+    primitive = {"attributes": dict.fromkeys(names, 0), "mode": 0, "extensions": {"KHR_gaussian_splatting": {}}}
+    sound = {
+        "asset": {"version": "2.0"}, "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}], "accessors": [accessor], "bufferViews": [view],
+        "buffers": [{"byteLength": 400}],
+    }  # fmt: skip
+    for change in ({"count": -1}, {"count": 1 << 40}, {"count": "5"}, {"bufferView": 9}, {"bufferView": -1}):
+        yield "forged counts", glb({**sound, "accessors": [{**accessor, **change}]})
+    for change in ({"byteLength": 1 << 40}, {"byteLength": -1}, {"byteOffset": -5}, {"buffer": 7}, {"byteStride": 0}):
+        yield "forged counts", glb({**sound, "bufferViews": [{**view, **change}]})
+    yield "ring of nodes", glb({**sound, "nodes": [{"children": [1]}, {"children": [0]}]})
+    yield "ring of nodes", glb({**sound, "nodes": [{"children": [k + 1]} for k in range(5000)] + [{"mesh": 0}]})
+    for matrix in ([0] * 15, [float("1e39")] * 16, "x", [None] * 16):
+        yield "forged counts", glb({**sound, "nodes": [{"mesh": 0, "matrix": matrix}]})
+    for top in (b"[]", b"3", b"null", b"[" * DEEP, b'{"asset": {}}'):
+        yield "wrong top level", glb(top)
+    for head in ((0xFFFFFFFF, 0, 0), (40, 0xFFFFFFFF, 0x4E4F534A)):
+        yield "forged counts", {"world.glb": struct.pack("<4sIIII", b"glTF", 2, *head) + bytes(40)}
+
+
+def _gltfs() -> Iterator[Files]:
+    for uri in ("../outside-the-folder/x.bin", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x", "data:,x"):
+
+        def change(path: Path, uri: Any = uri) -> None:
+            document = json.loads(path.read_text())
+            document["buffers"][0]["uri"] = uri
+            path.write_text(json.dumps(document))
+
+        yield "path out of the folder", {"body.gltf": change}
+
+
+def _usds() -> Iterator[Files]:
+    for path in ("../outside-the-folder/x.usda", "/etc/passwd", "http://127.0.0.1/x.usda", "world.usda"):
+        yield "path out of the folder", {"world.usda": f"#usda 1.0\n(\n    subLayers = [@{path}@]\n)\n"}
+    full = (
+        "point3f[] positions = [(0,0,0)]\nquatf[] orientations = [(1,0,0,0)]\nfloat3[] scales = [(1,1,1)]\n"
+        "float[] opacities = [{}]\nuniform int radiance:sphericalHarmonicsDegree = {}\n"
+        "float3[] radiance:sphericalHarmonicsCoefficients = [{}]"
+    )
+    values = (("nan", 0, "(0,0,0)"), ("1, 1", 0, "(0,0,0)"), ("1", -1, "(0,0,0)"), ("1", 0, ""))
+    for inside in ("", "point3f[] positions = [(0,0,0)]", *(full.format(*each) for each in values)):
+        yield "absurd values", {"world.usda": f'#usda 1.0\ndef ParticleField3DGaussianSplat "g"\n{{\n{inside}\n}}\n'}
+    nested = "".join(f'def Xform "a{k}" {{\n' for k in range(3000)) + "}\n" * 3000
+    yield "deep nesting", {"world.usda": "#usda 1.0\n" + nested}
+    itself = '(defaultPrim = "a")\ndef "a" (references = @world.usda@) {}\n'
+    yield "reference to itself", {"world.usda": "#usda 1.0\n" + itself}
+
+
+def _weights() -> Iterator[Files]:
+    def tensors(head: Any, data: bytes = bytes(64)) -> Mapping[str, Any]:
+        text = head if isinstance(head, bytes) else json.dumps(head).encode()
+        return {"policy/weights.safetensors": struct.pack("<Q", len(text)) + text + data}
+
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    for entry in ({"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 64]}, {}, None, 3):
+        yield "forged header", tensors({"a": entry})
+    for head in ({f"t{k}": empty for k in range(20_000)}, b"[" * DEEP, b"[]", {}):
+        yield "forged header", tensors(head)
+    for size in (0, 1 << 63, (1 << 64) - 1, 7):
+        yield "forged header", {"policy/weights.safetensors": struct.pack("<Q", size) + b"{}"}
+    yield "pickle", {"policy/weights.safetensors": b"\x80\x04cos\nsystem\n\x8c\x04true\x85R."}
+
+
+def _stores() -> Iterator[Files]:
+    state = {
+        "zarr_format": 2, "shape": [12, 2], "chunks": [12, 2], "dtype": "<f8", "compressor": None, "fill_value": 0.0,
+        "order": "C", "filters": None,
+    }  # fmt: skip
+    for change in ({"shape": [1 << 40, 2]}, {"shape": [-1, 2]}, {"shape": []}, {"chunks": [0, 0]}, {"dtype": "|O"}):
+        yield "forged header", {"run.zarr/data/state/.zarray": json.dumps({**state, **change})}
+    yield "path out of the folder", {"run.zarr/data/state": lambda p: (shutil.rmtree(p), p.symlink_to("/etc"))}
+
+
+def _hdf5s() -> Iterator[Files]:
+    import h5py
+
+    def made(fill: Callable[[Any], object]) -> Mapping[str, bytes]:
+        out = io.BytesIO()
+        with h5py.File(out, "w") as file:
+            fill(file)
+        return {"run.hdf5": out.getvalue()}
+
+    place, packed = "observations/qpos", {"dtype": "f8", "chunks": (4, 8), "compression": "gzip"}
+    arrays: list[tuple[str, Mapping[str, Any]]] = [
+        ("huge counts", {"shape": (1 << 40, 8), **packed}), ("huge counts", {"shape": (100_000_000, 8), **packed}),
+        ("not numbers", {"data": ["x", "y"], "dtype": h5py.string_dtype()}),
+        ("not numbers", {"data": np.array([b"x", b"y"], "S1")}),
+        ("not numbers", {"shape": (5,), "dtype": h5py.ref_dtype}),
+        ("not finite", {"data": np.full((5, 2), np.nan)}), ("odd shapes", {"data": 3.0}),
+        *(("odd shapes", {"data": np.zeros(shape)}) for shape in ((0, 2), (9, 2), (5, 2, 2, 2, 2))),
+    ]  # fmt: skip
+    for kind, options in arrays:
+
+        def fill(file: Any, options: Mapping[str, Any] = options) -> None:
+            file.create_dataset(place, **options)
+            file.create_dataset("action", data=np.zeros((5, 2)))
+
+        yield kind, made(fill)
+    for link in (h5py.ExternalLink("/etc/passwd", "x"), h5py.SoftLink("/nowhere")):
+        yield "path out of the file", made(lambda file, link=link: file.__setitem__(place, link))
+    yield "ring of groups", made(lambda f: (f.create_group("a"), f["a"].__setitem__("b", f["a"])))
+    yield "nothing inside", made(lambda f: None)
+
+
+def _bags() -> Iterator[Files]:
+    top = (
+        "rosbag2_bagfile_information:\n  version: {}\n  storage_identifier: {}\n  relative_file_paths: [{}]\n"
+        "  duration: {{nanoseconds: 1}}\n  starting_time: {{nanoseconds_since_epoch: 0}}\n  message_count: 1\n"
+        "  topics_with_message_count: []\n  compression_format: ''\n  compression_mode: ''\n"
+    )
+    paths = ("../outside-the-folder/x.db3", "/etc/passwd", "nowhere.db3", "''", "metadata.yaml")
+    found = {"path out of the folder": [top.format(9, "sqlite3", path) for path in paths]}
+    kinds = (("'x'", "sqlite3"), (9, "nothing"), (9, "mcap"))
+    found["wrong kind"] = [top.format(*kind, "run.db3") for kind in kinds]
+    bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{chr(98 + k)}: &{chr(98 + k)} [{','.join(['*' + chr(97 + k)] * 9)}]\n" for k in range(9)
+    )
+    nested = "rosbag2_bagfile_information: " + "{a: " * 3000 + "1" + "}" * 3000
+    found["deep nesting"] = ["[" * 20_000, nested, bomb]
+    found["code"] = ["!!python/object/apply:os.system ['true']\n"]
+    yield from ((kind, {"bag/metadata.yaml": text}) for kind, texts in found.items() for text in texts)
+
+
+def _parquets() -> Iterator[Files]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ("data/chunk-000/file-000", "meta/tasks", "meta/episodes/chunk-000/file-000")
+    rows, tasks, episodes = (f"set/{name}.parquet" for name in names)
+    bomb = pa.DictionaryArray.from_arrays(pa.array(np.zeros(300_000, np.int32)), pa.array(["x" * 20_000]))
+    zeros = {"observation.state": np.zeros(60_000_000), "index": np.zeros(60_000_000, np.int64)}
+    tables: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("table bomb", tasks, {"task": bomb, "task_index": np.arange(300_000)}), ("table bomb", rows, zeros),
+        ("other columns", rows, {"x": [1, 2]}), ("other columns", rows, {"index": ["a"] * 24}),
+        ("other columns", tasks, {"x": [1]}), ("other columns", episodes, {"x": [1, 2]}),
+        ("other columns", episodes, {"episode_index": [0, 1], "length": [-5, 1 << 60]}),
+        ("other columns", episodes, {"episode_index": ["a", "b"], "length": ["x", "y"]}),
+        ("no rows", rows, {"index": np.zeros(0, np.int64)}),
+    ]  # fmt: skip
+    for kind, name, columns in tables:
+        out = io.BytesIO()
+        pq.write_table(pa.table(dict(columns)), out)
+        yield kind, {name: out.getvalue()}
+
+
+OWN: dict[str, Callable[[], Any]] = {
+    "MJCF": _robots, "meshes and textures": _meshes, "URDF": _urdfs, "NPZ": _npz_files, "PLY": _plys, "GLB": _glbs,
+    "glTF": _gltfs, "USDA": _usds, "policy folder": _weights, "zarr": _stores, "HDF5": _hdf5s, "ROS bag": _bags,
+    "LeRobot v3.0": _parquets, "CSV": lambda: [(kind, {"run.csv": text}) for kind, text in TABLES.items()],
+    "success rates": lambda: [(kind, {"rates.csv": text}) for kind, text in TABLES.items()],
+    "gzipped CSV": lambda: [("archive bomb", {"run.csv.gz": gzip.compress(b"1,2,3\n" * 2_000_000, 1) * 60})],
+    "image": lambda: [("picture bomb", {"image.png": png(side, side, b"\0" * 64)}) for side in (60_000, 2**31 - 1, 0)],
+    "posed images": lambda: [("picture bomb", {"images/0.png": png(60_000, 60_000, b"\0" * 64)})],
+}  # fmt: skip
+"""Bad files of a format: kind, and content by name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -90,50 +91,27 @@ def run_cases(cases: Sequence[Case], samples: Path, workers: int = 1) -> Iterato
         yield from pool.map(outcome, cases)
 
 
+NUMBERS = (b"nan", b"-1", b"1e39", b"-1e300", b"0", b"99999999999999999999", b"inf", b"1e-320", b"null", b"[]")
+
+
 def mutate(data: bytes, rng: random.Random) -> bytes:
     """Bytes changed at random: bits, bytes, numbers, blocks that are cut, doubled, moved or put in."""
     raw = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 8, 32))):
-        at, trick = rng.randrange(len(raw) + 1), rng.randrange(9)
-        size = min(rng.choice((1, 2, 4, 8, 64)), max(len(raw) - at, 0))
-        if trick == 0 and at < len(raw):
-            raw[at] ^= 1 << rng.randrange(8)
-        elif trick == 1 and at < len(raw):
-            raw[at] = rng.randrange(256)
-        elif trick == 2:
-            del raw[at : at + size]
-        elif trick == 3:
-            raw[at:at] = raw[at : at + size]
-        elif trick == 4:
-            raw[at:at] = rng.randbytes(rng.choice((1, 4, 16)))
-        elif trick == 5:
+        at, other = rng.randrange(len(raw) + 1), rng.randrange(len(raw) + 1)
+        size = min(rng.choice((1, 1, 2, 4, 8, 64)), len(raw) - at)
+        old = bytes(raw[at : at + size])
+        flipped = bytes([old[0] ^ 1 << rng.randrange(8)]) + old[1:] if old else b""
+        number = re.compile(rb"[0-9.+e-]+").match(raw, at)
+        if number and rng.random() < 0.3:
+            raw[at : number.end()] = rng.choice(NUMBERS)
+        elif rng.random() < 0.05:
             del raw[at:]
-        elif trick == 6:
-            raw[at : at + size] = rng.choice((b"\xff", b"\0", b"\x7f")) * size
-        elif trick == 7:
-            _other_number(raw, at, rng)
         else:
-            other = rng.randrange(len(raw) + 1)
-            raw[at : at + size] = raw[other : other + size]
+            constant = rng.choice((b"\xff", b"\0", b"\x7f")) * size
+            others = bytes(raw[other : other + size])
+            raw[at : at + size] = rng.choice((flipped, b"", old * 2, rng.randbytes(size) + old, constant, others))
     return bytes(raw)
-
-
-NUMBERS = (
-    b"nan", b"-1", b"1e39", b"-1e300", b"0", b"99999999999999999999", b"inf", b"1e-320", b"2147483648", b"null",
-    b"[]",
-)  # fmt: skip
-
-
-def _other_number(raw: bytearray, at: int, rng: random.Random) -> None:
-    """Replace the number that stands at a place, where one does."""
-    signs = b"0123456789.-+e"
-    begin = end = at
-    while begin > 0 and raw[begin - 1] in signs:
-        begin -= 1
-    while end < len(raw) and raw[end] in signs:
-        end += 1
-    if end > begin:
-        raw[begin:end] = rng.choice(NUMBERS)
 
 
 def spoil(sample: Path, folder: Path, files: Sequence[str], seed: int) -> str:
@@ -145,26 +123,21 @@ def spoil(sample: Path, folder: Path, files: Sequence[str], seed: int) -> str:
     return name
 
 
-class _Watch:
-    """What Python opens, connects to and starts while a case is read."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        sys.addaudithook(self)
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and CANARY in arguments[0]:
-            self.seen.append(f"opened {arguments[0]}")
-        elif event in ("socket.connect", "os.system", "pickle.find_class", "exec_marker"):
-            self.seen.append(event)
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note what Python opens, connects to and starts while a case is read."""
+    if event == "open" and isinstance(arguments[0], str) and CANARY in arguments[0]:
+        _SEEN.append(f"opened {arguments[0]}")
+    elif event in ("socket.connect", "os.system", "pickle.find_class"):
+        _SEEN.append(event)
 
 
-_WATCH, _WARM = _Watch(), set[str]()
+_SEEN, _WARM = list[str](), set[str]()
+sys.addaudithook(_watch)
 
 
 def read_job(job: Mapping[str, Any]) -> None:
     """Read one case and write its outcome; a sound sample is read before the first case of a reader."""
-    from hostile_readers import targets
+    from hostile_targets import targets
 
     target, folder, samples = targets()[job["target"]], Path(job["folder"]), Path(job["samples"])
     if target.name not in _WARM:
@@ -184,7 +157,7 @@ def read_job(job: Mapping[str, Any]) -> None:
 
 
 def _read(target: Any, folder: Path) -> dict[str, Any]:
-    _WATCH.seen.clear()
+    _SEEN.clear()
     for pid in _processes():
         try:
             Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -198,8 +171,8 @@ def _read(target: Any, folder: Path) -> dict[str, Any]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     peak = _peak_mb() - before
-    if _WATCH.seen:
-        result, words = "outside", _WATCH.seen[0]
+    if _SEEN:
+        result, words = "outside", _SEEN[0]
     elif peak > MAX_MB and result in ("read", "refused"):
         result, words = "memory", f"{peak:.0f} MiB"
     return {"result": result, "words": words[:400], "cpu_s": time.process_time() - begin, "peak_mb": peak}

@@ -39,7 +39,7 @@ def said(read, folder: Path) -> str:
 
 def test_bad_files_are_refused_in_one_sentence(hostile: ModuleType, tmp_path: Path):
     from hostile_corpus import written_cases
-    from hostile_readers import targets
+    from hostile_targets import targets
 
     known = targets()
     some = [known[name] for name in LIGHT]
@@ -52,7 +52,7 @@ def test_bad_files_are_refused_in_one_sentence(hostile: ModuleType, tmp_path: Pa
 
 def test_mutated_files_are_read_or_refused_in_one_sentence(hostile: ModuleType, tmp_path: Path):
     from hostile_pool import spoil
-    from hostile_readers import targets
+    from hostile_targets import targets
 
     known = targets()
     some = [known[name] for name in LIGHT]

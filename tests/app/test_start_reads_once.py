@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))
 from test_start_cli import arm, record
 
 __all__ = ["arm"]
-MODULES = ("instep.gap.preparation", "instep.data.mapped_episode", "instep.data.datasets", "instep.app.data_args")
+MODULES = ("instep.gap.preparation", "instep.data.mapping", "instep.data.datasets", "instep.app.data_args")
 """Modules that resample episodes."""
 
 
@@ -54,7 +54,7 @@ def test_each_file_is_parsed_once_and_each_run_resampled_once(arm: Path, monkeyp
     monkeypatch.setattr(loading, "read_lerobot", counted_read)
     for module in (
         "instep.gap.preparation",
-        "instep.data.mapped_episode",
+        "instep.data.mapping",
         "instep.data.datasets",
         "instep.app.data_args",
     ):

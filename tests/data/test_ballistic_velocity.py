@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.poses import quat_exp, quat_mul, rotate
-from instep.data.mapped_episode import ballistic_velocity
+from instep.data.mapping import ballistic_velocity
 
 LABELS = ("cube.x", "cube.y", "cube.z", "cube.qw", "cube.qx", "cube.qy", "cube.qz")
 SPEED = np.array([0.8, -0.3, 0.4, 3.0, -5.0, 2.0])

@@ -9,7 +9,6 @@ import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.data import load_episodes
-from instep.data.loading import load_table
 from instep.data.mapping import parse, shipped, shipped_mappings
 
 ARM = """
@@ -155,7 +154,7 @@ def test_a_wrong_mapping_is_named_in_one_sentence(tmp_path: Path, change: tuple[
 
 def test_every_shipped_mapping_parses():
     names = shipped_mappings()
-    assert {"so101", "quanser_wam/furuta", "g1_lerobot", "policy_tables"} <= set(names)
+    assert {"so101", "quanser_wam/furuta", "g1_lerobot"} <= set(names)
     for name in names:
         if name != "quanser_wam":
             assert shipped(name)[0].about
@@ -175,8 +174,6 @@ def test_a_mapping_without_its_files_says_so(tmp_path: Path):
         load_episodes(tmp_path / "things")
     with pytest.raises(BadInput, match=r"no files like \*.npz"):
         load_episodes(tmp_path / "things", "so101")
-    with pytest.raises(BadInput, match="holds episodes"):
-        load_table(tmp_path / "things", "so101")
 
 
 def test_a_part_of_a_mapping_without_parts_is_refused():

@@ -238,8 +238,6 @@ def test_logs_that_cannot_be_read_are_refused_in_a_sentence(tmp_path: Path):
         ("time", lambda s: [f"2026-03-01T{10 + int(x // 3600):02d}:59:{x % 60:09.6f}Z" for x in s]),
         ("stamp", lambda s: [f"2026-03-01 23:59:{x:.3f}".replace(".", ",") for x in s + 10]),
         ("clock", lambda s: [f"{(23 + int(x >= 3)) % 24:02d}:{59 * (x < 3):02d}:{(x + 57) % 60:06.3f}" for x in s]),
-        ("date,time", lambda s: [f"01.03.2026,12:00:{x:06.3f}" for x in s]),
-        ("date,time", lambda s: [f"3/1/2026,12:00:{x:06.3f} PM" for x in s]),
         ("epoch", lambda s: [f"{1.7e9 + x:.3f}" for x in s]),
         ("timestamp", lambda s: [f"{round((1.7e9 + x) * 1e3)}" for x in s]),
         ("timestamp", lambda s: [f"{round((1.7e9 + x) * 1e6)}" for x in s]),

@@ -16,7 +16,7 @@ import pytest
 
 from instep.core.errors import BadInput, InstepError
 from instep.data import files, import_recordings, load_episodes, write_dataset
-from instep.data.formats.array_stores import read_hdf5
+from instep.data.formats.table_formats import read_hdf5
 from instep.data.lerobot.reader import read_lerobot
 
 from .conftest import CAMERA, small_episode

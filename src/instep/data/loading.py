@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.reading import find_inside, inside, parsing
-from instep.core.world import Array, array_dataclass
+from instep.core.world import array_dataclass
 
 from .formats import formats, located, raw_runs, readable
 from .formats.ros_logs import own_episode
 from .lerobot.reader import INFO, OWN, read_lerobot
-from .mapped_episode import episode_of
-from .mapping import DataMapping, RawRun, from_file, shipped, shipped_mappings
+from .mapping import DataMapping, RawRun, episode_of, from_file, shipped, shipped_mappings
 from .recorder import JOURNAL
 from .recovery import pending_episodes
 
@@ -38,8 +37,16 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
     the end of the path (`.../quanser_wam/furuta`) or of the mapping (`"quanser_wam/furuta"`); `scene` picks the part
     that belongs to a scene.
     """
-    source, mapping = _with_part(Path(source), mapping, scene)
-    folder, part = _folder_and_part(source)
+    source = Path(source)
+    if scene and isinstance(mapping, str) and f"{mapping}/{scene}" in shipped_mappings():
+        mapping = f"{mapping}/{scene}"
+    elif scene and mapping is None and f"{source.resolve().name}/{scene}" in shipped_mappings():
+        source = source / scene
+    folder, part = source, ""
+    if not source.exists():
+        if not is_readable(source):
+            raise BadInput(f"There is no folder {str(source)!r}.")
+        folder, part = source.parent, source.name
     if mapping is None and _is_dataset(folder):
         episodes = _read_dataset(folder)
     else:
@@ -52,16 +59,6 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
     if not len(episodes):
         raise BadInput(f"{str(source)!r} holds no episodes.")
     return episodes
-
-
-def load_table(source: str | Path, mapping: MappingSource | None = None) -> dict[str, Array]:
-    """The columns of a recording that is a plain table, by name."""
-    folder, part = _folder_and_part(Path(source))
-    data_map = _maps(mapping if mapping is not None else _mapping_name(folder, part))[0]
-    if data_map.kind != "table":
-        raise BadInput(f"{str(folder)!r} holds episodes, not a table; open it with load_episodes.")
-    [run] = raw_runs(folder / data_map.files[0], data_map.format, data_map.options)
-    return dict(run.columns)
 
 
 @array_dataclass
@@ -132,19 +129,11 @@ def _maps(mapping: MappingSource) -> tuple[DataMapping, ...]:
     return shipped(mapping) if isinstance(mapping, str) else tuple(mapping)
 
 
-def _with_part(source: Path, mapping: MappingSource | None, scene: str) -> tuple[Path, MappingSource | None]:
-    """The source and mapping with the part that belongs to a scene, where the mapping has one."""
-    if scene and isinstance(mapping, str) and f"{mapping}/{scene}" in shipped_mappings():
-        return source, f"{mapping}/{scene}"
-    if scene and mapping is None and f"{source.resolve().name}/{scene}" in shipped_mappings():
-        return source / scene, None
-    return source, mapping
-
-
 def is_readable(source: Path) -> bool:
     """Whether recordings describe themselves, or a shipped mapping goes by their name."""
     if not source.exists():
-        return any(name.startswith(f"{source.parent.name}/") for name in shipped_mappings())
+        set_name = f"{source.parent.name}/"
+        return source.parent.is_dir() and any(name.startswith(set_name) for name in shipped_mappings())
     return _is_dataset(source) or source.resolve().name in _known_names() or bool(_own_mapping(source))
 
 
@@ -176,25 +165,16 @@ def _mapped(folder: Path, maps: Sequence[DataMapping], read: RunReader = raw_run
     """The episodes of a folder, by one mapping or by one per part."""
     episodes: list[Episode] = []
     for data_map in maps:
-        if data_map.kind != "episodes":
-            raise BadInput(f"{str(folder)!r} holds a {data_map.kind}, not episodes; read it with load_table.")
-        made = [_episode(raw, data_map) for raw in _runs(folder, data_map, read)]
-        episodes += _numbered(made) if data_map.repeats else made
+        seen: Counter[str] = Counter()
+        for raw in _runs(folder, data_map, read):
+            with parsing(raw.name, f"what the mapping {data_map.name!r} describes"):
+                episode = own_episode(raw) or episode_of(raw, data_map)
+            if data_map.repeats:  # numbered within their group: the spread of repeats is the noise floor of any model
+                group = episode.meta.get("group", "")
+                episode = episode.with_columns({}, repeat=str(seen[group]))
+                seen[group] += 1
+            episodes.append(episode)
     return tuple(episodes)
-
-
-def _episode(raw: RawRun, data_map: DataMapping) -> Episode:
-    with parsing(raw.name, f"what the mapping {data_map.name!r} describes"):
-        return own_episode(raw) or episode_of(raw, data_map)
-
-
-def _folder_and_part(source: Path) -> tuple[Path, str]:
-    """The folder, and the part of its mapping that the last name of the path stands for."""
-    if source.exists():
-        return source, ""
-    if source.parent.is_dir() and any(n.startswith(f"{source.parent.name}/") for n in shipped_mappings()):
-        return source.parent, source.name
-    raise BadInput(f"There is no folder {str(source)!r}.")
 
 
 def _mapping_name(folder: Path, part: str) -> str:
@@ -203,8 +183,8 @@ def _mapping_name(folder: Path, part: str) -> str:
         if part:
             known = [n.partition("/")[2] for n in shipped_mappings() if n.startswith(f"{folder.name}/")]
             raise UnknownName(f"part of {folder.name!r}", part, known)
-        if _own_mapping(folder):
-            return _own_mapping(folder)
+        if own := _own_mapping(folder):
+            return own
         raise BadInput(
             f"{str(folder)!r} is not a LeRobot dataset, and no mapping is called {name!r}; give --map, a file of your "
             f"own, or --as, one that comes with instep ({', '.join(shipped_mappings())})."
@@ -216,17 +196,6 @@ def _own_mapping(path: Path) -> str:
     """The shipped mapping of recordings that describe themselves; empty where these do not."""
     name = located(path)[0]
     return formats()[name].mapping if name else ""
-
-
-def _numbered(episodes: Sequence[Episode]) -> list[Episode]:
-    """Episodes numbered within their group: the spread of repeats is the noise floor of any model."""
-    seen: Counter[str] = Counter()
-    out: list[Episode] = []
-    for episode in episodes:
-        group = episode.meta.get("group", "")
-        out.append(episode.with_columns({}, repeat=str(seen[group])))
-        seen[group] += 1
-    return out
 
 
 def _runs(folder: Path, data_map: DataMapping, read: RunReader) -> Iterator[RawRun]:

@@ -36,15 +36,14 @@ BUILT_IN = {
     "lerobot-v3.0": "instep.data.lerobot.writer:LEROBOT_V30",
     "lerobot-v2.1": "instep.data.lerobot.writer:LEROBOT_V21",
     "rosbag": "instep.data.formats.ros_logs:ROSBAG",
-    "zarr": "instep.data.formats.array_stores:ZARR",
+    "zarr": "instep.data.formats.table_formats:ZARR",
     "csv": "instep.data.formats.table_formats:CSV",
     "npz": "instep.data.formats.table_formats:NPZ",
     "json": "instep.data.formats.table_formats:JSON",
     "lines": "instep.data.formats.table_formats:LINES",
     "cameras": "instep.data.formats.table_formats:CAMERAS",
-    "stills": "instep.data.formats.table_formats:STILLS",
     "mcap": "instep.data.formats.ros_logs:MCAP",
-    "hdf5": "instep.data.formats.array_stores:HDF5",
+    "hdf5": "instep.data.formats.table_formats:HDF5",
     "rerun": "instep.data.formats.ros_logs:RERUN",
 }
 """The formats that come with instep, in the order in which a folder is searched for them."""

@@ -8,7 +8,7 @@ motion that answers it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,11 @@ class TopicMessages:
     """Time in the header of each message [s]; the time of the log where it has none."""
     values: list[Any] = field(default_factory=list[Any])
     names: tuple[str, ...] = ()
+
+    def append(self, stamp: float, value: Any) -> None:
+        """Take one more message."""
+        self.stamps.append(stamp)
+        self.values.append(value)
 
 
 @dataclass(slots=True)
@@ -99,9 +104,12 @@ class MessageLog:
         pairs = np.array(sorted(self.stamped.get(main, ()))).reshape(-1, 2)
         if not len(pairs) or abs(float(np.median(pairs[:, 0] - pairs[:, 1]))) < SAME_CLOCK_S:
             return
+        log, clock = pairs[:, 0], pairs[:, 1]
         for topic, stream in {**self.joints, **self.vectors}.items():
             if topic not in self.stamped:
-                stream.stamps = [_on_clock(stamp, pairs) for stamp in stream.stamps]
+                received = np.asarray(stream.stamps)
+                before, after = np.minimum(received - log[0], 0.0), np.maximum(received - log[-1], 0.0)
+                stream.stamps = (np.interp(received, log, clock) + before + after).tolist()
 
     def _rows(self, name: str, main: str, command: str) -> RawRun:
         stream = self.joints[main]
@@ -144,7 +152,10 @@ class MessageLog:
                 )
             order = np.argsort(stream.stamps, kind="stable")
             stamps, values = np.asarray(stream.stamps)[order], parts[0][order]
-        columns["command"] = values[latest(_middles(t), stamps)]
+        # A controller reads the state, then commands; the command in force for most of a row is that of its middle.
+        steps = np.diff(t)
+        middles = t + 0.5 * np.append(steps, steps[-1:] if len(steps) else 0.0)
+        columns["command"] = values[latest(middles, stamps)]
         if stream.names:
             header["labels:command"] = json.dumps(stream.names)
             return
@@ -155,22 +166,6 @@ class MessageLog:
             header["note:command"] = f"{command} names no joints; their order is {found.how}"
         elif values.shape[1] == len(names):
             header["unordered:command"] = found.how
-
-
-def _middles(t: Array) -> Array:
-    """The middle of the period that begins at each row, where the command that holds for most of it is in force.
-
-    A controller reads the state, then commands: at the time of the row itself its command is not there yet.
-    """
-    steps = np.diff(t)
-    return t + 0.5 * np.append(steps, steps[-1:] if len(steps) else 0.0)
-
-
-def _on_clock(received: float, pairs: Array) -> float:
-    """A time of the log on another clock, by the times of messages that have both [rows, (log, header)]."""
-    log, clock = pairs[:, 0], pairs[:, 1]
-    inside = float(np.interp(received, log, clock))
-    return inside + min(received - float(log[0]), 0.0) + max(received - float(log[-1]), 0.0)
 
 
 def _stamp(message: Any, received: float) -> float:
@@ -195,15 +190,14 @@ def _take_joints(log: MessageLog, topic: str, stamp: float, message: Any) -> Non
         values = np.asarray(getattr(message, part), float)
         if values.size:
             parts[part] = values[order]
-    stream.stamps.append(stamp)
-    stream.values.append(parts)
+    stream.append(stamp, parts)
 
 
 def _take_trajectory(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     names = tuple(str(name) for name in message.joint_names)
-    stream = log.joints.setdefault(topic, TopicMessages(names=names))
-    stream.stamps.append(stamp)
-    stream.values.append({"position": np.asarray(message.points[0].positions, float)})
+    log.joints.setdefault(topic, TopicMessages(names=names)).append(
+        stamp, {"position": np.asarray(message.points[0].positions, float)}
+    )
 
 
 def _take_image(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
@@ -220,9 +214,7 @@ def _take_image(log: MessageLog, topic: str, stamp: float, message: Any) -> None
         value: Any = rows.reshape(message.height, message.width, 3)[..., colours[message.encoding]]
     else:
         value = data
-    stream = log.images.setdefault(topic, TopicMessages())
-    stream.stamps.append(stamp)
-    stream.values.append(value)
+    log.images.setdefault(topic, TopicMessages()).append(stamp, value)
 
 
 def _take_camera(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
@@ -247,15 +239,12 @@ def _take_pose(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
 
 
 def _add_pose(log: MessageLog, name: str, stamp: float, move: Any, turn: Any) -> None:
-    stream = log.poses.setdefault(name, TopicMessages())
-    stream.stamps.append(stamp)
-    stream.values.append(np.array([move.x, move.y, move.z, turn.w, turn.x, turn.y, turn.z], float))
+    pose = np.array([move.x, move.y, move.z, turn.w, turn.x, turn.y, turn.z], float)
+    log.poses.setdefault(name, TopicMessages()).append(stamp, pose)
 
 
 def _take_numbers(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
-    stream = log.vectors.setdefault(topic, TopicMessages())
-    stream.stamps.append(stamp)
-    stream.values.append(np.asarray(message.data, float).ravel())
+    log.vectors.setdefault(topic, TopicMessages()).append(stamp, np.asarray(message.data, float).ravel())
 
 
 _TAKERS = {
@@ -288,8 +277,7 @@ def _add_images(columns: dict[str, Any], name: str, stream: TopicMessages, t: Ar
     order = np.argsort(stream.stamps, kind="stable")
     stamps = np.asarray(stream.stamps)[order]
     values = [stream.values[int(k)] for k in order]
-    compressed = isinstance(values[0], bytes)
-    frames: Any = open_stills(lambda k: values[k], len(values)) if compressed else np.stack(values)
+    frames: Any = open_stills(lambda k: values[k], len(values)) if isinstance(values[0], bytes) else np.stack(values)
     which = latest(t, stamps)
     columns[name] = frames[which]
     columns[f"{name}.stamp"] = stamps[which]
@@ -305,14 +293,10 @@ def _is_command(topic: str) -> bool:
     return any(word in topic.lower() for word in COMMANDS)
 
 
-MAX_LAG_S = 0.3
-"""Longest delay between a command and the motion that follows it [s]."""
-MAX_LAGS = 16
-"""How many delays are tried."""
+MAX_LAG_S, LAGS = 0.3, 16
+"""Longest delay between a command and the motion that follows it [s], and the number of delays tried."""
 CLEAR_RATIO = 0.5
 """A joint is the one commanded if its distance from the command is less than this share of any other joint's."""
-MIN_CORRELATION, CLEAR_CORRELATION = 0.7, 0.15
-"""Least correlation of a command with its joint, and by how much it exceeds that with any other joint."""
 
 
 @frozen_dataclass
@@ -328,78 +312,37 @@ class CommandOrder:
 def infer_command_order(t: Array, commands: Array, states: Mapping[str, Array], joints: Sequence[str]) -> CommandOrder:
     """Match each number of a command array [rows, numbers] with a joint, by the states [rows, joints] of the same rows.
 
-    Commands of positions, velocities or efforts are matched by their distance from these some time later; numbers in
-    other units by correlation. A match counts where it is clear both for the command and for the joint. A last pair
-    that is left over belongs together.
+    Commands of positions, velocities or efforts are matched by their distance from these some time later. A match
+    counts where it is clear both for the command and for the joint. A last pair that is left over belongs together.
     """
-    numbers, found, lags = commands.shape[1], dict[int, int](), _lags(t)
+    numbers = commands.shape[1]
     if numbers > len(joints):
         return CommandOrder((), f"there are {numbers} numbers for {len(joints)} joints")
     if "position" in states and len(t) > 1:
         states = {"position": states["position"], "velocity": np.gradient(states["position"], t, axis=0), **states}
-    kind = min(states, key=lambda name: _mismatch(commands, _distances(commands, states[name], lags)))
-    distances = _distances(commands, states[kind], lags)
-    nearest = distances < CLEAR_RATIO * np.minimum(_best_other(distances, 0), _best_other(distances, 1))
-    found |= _matched(nearest, range(numbers), range(len(joints)))
-    by_distance = len(found)
-    for values in states.values():
-        rows, columns = _left(numbers, found), _left(len(joints), found.values())
-        correlations = _correlations(commands[:, rows], values[:, columns], lags)
-        other = np.maximum(-_best_other(-correlations, 0), -_best_other(-correlations, 1))
-        clear = (correlations >= MIN_CORRELATION) & (correlations - other >= CLEAR_CORRELATION)
-        found |= _matched(clear, rows, columns)
-    rows, columns = _left(numbers, found), _left(len(joints), found.values())
+    period = float(np.median(np.diff(t))) if len(t) > 1 else MAX_LAG_S
+    most = min(round(MAX_LAG_S / period), len(t) // 4) if period > 0 else 0
+    lags = sorted({round(lag) for lag in np.linspace(0, most, LAGS)})
+    size = np.maximum(np.mean(commands**2, axis=0), 1e-12)[:, None]
+    best = (np.inf, "", np.zeros((0, 0)))
+    for kind, values in states.items():
+        late = [(commands[: len(values) - lag, :, None], values[lag:, None, :]) for lag in lags]
+        distances = np.min([np.mean((command - value) ** 2, axis=0) for command, value in late], axis=0)
+        share = np.minimum(distances / size, 1.0)
+        # What is left of the commands when each has a joint of its own, as a share of each.
+        left = float(share[library("scipy.optimize").linear_sum_assignment(share)].sum())
+        best = min(best, (left, kind, np.sqrt(distances)), key=lambda found: found[0])
+    _, kind, distances = best
+    rival = np.minimum(_best_other(distances, 0), _best_other(distances, 1))
+    found = {int(k): int(j) for k, j in np.argwhere(distances < CLEAR_RATIO * rival)}
+    rows = [k for k in range(numbers) if k not in found]
+    columns = [j for j in range(len(joints)) if j not in found.values()]
     if len(rows) == len(columns) == 1:
         found[rows[0]] = columns[0]
     elif rows:
         unclear = ", ".join(str(k) for k in rows)
         return CommandOrder((), f"the motion does not tell which joints the numbers {unclear} are for")
-    measure = f"distance from {kind}" if by_distance >= numbers - 1 else "correlation with the states"
-    return CommandOrder(tuple(joints[found[k]] for k in range(numbers)), f"inferred by {measure}")
-
-
-def check_ordered(header: Mapping[str, str], column: str, source: str) -> None:
-    """Raise `BadInput` where a column of commands names no joints and its order could not be inferred."""
-    if f"unordered:{column}" in header:
-        raise BadInput(
-            f"The commands of {source!r} name no joints, and {header[f'unordered:{column}']}; name them in their order "
-            "as 'labels' under [action] in a mapping file."
-        )
-
-
-def _lags(t: Array) -> list[int]:
-    """Delays to try [rows]."""
-    period = float(np.median(np.diff(t))) if len(t) > 1 else MAX_LAG_S
-    most = min(round(MAX_LAG_S / period), len(t) // 4) if period > 0 else 0
-    return sorted({round(lag) for lag in np.linspace(0, most, MAX_LAGS)})
-
-
-def _left(count: int, taken: Iterable[int]) -> list[int]:
-    return sorted(set(range(count)) - set(taken))
-
-
-def _distances(commands: Array, values: Array, lags: Sequence[int]) -> Array:
-    """Root mean square distance of every command from every joint at the best delay [numbers, joints]."""
-    at = [(commands[: len(values) - lag], values[lag:]) for lag in lags]
-    return np.min([np.sqrt(np.mean((c[:, :, None] - x[:, None, :]) ** 2, axis=0)) for c, x in at], axis=0)
-
-
-def _mismatch(commands: Array, distances: Array) -> float:
-    """What is left of the commands when each has a joint of its own, as a share of each; a whole one in other units."""
-    size = np.maximum(np.mean(commands**2, axis=0), 1e-12)[:, None]
-    share = np.minimum(distances**2 / size, 1.0)
-    return float(share[library("scipy.optimize").linear_sum_assignment(share)].sum())
-
-
-def _correlations(commands: Array, values: Array, lags: Sequence[int]) -> Array:
-    """Correlation of every command with every joint at the best delay [numbers, joints]; 0 where one does not move."""
-    best = np.zeros((commands.shape[1], values.shape[1]))
-    for lag in lags:
-        parts = [x - x.mean(axis=0) for x in (commands[: len(values) - lag], values[lag:])]
-        scale = np.outer(*(np.linalg.norm(x, axis=0) for x in parts))
-        moving = scale > 1e-9 * max(float(scale.max(initial=0.0)), 1e-12)
-        best = np.maximum(best, np.where(moving, parts[0].T @ parts[1] / np.where(moving, scale, 1.0), 0.0))
-    return best
+    return CommandOrder(tuple(joints[found[k]] for k in range(numbers)), f"inferred by distance from {kind}")
 
 
 def _best_other(cost: Array, axis: int) -> Array:
@@ -408,7 +351,3 @@ def _best_other(cost: Array, axis: int) -> Array:
         return np.full_like(cost, np.inf)
     least, second = np.split(np.partition(cost, 1, axis=axis).take([0, 1], axis=axis), 2, axis=axis)
     return np.where(cost == least, second, least)
-
-
-def _matched(clear: Array, rows: Sequence[int], columns: Sequence[int]) -> dict[int, int]:
-    return {rows[int(i)]: columns[int(j)] for i, j in zip(*np.nonzero(clear), strict=True)}

@@ -18,8 +18,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Array, array_dataclass
 from instep.data.files import write_text
 from instep.data.loading import Logs, find_logs
-from instep.data.mapped_episode import SECONDS, text_clocks, time_column
-from instep.data.mapping import ChannelRule, DataMapping, RawRun
+from instep.data.mapping import SECONDS, ChannelRule, DataMapping, RawRun, text_seconds
 
 from .command_guess import command_channel, ordered_by_motion
 from .joint_columns import (
@@ -103,7 +102,11 @@ def guess_mapping(
 def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | None) -> tuple[GuessRow, float]:
     """The column of times as a row whose reading is the unit, and the period [s]."""
     found = [column for group in groups for column in _time_columns(group)]
-    found += [(2.5, name, times, "s") for name in text_clocks(runs[0]) if (times := _text_times(runs[0], name)).size]
+    for name, column in runs[0].columns.items():
+        if column.dtype.kind in "US" and column.ndim == 1:
+            times = text_seconds([str(cell) for cell in column])
+            if times is not None and len(times) > 3 and float(np.median(np.diff(times))) > 0:
+                found.append((2.5, name, times, "s"))
     best = max(found, key=lambda column: column[0], default=None)
     if best is not None:
         _, name, values, unit = best
@@ -124,12 +127,6 @@ def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | 
         return GuessRow("time", "", "even rows"), 1.0 / (rate or stated)
     why = f"no times and no rate in the logs: {DEFAULT_RATE:g} Hz is assumed; give --rate"
     return GuessRow("time", "", "even rows", why), 1.0 / DEFAULT_RATE
-
-
-def _text_times(raw: RawRun, name: str) -> Array:
-    """Times written as text that advance; empty where they do not."""
-    times = time_column(raw, name)
-    return times if len(times) > 3 and float(np.median(np.diff(times))) > 0 else times[:0]
 
 
 def _time_columns(group: ColumnGroup) -> list[tuple[float, str, Array, str]]:

@@ -11,10 +11,9 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Array, Channel, Spec, options_dataclass, vector
-from instep.data.video import VideoFacts, VideoOptions
+from instep.data.video import VideoOptions
 
-AUTOMATIC = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
-AUTOMATIC["task_index"] = "int64"
+AUTOMATIC = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
 MEASURED = "timestamp.measured"
 """The feature that keeps an episode's own times [s], since `timestamp` must be the row number over the rate."""
 CAMERA_PREFIX = "observation.images."
@@ -25,22 +24,17 @@ NOMINAL = "nominal"
 
 def spec_to_json(spec: Spec) -> dict[str, Any]:
     """A spec as JSON values."""
-    channels = {"q": asdict(spec.q), "v": asdict(spec.v), "action": asdict(spec.action)}
-    channels |= {"inputs": asdict(spec.inputs)} if spec.inputs.labels else {}
-    return {"dt": spec.dt, **channels, "observation": {name: asdict(c) for name, c in spec.observation.items()}}
+    found = asdict(spec)
+    return found if spec.inputs.labels else {name: value for name, value in found.items() if name != "inputs"}
 
 
 def spec_from_json(value: Any) -> Spec:
     """The spec of JSON values; BadInput where they do not describe one."""
     try:
-        return Spec(
-            float(value["dt"]),
-            _channel_from_json(value["q"]),
-            _channel_from_json(value["v"]),
-            _channel_from_json(value["action"]),
-            {str(name): _channel_from_json(channel) for name, channel in value["observation"].items()},
-            _channel_from_json(value["inputs"]) if "inputs" in value else Channel(),
-        )
+        channels = {name: _channel_from_json(value[name]) for name in ("q", "v", "action")}
+        observation = {str(name): _channel_from_json(channel) for name, channel in value["observation"].items()}
+        inputs = _channel_from_json(value["inputs"]) if "inputs" in value else Channel()
+        return Spec(float(value["dt"]), **channels, observation=observation, inputs=inputs)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
 
@@ -61,8 +55,6 @@ class WriteOptions:
     """Size at which a table file is followed by the next [MB]."""
     video_mb: int = 200
     """Size at which a video file is followed by the next [MB]."""
-    modality: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
-    """Slices of state and action by name for `modality.json`, {"state": {"arm": (0, 6)}}; v2.1 only."""
 
 
 def stored_columns(episode: Episode, options: WriteOptions) -> dict[str, Any]:
@@ -99,36 +91,10 @@ def is_image(column: Any) -> bool:
     return column.ndim == 4 and column.shape[-1] == 3 and column.dtype == np.uint8
 
 
-def video_info(facts: VideoFacts, fps: int, options: VideoOptions) -> dict[str, Any]:
-    """What `info.json` says of a video feature."""
-    return {
-        "video.height": facts.height,
-        "video.width": facts.width,
-        "video.codec": facts.codec,
-        "video.pix_fmt": facts.pix_fmt,
-        "video.fps": fps,
-        "video.channels": 3,
-        "has_audio": False,
-        "is_depth_map": False,
-        "video.g": options.g,
-        "video.crf": options.crf,
-    }
-
-
 def channel_of(name: str, spec: Spec) -> Channel | None:
     """What a spec says of a column."""
     own = {"q": spec.q, "v": spec.v, "action": spec.action, "inputs": spec.inputs}
     return own.get(name) or spec.observation.get(name)
-
-
-def rate_of(episode: Episode, options: WriteOptions) -> int:
-    """Rows per second of a dataset that begins with this episode."""
-    fps = options.fps or round(1.0 / episode.spec.dt)
-    if fps < 1:
-        raise BadInput(
-            f"Rows every {episode.spec.dt:.3g} s are fewer than one per second, which LeRobot cannot hold; resample."
-        )
-    return fps
 
 
 def foreign_spec(features: Mapping[str, Any], fps: float) -> Spec:
@@ -205,12 +171,8 @@ def _feature_channel(name: str, entry: Mapping[str, Any]) -> Channel:
 
 
 def _channel_from_json(value: Any) -> Channel:
-    return Channel(
-        tuple(str(label) for label in value["labels"]),
-        str(value["unit"]),
-        tuple(int(n) for n in value["shape"]),
-        str(value["dtype"]),
-    )
+    labels, shape = tuple(map(str, value["labels"])), tuple(map(int, value["shape"]))
+    return Channel(labels, str(value["unit"]), shape, str(value["dtype"]))
 
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}

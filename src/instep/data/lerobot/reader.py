@@ -36,6 +36,8 @@ VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA_V21 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_V21 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+LAYOUT = {True: {"data_path": DATA, "video_path": VIDEO}, False: {"data_path": DATA_V21, "video_path": VIDEO_V21}}
+"""Where the files of version 3.0 (true) and 2.x lie, if `info.json` does not say it."""
 CHUNK = 1000
 """Files (version 3.0) or episodes (2.1) per chunk folder."""
 PERIOD = "instep.dt"
@@ -100,10 +102,8 @@ def read_lerobot(folder: Path) -> LazyEpisodes:
 
 def _lazy_episodes(folder: Path) -> LazyEpisodes:
     info, own = read_info(folder), own_notes(folder)
-    v3 = info["codebase_version"] == V30
     access = FileAccess() if _is_as_written(folder) else ISOLATED
-    where = _TablesV3(folder, info, access) if v3 else _TablesV21(folder, info, access)
-    tasks = read_tasks(folder, access) if v3 else _tasks_v21(folder, info)
+    where, tasks = _Tables(folder, info, access), read_tasks(folder, info, access)
     spec = spec_from_json(own["spec"]) if own and own.get("spec") else foreign_spec(info["features"], info["fps"])
     notes: list[Any] = own["episodes"] if own else []
 
@@ -155,8 +155,13 @@ def own_notes(folder: Path) -> dict[str, Any] | None:
     return value
 
 
-def read_tasks(folder: Path, access: FileAccess) -> dict[int, str]:
-    """The tasks of a dataset of version 3.0 by number."""
+def read_tasks(folder: Path, info: Mapping[str, Any], access: FileAccess) -> dict[int, str]:
+    """The tasks of a dataset by number."""
+    if info["codebase_version"] != V30:
+        rows = files.read_lines(inside(folder, "meta/tasks.jsonl"))
+        if len(rows) < int(info.get("total_tasks") or 0):
+            raise BadInput(f"tasks.jsonl of {str(folder)!r} lists {len(rows)} of its {info['total_tasks']} tasks.")
+        return {int(row["task_index"]): str(row["task"]) for row in rows}
     path = folder / "meta/tasks.parquet"
     if not present(path):
         return {}
@@ -168,9 +173,9 @@ def read_tasks(folder: Path, access: FileAccess) -> dict[int, str]:
     return {number: str(text) for number, text in pairs}
 
 
-def episode_rows(folder: Path, count: int, access: FileAccess) -> list[dict[str, Any]]:
-    """The checked table of `count` episodes of version 3.0, without its statistics."""
-    rows: list[dict[str, Any]] = []
+def episode_rows(folder: Path, info: Mapping[str, Any], access: FileAccess) -> list[dict[str, Any]]:
+    """The checked table of episodes of version 3.0, without its statistics."""
+    rows, count = list[dict[str, Any]](), info["total_episodes"]
     for path in sorted((folder / "meta/episodes").glob("chunk-*/file-*.parquet")):
         stored = access.table(check_inside(folder, path), 0, None)
         kept = [name for name in stored.column_names if not name.startswith("stats/")]
@@ -186,92 +191,66 @@ def episode_rows(folder: Path, count: int, access: FileAccess) -> list[dict[str,
     return rows
 
 
-class _TablesV3:
-    """Where the rows and frames of each episode of version 3.0 are."""
+class _Tables:
+    """Where the rows and frames of each episode are: v3.0 has many in a file, v2.x a table and a video for each."""
 
     def __init__(self, folder: Path, info: Mapping[str, Any], access: FileAccess):
         self._folder, self._info, self._access = folder, info, access
-        self.rows = episode_rows(folder, info["total_episodes"], access)
-        self._firsts: dict[tuple[int, int], int] = {}
-        for row in self.rows:
-            key = (row["data/chunk_index"], row["data/file_index"])
-            self._firsts[key] = min(self._firsts.get(key, row["dataset_from_index"]), row["dataset_from_index"])
+        self._v3 = info["codebase_version"] == V30
+        self.rows = (episode_rows if self._v3 else _episode_lines)(folder, info, access)
+        self._firsts: dict[Path, int] = {}
+        for row in self.rows if self._v3 else ():
+            path = self._path(row)
+            self._firsts[path] = min(self._firsts.get(path, row["dataset_from_index"]), row["dataset_from_index"])
 
     def columns(self, index: int) -> dict[str, Any]:
-        """The columns of one episode, video still in its files."""
+        """The columns of one episode, video still in its files; cameras of v2.x without a file are left out."""
         row, features = self.rows[index], self._info["features"]
-        key = (row["data/chunk_index"], row["data/file_index"])
-        path = self._path(self._info["data_path"], key)
-        first = row["dataset_from_index"] - self._firsts[key]
+        path = inside(self._folder, str(self._path(row)))
+        first = row["dataset_from_index"] - self._firsts[self._path(row)] if self._v3 else 0
         columns = from_arrow(self._access.table(path, first, row["length"]), features)
-        if "episode_index" in columns and not (columns["episode_index"] == index).all():
+        if self._v3 and "episode_index" in columns and not (columns["episode_index"] == index).all():
             raise BadInput(f"{str(path)!r} does not hold episode {index} where its table of episodes says it does.")
-        for name, entry in features.items():
-            if entry["dtype"] == "video" and row.get(f"videos/{name}/file_index") is not None:
-                columns[name] = self._video(name, row)
+        for name in (name for name, entry in features.items() if entry["dtype"] == "video"):
+            if self._v3 and row.get(f"videos/{name}/file_index") is None:
+                continue
+            video = inside(self._folder, str(self._path(row, name)))
+            if video.exists():
+                self._access.check_video(video)
+                start = frame_at(video, row[f"videos/{name}/from_timestamp"]) if self._v3 else 0
+                columns[name] = open_video(video, start, row["length"])
+            elif self._v3:
+                raise BadInput(f"The video {str(video)!r} of episode {row['episode_index']} is missing.")
         return columns
 
-    def _video(self, name: str, row: Mapping[str, Any]) -> Any:
-        key = (row[f"videos/{name}/chunk_index"], row[f"videos/{name}/file_index"])
-        path = self._path(self._info["video_path"], key, name)
-        if not path.exists():
-            raise BadInput(f"The video {str(path)!r} of episode {row['episode_index']} is missing.")
-        self._access.check_video(path)
-        return open_video(path, frame_at(path, row[f"videos/{name}/from_timestamp"]), row["length"])
-
-    def _path(self, template: Any, key: tuple[int, int], camera: str = "") -> Path:
-        numbers = {"{chunk_index:03d}": f"{key[0]:03d}", "{file_index:03d}": f"{key[1]:03d}", "{video_key}": camera}
-        return _filled(self._folder, template, numbers)
-
-
-class _TablesV21:
-    """Where the rows and frames of each episode of version 2.1 are: one table and one video per episode."""
-
-    def __init__(self, folder: Path, info: Mapping[str, Any], access: FileAccess):
-        self._folder, self._info, self._access = folder, info, access
-        self.rows = files.read_lines(inside(folder, "meta/episodes.jsonl"))
-        for k, row in enumerate(self.rows):
-            for name in ("episode_index", "length"):
-                files.whole_number(row, name, f"Line {k + 1} of episodes.jsonl")
-        total = sum(row["length"] for row in self.rows)
-        if len(self.rows) != info["total_episodes"] or total != info["total_frames"]:
-            raise BadInput(
-                f"{str(folder)!r} should hold {info['total_episodes']} episodes of {info['total_frames']} rows, but "
-                f"episodes.jsonl lists {len(self.rows)} of {total}."
-            )
-
-    def columns(self, index: int) -> dict[str, Any]:
-        """The columns of one episode, video still in its file; cameras without a video file are left out."""
-        row, features = self.rows[index], self._info["features"]
-        path = self._path(self._info.get("data_path", DATA_V21), row["episode_index"])
-        columns = from_arrow(self._access.table(path, 0, row["length"]), features)
-        for name, entry in features.items():
-            if entry["dtype"] == "video":
-                video = self._path(self._info.get("video_path") or VIDEO_V21, row["episode_index"], name)
-                if video.exists():
-                    self._access.check_video(video)
-                    columns[name] = open_video(video, 0, row["length"])
-        return columns
-
-    def _path(self, template: Any, index: int, camera: str = "") -> Path:
-        chunk = index // max(1, int(self._info.get("chunks_size", CHUNK)))
-        numbers = {"{episode_chunk:03d}": f"{chunk:03d}", "{episode_index:06d}": f"{index:06d}", "{video_key}": camera}
-        return _filled(self._folder, template, numbers)
+    def _path(self, row: Mapping[str, Any], camera: str = "") -> Path:
+        """The file of an episode below the folder; only the known fields of its template are filled in."""
+        key, place = ("video_path", f"videos/{camera}") if camera else ("data_path", "data")
+        text = str(self._info.get(key) or LAYOUT[self._v3][key])
+        number = row["episode_index"]
+        chunk = number // max(1, int(self._info.get("chunks_size", CHUNK)))
+        shard, file = row.get(f"{place}/chunk_index", 0), row.get(f"{place}/file_index", 0)
+        for field, value in (
+            ("{chunk_index:03d}", f"{shard:03d}"), ("{file_index:03d}", f"{file:03d}"), ("{video_key}", camera),
+            ("{episode_chunk:03d}", f"{chunk:03d}"), ("{episode_index:06d}", f"{number:06d}"),
+        ):  # fmt: skip
+            text = text.replace(field, value)
+        return Path(text)
 
 
-def _tasks_v21(folder: Path, info: Mapping[str, Any]) -> dict[int, str]:
-    rows = files.read_lines(inside(folder, "meta/tasks.jsonl"))
-    if len(rows) < int(info.get("total_tasks") or 0):
-        raise BadInput(f"tasks.jsonl of {str(folder)!r} lists {len(rows)} of its {info['total_tasks']} tasks.")
-    return {int(row["task_index"]): str(row["task"]) for row in rows}
-
-
-def _filled(folder: Path, template: Any, values: Mapping[str, str]) -> Path:
-    """A file below the folder from its template; only the known fields are filled in."""
-    text = str(template)
-    for name, value in values.items():
-        text = text.replace(name, value)
-    return inside(folder, text)
+def _episode_lines(folder: Path, info: Mapping[str, Any], access: FileAccess) -> list[dict[str, Any]]:
+    """The checked list of episodes of version 2.x."""
+    rows = files.read_lines(inside(folder, "meta/episodes.jsonl"))
+    for k, row in enumerate(rows):
+        for name in ("episode_index", "length"):
+            files.whole_number(row, name, f"Line {k + 1} of episodes.jsonl")
+    total = sum(row["length"] for row in rows)
+    if len(rows) != info["total_episodes"] or total != info["total_frames"]:
+        raise BadInput(
+            f"{str(folder)!r} should hold {info['total_episodes']} episodes of {info['total_frames']} rows, but "
+            f"episodes.jsonl lists {len(rows)} of {total}."
+        )
+    return rows
 
 
 def _noted(stored: Mapping[str, Any], described: Spec) -> tuple[dict[str, str], Spec]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from instep.core.reading import read_json
 from instep.core.world import Channel, frozen_dataclass
 from instep.data import files, video
 from instep.data.files import library
-from instep.data.formats import Format, Writer
+from instep.data.formats import Format
 from instep.data.frames import consecutive
 from instep.data.journal import new_file
 from instep.data.lerobot import (
@@ -30,27 +31,21 @@ from instep.data.lerobot import (
     episode_stats,
     is_image,
     merged_stats,
-    rate_of,
     spec_to_json,
     stats_from_json,
     stats_to_json,
     stored_columns,
-    video_info,
 )
 from instep.data.mapping import RawRun
-from instep.data.video import facts
 
 from .reader import (
     CHUNK,
-    DATA,
-    DATA_V21,
     EPISODES,
     INFO,
+    LAYOUT,
     OWN,
     V21,
     V30,
-    VIDEO,
-    VIDEO_V21,
     FileAccess,
     automatic_columns,
     episode_rows,
@@ -63,11 +58,13 @@ from .reader import (
 )
 
 
-def write_dataset(episodes: Iterable[Episode], folder: str | Path, options: WriteOptions | None = None) -> Path:
-    """Write episodes as a new LeRobot dataset (v3.0), which appears whole or not at all."""
+def write_dataset(
+    episodes: Iterable[Episode], folder: str | Path, options: WriteOptions | None = None, *, version: str = V30
+) -> Path:
+    """Write episodes as a new LeRobot dataset, v3.0 or v2.1, which appears whole or not at all."""
     folder = Path(folder)
     with files.new_folder(folder) as partial:
-        _fill(DatasetWriter(partial, options or WriteOptions()), episodes)
+        _fill(DatasetWriter(partial, options or WriteOptions(), version), episodes)
     return folder
 
 
@@ -83,29 +80,12 @@ def append_episodes(episodes: Iterable[Episode], folder: Path, options: WriteOpt
     return folder
 
 
-def write_dataset_v21(episodes: Iterable[Episode], folder: Path, options: WriteOptions | None = None) -> Path:
-    """Write episodes as a new dataset of version 2.1, which appears whole or not at all."""
-    with files.new_folder(folder) as partial:
-        writer = _WriterV21(partial, options or WriteOptions())
-        for episode in episodes:
-            writer.add(episode)
-        writer.close()
-    return folder
-
-
-def modality(features: Mapping[str, Any], groups: Mapping[str, Mapping[str, tuple[int, int]]] | None) -> dict[str, Any]:
-    """The `modality.json` of GR00T: slices of state and action by name, cameras, and where the instruction is.
-
-    Without `groups`, state and action are one slice each, named after themselves.
-    """
-    out: dict[str, Any] = {}
+def modality(features: Mapping[str, Any]) -> dict[str, Any]:
+    """The `modality.json` of GR00T: state and action as one slice each, cameras, and where the instruction is."""
+    out: dict[str, Any] = {"state": {}, "action": {}}
     for name, feature in (("state", "observation.state"), ("action", "action")):
-        size = int(features[feature]["shape"][0]) if feature in features else 0
-        chosen = dict((groups or {}).get(name, {}) or ({name: (0, size)} if size else {}))
-        for group, (start, end) in chosen.items():
-            if not 0 <= start < end <= size:
-                raise BadInput(f"The slice {group!r} of {name} is {start}:{end}, but {feature!r} has {size} numbers.")
-        out[name] = {group: {"start": start, "end": end} for group, (start, end) in chosen.items()}
+        if feature in features:
+            out[name] = {name: {"start": 0, "end": int(features[feature]["shape"][0])}}
     cameras = [name for name, entry in features.items() if entry["dtype"] in ("video", "image")]
     out["video"] = {name.removeprefix("observation.images."): {"original_key": name} for name in cameras}
     out["annotation"] = {"human.task_description": {"original_key": "task_index"}}
@@ -122,87 +102,174 @@ def _fill(writer: DatasetWriter, episodes: Iterable[Episode]) -> None:
 
 
 class DatasetWriter:
-    """A dataset of version 3.0 being written; nothing counts before `close`."""
+    """A dataset being written; nothing counts before `close`. Version 3.0 has many episodes in a file, 2.1 one."""
 
-    def __init__(self, root: Path, options: WriteOptions):
-        self._root, self._options, self._meta = root, options, _Meta(options)
+    def __init__(self, root: Path, options: WriteOptions, version: str = V30):
+        self._root, self._options, self._v3 = root, options, version == V30
+        self._info: dict[str, Any] = {}
+        self._tasks: list[str] = []
+        self._stats: list[Stats] = []
+        self._own: dict[str, Any] = {"spec": None, "episodes": []}
+        """The notes LeRobot has no place for."""
         self._rows: list[dict[str, Any]] = []
         self._before: Stats | None = None
         self._videos: dict[str, VideoFiles] = {}
+        self._layout = LAYOUT[self._v3]
         if (root / INFO).exists():
             self._resume()
-        self._data = TableFiles(root, DATA, self._next_file("data"), options.data_mb)
+        self._data = TableFiles(root, self._layout["data_path"], self._next_file("data"), options.data_mb)
 
     def add(self, episode: Episode) -> None:
         """Append one episode."""
-        begun, info = bool(self._meta.info), self._meta.info
-        columns, automatic, row = self._meta.add(episode, V30)
-        if not begun:
-            video = any(entry["dtype"] == "video" for entry in info["features"].values())
-            sizes = {"data_files_size_in_mb": self._options.data_mb, "video_files_size_in_mb": self._options.video_mb}
-            info |= {**sizes, "data_path": DATA, "video_path": VIDEO if video else None}
-            self._open_videos()
-        stop, rows = info["total_frames"], len(episode)
+        columns = stored_columns(episode, self._options)
+        if not self._info:
+            self._begin(episode, columns)
+        info, rows, task = self._info, len(episode), episode.meta.get("task", "")
+        self._check(episode, columns)
+        if task not in self._tasks:
+            self._tasks.append(task)
+        index, start = info["total_episodes"], info["total_frames"]
+        automatic = automatic_columns(rows, (index, start, self._tasks.index(task)), info["fps"])
+        self._stats.append(episode_stats(columns | automatic))
+        self._own["episodes"].append(notes_of(episode, self._own["spec"]))
+        info["total_episodes"], info["total_frames"] = index + 1, start + rows
+        row: dict[str, Any] = {"episode_index": index, "tasks": [task], "length": rows}
+        if not self._v3:
+            for open_files in (self._data, *self._videos.values()):
+                open_files.begin(Shard(index // CHUNK, index))
         shard = self._data.add(to_arrow(columns, info["features"], automatic), rows)
-        row |= {"data/chunk_index": shard.chunk, "data/file_index": shard.file}
-        row |= {"dataset_from_index": stop - rows, "dataset_to_index": stop}
-        row |= self._add_videos(columns)
-        stats = self._meta.stats[-1]
-        row |= {f"stats/{name}/{key}": v.tolist() for name, entry in stats.items() for key, v in entry.items()}
+        videos = self._add_videos(columns)
+        if self._v3:
+            row |= {"data/chunk_index": shard.chunk, "data/file_index": shard.file}
+            row |= {"dataset_from_index": start, "dataset_to_index": start + rows, **videos}
+            stats = self._stats[-1].items()
+            row |= {f"stats/{name}/{key}": v.tolist() for name, entry in stats for key, v in entry.items()}
+        else:
+            info["total_videos"] += sum(f"videos/{key}/file_index" in videos for key in self._videos)
         self._rows.append(row)
 
     def close(self) -> None:
-        """Finish all files; `info.json` comes last."""
-        meta = self._meta
-        meta.require_episodes()
-        self._data.close()
+        """Finish all files; `info.json`, which makes the dataset count, comes last."""
+        info, meta = self._info, self._root / "meta"
+        if not info:
+            raise BadInput("A dataset needs at least one episode, and none was given.")
+        self.release()
         for key, camera in self._videos.items():
-            camera.close()
-            meta.describe_video(key, camera)
-        if self._rows:
-            self._write_episodes()
-        old = [self._before] if self._before else []
-        stats = merged_stats([*old, *meta.stats])
-        files.write_json(self._root / "meta/stats.json", stats_to_json(stats))
-        with new_file(self._root / "meta/tasks.parquet") as partial:
-            library("pyarrow.parquet").write_table(_task_table(meta.tasks), partial)
-        meta.write(self._root)
+            if camera.last is not None:
+                info["features"][key].setdefault("info", self._described(video.facts(camera.last)))
+        if self._v3:
+            if self._rows:
+                self._write_episodes()
+            old = [self._before] if self._before else []
+            files.write_json(meta / "stats.json", stats_to_json(merged_stats([*old, *self._stats])))
+            with new_file(meta / "tasks.parquet") as partial:
+                library("pyarrow.parquet").write_table(_task_table(self._tasks), partial)
+        else:
+            _write_lines(meta / "tasks.jsonl", [{"task_index": k, "task": text} for k, text in enumerate(self._tasks)])
+            _write_lines(meta / "episodes.jsonl", self._rows)
+            stats = [{"episode_index": k, "stats": stats_to_json(part)} for k, part in enumerate(self._stats)]
+            _write_lines(meta / "episodes_stats.jsonl", stats)
+            files.write_json(meta / "modality.json", modality(info["features"]))
+            info["total_chunks"] = -(-info["total_episodes"] // CHUNK)
+        info |= {"total_tasks": len(self._tasks), "splits": {"train": f"0:{info['total_episodes']}"}}
+        # Tables that were there before keep the checksum they have; the table of tasks is written anew.
+        before: dict[str, str] = {**(self._own.get("sha256") or {}), "meta/tasks.parquet": ""}
+        tables = sorted(path for part in ("data", "meta") for path in (self._root / part).rglob("*.parquet"))
+        names = {str(path.relative_to(self._root)): path for path in tables}
+        self._own["sha256"] = {name: before.get(name) or files.sha256(path) for name, path in names.items()}
+        files.write_json(self._root / OWN, self._own)
+        files.write_json(self._root / INFO, info)
 
     def release(self) -> None:
-        """Close files that are still open, after a failure."""
+        """Close the files that are open."""
         for open_files in (self._data, *self._videos.values()):
             open_files.close()
 
+    def _begin(self, episode: Episode, columns: Mapping[str, Any]) -> None:
+        """Describe the dataset by its first episode."""
+        fps = self._options.fps or round(1.0 / episode.spec.dt)
+        if fps < 1:
+            raise BadInput(
+                f"Rows every {episode.spec.dt:.3g} s are fewer than one per second, which LeRobot cannot hold; "
+                "resample."
+            )
+        features = declare(columns, episode, self._options)
+        self._info |= {
+            "codebase_version": V30 if self._v3 else V21,
+            "robot_type": self._options.robot_type or episode.meta.get("robot_type") or episode.meta.get("scene"),
+            "total_episodes": 0, "total_frames": 0, "total_tasks": 0, "chunks_size": CHUNK, "fps": fps, "splits": {},
+            "features": features, **self._layout,
+        }  # fmt: skip
+        if self._v3:
+            sizes = {"data_files_size_in_mb": self._options.data_mb, "video_files_size_in_mb": self._options.video_mb}
+            shown = any(entry["dtype"] == "video" for entry in features.values())
+            self._info |= {**sizes, "video_path": self._layout["video_path"] if shown else None}
+        else:
+            self._info["total_videos"] = 0
+        self._own["spec"] = spec_to_json(episode.spec)
+        self._open_videos()
+
+    def _check(self, episode: Episode, columns: Mapping[str, Any]) -> None:
+        """Refuse an episode of another rate or with other columns than the dataset's."""
+        features, dt, count = self._info["features"], 1.0 / self._info["fps"], self._info["total_episodes"]
+        if abs(episode.spec.dt / dt - 1) > 0.05 and self._options.fps is None:
+            raise BadInput(
+                f"Episode {count} has rows every {episode.spec.dt * 1e3:.4g} ms, but this dataset one every "
+                f"{dt * 1e3:.4g} ms; a LeRobot dataset has one rate, so resample it or write it apart."
+            )
+        missing = [n for n, e in features.items() if not (n in columns or n in AUTOMATIC or e["dtype"] == "video")]
+        extra = [name for name in columns if name not in features]
+        if missing or extra:
+            raise BadInput(
+                f"Episode {count} lacks {missing or 'nothing'} and adds {extra or 'nothing'}; all episodes of a "
+                "dataset must have the same columns."
+            )
+        for name, column in columns.items():
+            shape, stored = list(column.shape[1:]) or [1], list(features[name]["shape"])
+            if shape != stored:
+                raise BadInput(f"The column {name!r} of episode {count} has shape {shape}, but the dataset {stored}.")
+
     def _resume(self) -> None:
-        info, meta = read_info(self._root), self._meta
+        info = read_info(self._root)
         if info["codebase_version"] != V30:
             raise BadInput(
                 f"{str(self._root)!r} is a LeRobot dataset of version {info['codebase_version']}, and episodes are "
                 f"appended to {V30} only; import it into a new dataset first."
             )
-        meta.info = {**info, "features": dict(info["features"])}
-        meta.tasks = [text for _, text in sorted(read_tasks(self._root, FileAccess()).items())]
-        meta.own = own_notes(self._root) or {"spec": None, "episodes": [{} for _ in range(meta.count)]}
+        self._info = {**info, "features": dict(info["features"])}
+        self._tasks = [text for _, text in sorted(read_tasks(self._root, info, FileAccess()).items())]
+        self._own = own_notes(self._root) or {"spec": None, "episodes": [{} for _ in range(info["total_episodes"])]}
         stored = self._root / "meta/stats.json"
         self._before = stats_from_json(read_json(stored)) if stored.exists() else None
-        _remove_uncounted(self._root, meta.count)
+        _remove_uncounted(self._root, info)
         self._open_videos()
 
     def _open_videos(self) -> None:
-        for key, entry in self._meta.info["features"].items():
+        for key, entry in self._info["features"].items():
             if entry["dtype"] == "video":
-                first = self._next_file(f"videos/{key}")
-                self._videos[key] = VideoFiles(self._root, VIDEO, key, first, (self._meta.info["fps"], self._options))
+                first, how = self._next_file(f"videos/{key}"), (self._info["fps"], self._options)
+                self._videos[key] = VideoFiles(self._root, self._layout["video_path"], key, first, how)
 
     def _add_videos(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        row, fps = dict[str, Any](), self._meta.info["fps"]
+        """Append the images of an episode; where they went, as entries of its row."""
+        row, fps = dict[str, Any](), self._info["fps"]
         for key, camera in self._videos.items():
-            place = camera.add(columns[key]) if key in columns and len(columns[key]) else None
-            row[f"videos/{key}/chunk_index"] = place.chunk if place else None
-            row[f"videos/{key}/file_index"] = place.file if place else None
-            row[f"videos/{key}/from_timestamp"] = place.start / fps if place else None
-            row[f"videos/{key}/to_timestamp"] = place.stop / fps if place else None
+            if key in columns and len(columns[key]):
+                place = camera.add(columns[key])
+                row |= {f"videos/{key}/chunk_index": place.chunk, f"videos/{key}/file_index": place.file}
+                row |= {
+                    f"videos/{key}/from_timestamp": place.start / fps, f"videos/{key}/to_timestamp": place.stop / fps
+                }  # fmt: skip
         return row
+
+    def _described(self, facts: video.VideoFacts) -> dict[str, Any]:
+        """What `info.json` says of a video feature."""
+        options = self._options.video
+        return {
+            "video.height": facts.height, "video.width": facts.width, "video.codec": facts.codec,
+            "video.pix_fmt": facts.pix_fmt, "video.fps": self._info["fps"], "video.channels": 3, "has_audio": False,
+            "is_depth_map": False, "video.g": options.g, "video.crf": options.crf,
+        }  # fmt: skip
 
     def _next_file(self, below: str) -> Shard:
         found = sorted((self._root / below).glob("chunk-*/file-*.*"))
@@ -215,147 +282,15 @@ class DatasetWriter:
         for row in self._rows:
             row |= {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
         table = _episode_table(self._rows, list(self._videos))
-        with new_file(self._root / EPISODES.format(chunk_index=place.chunk, file_index=place.file)) as partial:
+        with new_file(self._root / place.path(EPISODES)) as partial:
             library("pyarrow.parquet").write_table(table, partial, compression="snappy")
-
-
-class _WriterV21:
-    """A dataset of version 2.1 being written."""
-
-    def __init__(self, root: Path, options: WriteOptions):
-        self._root, self._options, self._meta = root, options, _Meta(options)
-        self._rows: list[dict[str, Any]] = []
-        self._videos = 0
-
-    def add(self, episode: Episode) -> None:
-        index = self._meta.count
-        columns, automatic, row = self._meta.add(episode, V21)
-        path = self._root / DATA_V21.format(episode_chunk=index // CHUNK, episode_index=index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = to_arrow(columns, self._meta.info["features"], automatic)
-        library("pyarrow.parquet").write_table(table, path)
-        for name, entry in self._meta.info["features"].items():
-            if entry["dtype"] == "video" and name in columns:
-                images = columns[name]
-                template = VIDEO_V21.replace("{episode_chunk:03d}", f"{index // CHUNK:03d}")
-                template = template.replace("{episode_index:06d}", f"{index:06d}")
-                camera = VideoFiles(self._root, template, name, Shard(0, 0), (self._meta.info["fps"], self._options))
-                camera.add(images)
-                camera.close()
-                self._videos += 1
-                self._meta.describe_video(name, camera)
-        self._rows.append(row)
-
-    def close(self) -> None:
-        meta, folder, count = self._meta, self._root / "meta", self._meta.count
-        meta.require_episodes()
-        chunks = (count + CHUNK - 1) // CHUNK
-        paths = {"data_path": DATA_V21, "video_path": VIDEO_V21}
-        meta.info |= {"total_videos": self._videos, "total_chunks": chunks, **paths}
-        _write_lines(folder / "tasks.jsonl", [{"task_index": k, "task": text} for k, text in enumerate(meta.tasks)])
-        _write_lines(folder / "episodes.jsonl", self._rows)
-        stats = [{"episode_index": k, "stats": stats_to_json(part)} for k, part in enumerate(meta.stats)]
-        _write_lines(folder / "episodes_stats.jsonl", stats)
-        files.write_json(folder / "modality.json", modality(meta.info["features"], self._options.modality))
-        meta.write(self._root)
-
-
-class _Meta:
-    """What both versions keep of a dataset: `info.json`, tasks, statistics, and the notes LeRobot has no place for."""
-
-    def __init__(self, options: WriteOptions):
-        self._options = options
-        self.info: dict[str, Any] = {}
-        self.tasks: list[str] = []
-        self.stats: list[Stats] = []
-        self.own: dict[str, Any] = {"spec": None, "episodes": []}
-
-    @property
-    def count(self) -> int:
-        """Episodes so far, with those that were there before."""
-        return int(self.info.get("total_episodes", 0))
-
-    def require_episodes(self) -> None:
-        """Refuse to finish a dataset without episodes."""
-        if not self.info:
-            raise BadInput("A dataset needs at least one episode, and none was given.")
-
-    def add(self, episode: Episode, version: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Take one episode: its stored columns, its automatic columns, and its row of the table of episodes."""
-        columns = stored_columns(episode, self._options)
-        if not self.info:
-            self._begin(episode, columns, version)
-        self._check(episode, columns)
-        info, rows, index, task = self.info, len(episode), self.count, episode.meta.get("task", "")
-        if task not in self.tasks:
-            self.tasks.append(task)
-        place = (index, info["total_frames"], self.tasks.index(task))
-        automatic = automatic_columns(rows, place, info["fps"])
-        self.stats.append(episode_stats(columns | automatic))
-        self.own["episodes"].append(notes_of(episode, self.own["spec"]))
-        info["total_episodes"], info["total_frames"] = index + 1, info["total_frames"] + rows
-        return columns, automatic, {"episode_index": index, "tasks": [task], "length": rows}
-
-    def describe_video(self, name: str, camera: VideoFiles) -> None:
-        """Note the size and codec of a camera's video, once."""
-        if camera.last is not None:
-            described = video_info(facts(camera.last), self.info["fps"], self._options.video)
-            self.info["features"][name].setdefault("info", described)
-
-    def write(self, root: Path) -> None:
-        """Write checksums and notes; `info.json`, which makes the dataset count, comes last."""
-        self.info |= {"total_tasks": len(self.tasks), "splits": {"train": f"0:{self.count}"}}
-        # Tables that were there before keep the checksum they have; the table of tasks is written anew.
-        before: dict[str, str] = {**(self.own.get("sha256") or {}), "meta/tasks.parquet": ""}
-        tables = sorted(path for part in ("data", "meta") for path in (root / part).rglob("*.parquet"))
-        names = {str(path.relative_to(root)): path for path in tables}
-        self.own["sha256"] = {name: before.get(name) or files.sha256(path) for name, path in names.items()}
-        files.write_json(root / OWN, self.own)
-        files.write_json(root / INFO, self.info)
-
-    def _begin(self, episode: Episode, columns: Mapping[str, Any], version: str) -> None:
-        self.info |= {
-            "codebase_version": version,
-            "robot_type": self._options.robot_type or episode.meta.get("robot_type") or episode.meta.get("scene"),
-            "total_episodes": 0,
-            "total_frames": 0,
-            "total_tasks": 0,
-            "chunks_size": CHUNK,
-            "fps": rate_of(episode, self._options),
-            "splits": {},
-            "features": declare(columns, episode, self._options),
-        }
-        self.own["spec"] = spec_to_json(episode.spec)
-
-    def _check(self, episode: Episode, columns: Mapping[str, Any]) -> None:
-        """Refuse an episode of another rate or with other columns than the dataset's."""
-        features, dt = self.info["features"], 1.0 / self.info["fps"]
-        if abs(episode.spec.dt / dt - 1) > 0.05 and self._options.fps is None:
-            raise BadInput(
-                f"Episode {self.count} has rows every {episode.spec.dt * 1e3:.4g} ms, but this dataset one every "
-                f"{dt * 1e3:.4g} ms; a LeRobot dataset has one rate, so resample it or write it apart."
-            )
-        missing = [n for n, e in features.items() if not (n in columns or n in AUTOMATIC or e["dtype"] == "video")]
-        extra = [name for name in columns if name not in features]
-        if missing or extra:
-            raise BadInput(
-                f"Episode {self.count} lacks {missing or 'nothing'} and adds {extra or 'nothing'}; all episodes of a "
-                "dataset must have the same columns."
-            )
-        for name, column in columns.items():
-            shape = list(column.shape[1:]) or [1]
-            if shape != list(features[name]["shape"]):
-                raise BadInput(
-                    f"The column {name!r} of episode {self.count} has shape {shape}, but the dataset "
-                    f"{features[name]['shape']}."
-                )
 
 
 def _episode_table(rows: Sequence[Mapping[str, Any]], videos: Sequence[str]) -> Any:
     pa = library("pyarrow")
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({n: pa.array([row.get(n) for row in rows], _episode_type(n, videos)) for n in names})
+    ends = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+    names = [*(name for row in rows for name in row), *(f"videos/{key}/{end}" for key in videos for end in ends)]
+    return pa.table({n: pa.array([row.get(n) for row in rows], _episode_type(n, videos)) for n in dict.fromkeys(names)})
 
 
 def _episode_type(name: str, videos: Sequence[str]) -> Any:
@@ -391,14 +326,15 @@ def _task_table(tasks: Sequence[str]) -> Any:
     return out.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
-def _remove_uncounted(root: Path, episodes: int) -> None:
+def _remove_uncounted(root: Path, info: Mapping[str, Any]) -> None:
     """Remove files that an append left behind when it was cut off before it counted."""
     for path in sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet")):
         numbers = files.read_table(path).column("episode_index").to_pylist()
-        if numbers and min(numbers) >= episodes:
+        if numbers and min(numbers) >= info["total_episodes"]:
             path.unlink()
-    rows = episode_rows(root, episodes, FileAccess())
-    used = {DATA.format(chunk_index=r["data/chunk_index"], file_index=r["data/file_index"]) for r in rows}
+    rows = episode_rows(root, info, FileAccess())
+    places = {Shard(row["data/chunk_index"], row["data/file_index"]) for row in rows}
+    used = {place.path(LAYOUT[True]["data_path"]) for place in places}
     for path in (root / "data").glob("chunk-*/file-*.parquet"):
         if str(path.relative_to(root)) not in used:
             path.unlink()
@@ -422,6 +358,13 @@ class Shard:
         full = self.file + 1 >= CHUNK
         return Shard(self.chunk + 1, 0) if full else Shard(self.chunk, self.file + 1)
 
+    def path(self, template: str, camera: str = "") -> str:
+        """Its name below the folder of the dataset; in version 2.1 its number is that of its episode."""
+        chunk, file = self.chunk, self.file
+        return template.format(
+            chunk_index=chunk, file_index=file, episode_chunk=chunk, episode_index=file, video_key=camera
+        )
+
 
 class TableFiles:
     """Parquet files of many episodes, one row group each."""
@@ -431,17 +374,19 @@ class TableFiles:
         self._limit, self._used = limit_mb << 20, 0
         self._writer: Any = None
 
+    def begin(self, place: Shard) -> None:
+        """Go on in another file."""
+        self.close()
+        self._place, self._used = place, 0
+
     def add(self, table: Any, rows: int) -> Shard:
         """Append the rows of one episode and say where they went."""
-        pq = library("pyarrow.parquet")
-
         if self._writer is not None and self._used + table.nbytes > self._limit:
-            self.close()
-            self._place, self._used = self._place.following(), 0
+            self.begin(self._place.following())
         if self._writer is None:
-            name = self._template.format(chunk_index=self._place.chunk, file_index=self._place.file)
-            path = self._root / name
+            path = self._root / self._place.path(self._template)
             path.parent.mkdir(parents=True, exist_ok=True)
+            pq = library("pyarrow.parquet")
             self._writer = pq.ParquetWriter(path, table.schema, compression="snappy", use_dictionary=True)
         if rows:
             self._writer.write_table(table, row_group_size=rows)
@@ -466,6 +411,11 @@ class VideoFiles:
         self._fresh = True
         self.last: Path | None = None
         """The last file that was finished or begun."""
+
+    def begin(self, place: Shard) -> None:
+        """Go on in another file."""
+        self.close()
+        self._place, self._fresh = place, True
 
     def add(self, images: Any) -> Shard:
         """Append the images of one episode and say where they went."""
@@ -503,8 +453,7 @@ class VideoFiles:
         self._fresh = False
 
     def _path(self) -> Path:
-        name = self._template.format(video_key=self._key, chunk_index=self._place.chunk, file_index=self._place.file)
-        self.last = self._root / name
+        self.last = self._root / self._place.path(self._template, self._key)
         return self.last
 
     def _full(self, size: int) -> bool:
@@ -521,17 +470,14 @@ def _read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
         yield RawRun(f"episode {episode.meta['index']}", episode.columns, header)
 
 
-def _writer(write: Callable[..., Path]) -> Writer:
-    def to_lerobot(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
-        write(alike(episodes), folder, WriteOptions(float32=True))
-        return ()
-
-    return to_lerobot
+def _write(episodes: Sequence[Episode], folder: Path, version: str = V30) -> tuple[str, ...]:
+    write_dataset(alike(episodes), folder, WriteOptions(float32=True), version=version)
+    return ()
 
 
 LEROBOT = Format("a LeRobot dataset", _read, contents=(INFO,), isolated=False)
-LEROBOT_V30 = Format("LeRobot v3.0", write=_writer(write_dataset))
-LEROBOT_V21 = Format("LeRobot v2.1", write=_writer(write_dataset_v21))
+LEROBOT_V30 = Format("LeRobot v3.0", write=_write)
+LEROBOT_V21 = Format("LeRobot v2.1", write=partial(_write, version=V21))
 
 
 def alike(episodes: Sequence[Episode]) -> Sequence[Episode]:
