@@ -9,7 +9,7 @@ from build_scenes import click_at, rendered, ring, tee
 from instep.reconstruct.capture.posed_views import PosedView
 from instep.reconstruct.masks.object_mask import overlap
 from instep.reconstruct.masks.prompted_masks import hidden_parts, mask_by_prompt
-from instep.reconstruct.masks.prompts import ObjectPrompt, parse_prompts
+from instep.reconstruct.masks.prompts import ImageMarks, ObjectPrompt, parse_prompts
 from instep.reconstruct.shape.visual_hull import coverage
 from instep.scene.camera import pinhole
 
@@ -33,7 +33,9 @@ def picture(*, arm: bool) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("arm", [False, True])
 def test_a_click_on_either_side_of_an_edge_finds_the_block_and_not_the_pale_arm(click: tuple[float, float], arm: bool):
     image, inside = picture(arm=arm)
-    found = mask_by_prompt(PosedView(pinhole("one", (120, 90), 40.0), image), ObjectPrompt("b", {"one": (click,)}))
+    found = mask_by_prompt(
+        PosedView(pinhole("one", (120, 90), 40.0), image), ObjectPrompt("b", {"one": ImageMarks((click,))})
+    )
     assert found is not None
     reached = inside & (np.indices(inside.shape)[1] < 62) if arm else inside
     assert overlap(found.inside.astype(float), reached.astype(float)) > 0.95
@@ -51,7 +53,7 @@ def test_parts_behind_an_arm_have_the_colours_of_the_object():
 
 def test_marks_beside_the_object_and_boxes_bound_a_cut():
     image, inside = picture(arm=False)
-    prompt = ObjectPrompt("block", clicks={"one": ((40.5, 36.5),)}, boxes={"one": (25.0, 25.0, 60.0, 65.0)})
+    prompt = ObjectPrompt("block", {"one": ImageMarks(((40.5, 36.5),), box=(25.0, 25.0, 60.0, 65.0))})
     found = mask_by_prompt(PosedView(pinhole("one", (120, 90), 40.0), image), prompt)
     assert found is not None and not found.inside[:, 63:].any()  # soft edges reach 2 pixels
     assert overlap(found.inside[:, :58].astype(float), inside[:, :58].astype(float)) > 0.95

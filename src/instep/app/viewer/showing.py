@@ -157,7 +157,7 @@ class PromptContent(ViewContent):
         how = "a graph cut" if self._segmenter is None else str(self._segmenter.provenance["segmenter"])
         marked: dict[str, dict[str, Any]] = {name: {} for name in self._prompts}
         for (name, prompt), camera in itertools.product(self._prompts.items(), self._views):
-            if (marks := prompt.marks(camera)) or marks.others:
+            if (marks := prompt.marks.get(camera)) is not None:
                 marked[name][camera] = {"clicks": marks.clicks, "others": marks.others, "box": marks.box}
         header = {
             "title": "Mark objects in the images", "file": self._path.name, "segmenter": how, "views": cameras,
@@ -195,7 +195,7 @@ class PromptContent(ViewContent):
 
     def _take(self, given: Mapping[str, Any]) -> str:
         """Keep the marks that a page sent; the name of their object."""
-        from instep.reconstruct.masks.prompts import ObjectPrompt, parse_prompts
+        from instep.reconstruct.masks.prompts import ImageMarks, ObjectPrompt, parse_prompts
 
         name, camera = str(given.get("object", "")), str(given.get("camera", ""))
         if camera not in self._views:
@@ -209,18 +209,17 @@ class PromptContent(ViewContent):
         parse_prompts([f"{name}=table"])  # refuses what is no name
         prompt = self._prompts.get(name, ObjectPrompt(name))
 
-        def changed(table: Mapping[str, Any], value: Any) -> dict[str, Any]:
-            return {**{k: v for k, v in table.items() if k != camera}, **({camera: value} if value else {})}
-
-        marks = {"clicks": changed(prompt.clicks, clicks), "others": changed(prompt.others, others)}
-        self._prompts[name] = replace(prompt, **marks, boxes=changed(prompt.boxes, box))
+        marks = ImageMarks(clicks, others, box)
+        rest = {other: own for other, own in prompt.marks.items() if other != camera}
+        kept = {camera: marks} if marks or marks.others else {}
+        self._prompts[name] = replace(prompt, marks={**rest, **kept})
         return name
 
     def _masks(self, name: str) -> list[bytes]:
         """The masks of an object in all views, as a reconstruction finds them, and in how many it is marked."""
         prompt, out = self._prompts[name], list[bytes]()
         try:
-            found = {camera: self._mask(prompt, camera) for camera in self._views if prompt.marks(camera)}
+            found = {camera: self._mask(prompt, camera) for camera in self._views if prompt.marks.get(camera)}
         except InstepError as error:
             return [status_message(str(error), "bad")]
         for camera, view in self._views.items():
@@ -233,7 +232,7 @@ class PromptContent(ViewContent):
     def _mask(self, prompt: ObjectPrompt, camera: str) -> Array:
         from instep.reconstruct.masks.prompted_masks import mask_by_prompt
 
-        key, view = (camera, prompt.marks(camera)), self._views[camera]
+        key, view = (camera, prompt.marks[camera]), self._views[camera]
         if key not in self._kept:
             mask = mask_by_prompt(view, replace(prompt, colour=None), self._segmenter)
             self._kept[key] = np.zeros(view.image.shape[:2], bool) if mask is None else mask.alpha > 0.5

@@ -21,7 +21,7 @@ from instep.reconstruct.shape.visual_hull import depth_image, hull_bounds, hull_
 from instep.splat.fitting import Progress
 
 from .object_mask import ColourMixture, ObjectMask, colour_mixture, inside_box, min_cut, soften
-from .prompts import ObjectPrompt
+from .prompts import ImageMarks, ObjectPrompt
 from .table_map import TableMap, density_in_any_light, map_table, table_meetings, with_contrast
 
 MIN_BOXES = 2
@@ -57,8 +57,11 @@ _MIN_PIXELS = 30
 
 def propagated(prompts: Sequence[ObjectPrompt], views: Sequence[PosedView]) -> bool:
     """Whether all prompts are boxes in some of many views."""
-    plain = all(p.boxes and not (p.clicks or p.others or p.colour or p.masks or p.table) for p in prompts)
-    return plain and len(views) >= MIN_VIEWS and any(len(p.boxes) < len(views) for p in prompts)
+    boxed = all(
+        marks.box is not None and not (marks.clicks or marks.others) for p in prompts for marks in p.marks.values()
+    )
+    plain = boxed and all(p.marks and not (p.colour or p.masks or p.table) for p in prompts)
+    return plain and len(views) >= MIN_VIEWS and any(len(p.marks) < len(views) for p in prompts)
 
 
 def masks_by_boxes(
@@ -104,15 +107,16 @@ class _Behind:
 
 def _boxed(views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array) -> TriangleMesh:
     """The space above the table that all boxes of an object show."""
-    if len(prompt.boxes) < MIN_BOXES:
+    if len(prompt.marks) < MIN_BOXES:
         raise BadInput(
-            f"{prompt.name!r} has a box in {len(prompt.boxes)} view; draw one in {MIN_BOXES} or more views that show "
+            f"{prompt.name!r} has a box in {len(prompt.marks)} view; draw one in {MIN_BOXES} or more views that show "
             "it whole."
         )
     masks: list[ObjectMask] = []
     for view in views:
-        if view.name in prompt.boxes:
-            inside = inside_box(view.image.shape[:2], prompt.boxes[view.name])
+        box = prompt.marks.get(view.name, ImageMarks()).box
+        if box is not None:
+            inside = inside_box(view.image.shape[:2], box)
             if not inside.any():
                 raise BadInput(f"A box is outside the image of camera {view.name!r}.")
             masks.append(ObjectMask(view.camera, inside.astype(np.float32), np.ones(inside.shape, bool)))

