@@ -13,8 +13,7 @@ from instep.core.errors import BadInput
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.reconstruct.shape.convex_parts import convex_parts, hull_mesh, with_flat_base
 from instep.reconstruct.shape.object_shape import ShapeOptions, object_shape, silhouette_overlap
-from instep.reconstruct.shape.outline_fit import right_angled
-from instep.reconstruct.shape.outlines import PrismOutline, outline_rings, raised
+from instep.reconstruct.shape.outlines import free_outline, outline_rings, raised, right_angled
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, grid_around, isosurface, joined, separated, simplified
 from instep.reconstruct.shape.visual_hull import coverage, without_ghosts
 from instep.scene.camera import look_at, pinhole
@@ -117,29 +116,21 @@ def test_an_outline_that_is_round_has_no_right_angles():
     assert found.mesh.volume == pytest.approx(drum.volume, rel=0.08)
 
 
-def test_derivatives_of_a_right_angled_outline_are_those_of_its_corners():
+def test_an_outline_and_its_right_angles_have_the_same_corners_and_derivatives():
     corners = 1e-3 * np.array([(-60, 30), (-60, 0), (-15, 0), (-15, -90), (15, -90), (15, 0), (60, 0), (60, 30)])
     turned = corners @ np.array([[np.cos(0.3), np.sin(0.3)], [-np.sin(0.3), np.cos(0.3)]]) + [0.1, 0.2]
-    square = right_angled(PrismOutline(np.eye(4), [[turned]], 0.04))
-    assert square is not None and len(square.offsets) == 8
-    assert square.prism.pieces[0][0] == pytest.approx(np.roll(turned, _shift(square, turned), axis=0), abs=1e-9)
-    ends, share = np.array([[0, 1], [2, 10], [7, 15]]), np.array([0.3, 0.6, 0.5])
-
-    def points(outline) -> np.ndarray:
-        vertices = outline.mesh().vertices
-        return vertices[ends[:, 0]] * (1 - share[:, None]) + vertices[ends[:, 1]] * share[:, None]
-
-    for axis in range(3):
-        found = square.chained(np.tile(np.eye(3)[axis], (3, 1)), ends, share)
-        for k in range(square.parameters):
-            step = 1e-6 * np.eye(square.parameters)[k]
-            moved = (points(square.changed(step, 1.0)) - points(square.changed(-step, 1.0)))[:, axis] / 2e-6
-            assert found[:, k] == pytest.approx(moved, abs=1e-6)
-
-
-def _shift(square, turned: np.ndarray) -> int:
-    first = square.prism.pieces[0][0][0]
-    return -int(np.argmin(np.linalg.norm(turned - first, axis=1)))
+    square = right_angled(free_outline(np.eye(4), [[turned]], 0.04))
+    assert square is not None and len(square.values) == 10
+    found = square.pieces()[0][0]
+    first = int(np.argmin(np.linalg.norm(turned - found[0], axis=1)))
+    assert found == pytest.approx(np.roll(turned, -first, axis=0), abs=1e-9)
+    ends, share, rng = np.array([[0, 1], [2, 10], [7, 15]]), np.array([0.3, 0.6, 0.5]), np.random.default_rng(0)
+    for outline in (square, free_outline(np.eye(4), [[turned]], 0.04)):
+        step = 1e-5 * rng.normal(size=len(outline.values))
+        change = outline.changed(step, 1.0).mesh().vertices - outline.mesh().vertices
+        moved = change[ends[:, 0]] * (1 - share[:, None]) + change[ends[:, 1]] * share[:, None]
+        for axis in np.eye(3):
+            assert outline.chained(np.tile(axis, (3, 1)), ends, share) @ step == pytest.approx(moved @ axis, abs=1e-8)
 
 
 def test_hidden_pixels_do_not_carve():

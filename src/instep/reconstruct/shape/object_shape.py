@@ -18,8 +18,8 @@ from instep.scene.camera import Camera
 from instep.splat.fitting import Progress, pixel_rays
 
 from .cavities import cavity_words, complete_cavity
-from .outline_fit import Outline, fit_regular, seen_object
-from .outlines import coarse_extrusion, outline_of
+from .outline_fit import fit_regular, seen_object
+from .outlines import PrismOutline, coarse_extrusion, outline_of
 from .stereo import SurfaceDepth, sampled_at, surface_depths
 from .triangle_mesh import Grid, TriangleMesh, checked_mesh, isosurface, separated, simplified
 from .visual_hull import (
@@ -214,11 +214,11 @@ def _extruded(masks: Sequence[ObjectMask], plane: Array, height: float | None) -
         seen_object(masks, range(len(masks)), plane, first), cameras, fixed_height=height is not None
     )
 
-    def agreement(outline: Outline) -> float:
+    def agreement(outline: PrismOutline) -> float:
         mesh = outline.mesh()
         return float(np.mean([silhouette_overlap(mesh, mask) for mask in masks])) if mesh.volume > 0 else 0.0
 
-    found: Outline = fitted.outline
+    found = fitted.outline
     if agreement(found) < agreement(first) - 0.01:  # a robust fit may give up a part of the object
         found, info = first, {"outline": "as searched: its silhouettes overlap the masks better than fitted ones"}
     mesh = without_specks(found.mesh())

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.imports import optional_library
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.masks.object_mask import ObjectMask, overlap
 from instep.splat.fitting import pixel_rays
@@ -29,6 +32,10 @@ _MIN_SLOPE = 0.08
 """Least slope towards the table of all rays of a single view [share of their length]."""
 _MIN_AGREEMENT = 0.6
 """Least mean overlap of the silhouettes of an extruded shape."""
+MIN_SIDE = 0.1
+"""Shortest side, as a share of the diagonal of the outline; shorter ones are cut corners or noise."""
+MIN_ALIGNED = 0.6
+"""Least alignment of the sides with two directions for right angles, from 0 (any direction) to 1."""
 
 
 @array_dataclass
@@ -162,29 +169,46 @@ class _Search:
 
 
 @array_dataclass
+class RightAngles:
+    """The frame of an outline whose sides run along two directions."""
+
+    pivot: Array
+    """Origin of the offsets of sides and centre of the turn [2] [m]."""
+    radius: float
+    """Half of the outline's diagonal [m]; the turn times it is a parameter."""
+
+
+@array_dataclass
 class PrismOutline:
-    """Polygons on a table that rise upright to one height. Its parameters are x and y of all corners and the height."""
+    """Polygons on a table that rise upright to one height.
+
+    Its parameters are x and y of all corners; of right angles the offset of each side, even ones along the first
+    direction, and the turn. The last one is the height.
+    """
 
     table_from_world: Array
     """4 x 4; z is the height above the table."""
-    pieces: Sequence[Sequence[Array]]
-    """Of each separate polygon its outer ring, anticlockwise, and its holes, clockwise; each [corners, 2] [m]."""
-    height: float
-    """[m]"""
+    values: Array
+    """Parameters [parameters] [m]."""
+    corners: Sequence[Sequence[int]]
+    """Of each separate polygon the numbers of corners of its outer ring, anticlockwise, and its holes, clockwise."""
+    right: RightAngles | None = None
 
     @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return 2 * sum(len(ring) for rings in self.pieces for ring in rings) + 1
+    def height(self) -> float:
+        """[m]."""
+        return float(self.values[-1])
 
-    @property
-    def prism(self) -> PrismOutline:
-        """Itself: an outline by its corners."""
-        return self
+    def pieces(self) -> list[list[Array]]:
+        """The rings of each polygon, [corners, 2] each [m]."""
+        points = self.values[:-1].reshape(-1, 2) if self.right is None else self._square_corners(self.right)
+        ends = np.cumsum([0, *(count for counts in self.corners for count in counts)])
+        rings = iter([points[a:b] for a, b in pairwise(ends)])
+        return [[next(rings) for _ in counts] for counts in self.corners]
 
     def mesh(self) -> TriangleMesh:
         """The prism in the frame of the world."""
-        local = joined([raised(rings, self.height) for rings in self.pieces])
+        local = joined([raised(rings, self.height) for rings in self.pieces()])
         return local.moved(np.linalg.inv(self.table_from_world))
 
     def chained(self, by_world: Array, ends: Array, share: Array) -> Array:
@@ -192,59 +216,104 @@ class PrismOutline:
 
         The points lie on edges of the mesh: between two vertices `ends` [n, 2], at a `share` of the way.
         """
-        corner, top = self._vertices()
-        local = by_world @ self.table_from_world[:3, :3].T
-        out = np.zeros((len(by_world), self.parameters))
-        rows = np.arange(len(by_world))
-        for end, weight in ((ends[:, 0], 1 - share), (ends[:, 1], share)):
-            for axis in (0, 1):
-                np.add.at(out, (rows, 2 * corner[end] + axis), weight * local[:, axis])
-            out[:, -1] += weight * top[end] * local[:, 2]
+        local, here, step = by_world @ self.table_from_world[:3, :3].T, self._vertices(), 1e-6
+        out = np.empty((len(by_world), len(self.values)))
+        for k, change in enumerate(step * np.eye(len(self.values))):
+            moved = (replace(self, values=self.values + change)._vertices() - here) / step
+            motion = (1 - share)[:, None] * moved[ends[:, 0]] + share[:, None] * moved[ends[:, 1]]
+            out[:, k] = np.einsum("ni,ni->n", local, motion)
         return out
 
     def bending(self) -> Array:
-        """The matrix of squared differences between the motions of neighbouring corners [parameters, parameters]."""
-        out, start = np.zeros((self.parameters, self.parameters)), 0
-        for rings in self.pieces:
-            for ring in rings:
-                here = start + np.arange(len(ring))
-                for a, b in zip(here, np.roll(here, -1), strict=True):
-                    for axis in (0, 1):
-                        i, j = 2 * a + axis, 2 * b + axis
-                        out[i, i] += 1
-                        out[j, j] += 1
-                        out[i, j] -= 1
-                        out[j, i] -= 1
-                start += len(ring)
+        """The matrix of squared differences between the motions of neighbouring corners [parameters, parameters];
+        zero for right angles, whose sides move freely."""
+        out = np.zeros((len(self.values), len(self.values)))
+        if self.right is None:
+            sizes = [count for counts in self.corners for count in counts]
+            starts = np.cumsum([0, *sizes])
+            order = np.concatenate([np.roll(np.arange(a, b), -1) for a, b in pairwise(starts)])
+            change = np.kron(np.eye(len(order))[order] - np.eye(len(order)), np.eye(2))
+            out[:-1, :-1] = change.T @ change
         return out
 
     def changed(self, step: Array, limit: float) -> PrismOutline:
         """With a step of its parameters, of at most a limit [m] in each; the height stays above a quarter of itself."""
-        step = np.clip(step, -limit, limit)
-        pieces, start = list[list[Array]](), 0
-        for rings in self.pieces:
-            moved: list[Array] = []
-            for ring in rings:
-                moved.append(ring + step[start : start + 2 * len(ring)].reshape(-1, 2))
-                start += 2 * len(ring)
-            pieces.append(moved)
-        return replace(self, pieces=pieces, height=max(self.height + float(step[-1]), 0.25 * self.height))
+        values = self.values + np.clip(step, -limit, limit)
+        values[-1] = max(values[-1], 0.25 * self.height)
+        return replace(self, values=values)
 
-    def _vertices(self) -> tuple[Array, Array]:
-        """Of each vertex of the mesh, its corner and whether it is at the top."""
-        corner, top, start = list[Array](), list[Array](), 0
-        for rings in self.pieces:
-            n = sum(len(ring) for ring in rings)
-            corner.append(np.tile(start + np.arange(n), 2))
-            top.append(np.repeat([0.0, 1.0], n))
-            start += n
-        return np.concatenate(corner), np.concatenate(top)
+    def _vertices(self) -> Array:
+        """The vertices of the mesh in the frame of the table [n, 3]."""
+        return np.concatenate([_prism_vertices(np.concatenate(rings), self.height) for rings in self.pieces()])
+
+    def _square_corners(self, right: RightAngles) -> Array:
+        """Corners of right angles [sides, 2]; corner k ends side k and begins the next."""
+        offsets, turn = self.values[:-2], self.values[-2] / right.radius
+        after, even = np.roll(offsets, -1), np.arange(len(offsets)) % 2 == 0
+        local = np.stack([np.where(even, offsets, after), np.where(even, after, offsets)], axis=1)
+        c, s = np.cos(turn), np.sin(turn)
+        return right.pivot + local @ np.array([[c, s], [-s, c]])
 
 
 def outline_of(extrusion: Extrusion) -> PrismOutline:
     """The corners and the height of an extruded outline."""
     rings = outline_rings(extrusion.outline, extrusion.grid.origin, extrusion.grid.pitch)
-    return PrismOutline(extrusion.table_from_world, rings, extrusion.height)
+    return free_outline(extrusion.table_from_world, rings, extrusion.height)
+
+
+def free_outline(table_from_world: Array, pieces: Sequence[Sequence[Array]], height: float) -> PrismOutline:
+    """An outline by its corners."""
+    points = [ring.ravel() for rings in pieces for ring in rings]
+    values = np.concatenate([*points, [height]])
+    return PrismOutline(table_from_world, values, [[len(ring) for ring in rings] for rings in pieces])
+
+
+def right_angled(outline: PrismOutline) -> PrismOutline | None:
+    """The outline of right angles nearest to one of free corners; None where it has holes or other directions."""
+    if len(outline.corners) != 1 or len(outline.corners[0]) != 1:
+        return None
+    ring = outline.pieces()[0][0]
+    along = np.roll(ring, -1, axis=0) - ring
+    length = np.linalg.norm(along, axis=1)
+    # Sides along and across a direction have four times the same angle; long ones show it best.
+    spun = np.sum(length**2 * np.exp(4j * np.arctan2(along[:, 1], along[:, 0]))) / np.sum(length**2)
+    turn, pivot = float(np.angle(spun)) / 4, ring.mean(axis=0)
+    c, s = np.cos(turn), np.sin(turn)
+    local = (ring - pivot) @ np.array([[c, -s], [s, c]])
+    diagonal = float(np.linalg.norm(np.ptp(local, axis=0)))
+    offsets = _sides(local, MIN_SIDE * diagonal) if np.abs(spun) >= MIN_ALIGNED else None
+    if offsets is None:
+        return None
+    values = np.r_[offsets, turn * diagonal / 2, outline.height]
+    return PrismOutline(outline.table_from_world, values, [[len(offsets)]], RightAngles(pivot, diagonal / 2))
+
+
+def _sides(ring: Array, shortest: float) -> Array | None:
+    """Offsets of the sides of a ring [corners, 2], even ones of sides on which x is constant; None for fewer than 4.
+
+    Neighbouring edges of one kind are one side at their mean offset, weighted by length. A side that is too short goes,
+    and its neighbours become one.
+    """
+    after = np.roll(ring, -1, axis=0)
+    upright = np.abs(after - ring)[:, 1] > np.abs(after - ring)[:, 0]
+    starts = np.flatnonzero(upright != np.roll(upright, 1))
+    offsets: list[float] = []
+    for first, end in zip(starts, np.append(starts[1:], starts[:1] + len(ring)), strict=True):
+        index, axis = np.arange(first, end) % len(ring), 0 if upright[first] else 1
+        weight = np.abs(after - ring)[index, 1 - axis] + 1e-12
+        offsets.append(float(np.average(0.5 * (ring + after)[index, axis], weights=weight)))
+    upright_first = bool(len(starts)) and bool(upright[starts[0]])
+    while len(offsets) >= 4:
+        lengths = np.abs(np.roll(offsets, -1) - np.roll(offsets, 1))
+        k = int(np.argmin(lengths))
+        if lengths[k] >= shortest:
+            return np.roll(offsets, 0 if upright_first else -1)
+        n = len(offsets)
+        pair = [(k - 1) % n, (k + 1) % n]
+        merged = float(np.average(np.array(offsets)[pair], weights=lengths[pair] + 1e-12))
+        upright_first = upright_first == (pair[0] % 2 == 0)
+        offsets = [merged, *(offsets[(k + 2 + i) % n] for i in range(n - 3))]
+    return None
 
 
 def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float = 0.8) -> list[list[Array]]:
@@ -252,48 +321,19 @@ def outline_rings(outline: Array, origin: Array, pitch: float, tolerance: float 
 
     Corners within a tolerance [cells] of the line between others are left out.
     """
+    cv2: Any = optional_library("cv2", "build", "opencv-python-headless")
+    contourpy: Any = import_module("contourpy")  # has no types
+    found = contourpy.contour_generator(z=outline.T, fill_type="OuterOffset").filled(0.0, float(outline.max()) + 1.0)
     pieces: list[list[Array]] = []
-    for polygon in _polygons(outline):
-        rings = [_simplified(ring, tolerance) for ring in polygon]
-        rings = [origin[:2] + pitch * ring for ring in rings if len(ring) >= 3 and abs(_area(ring)) > 2.0]
-        if rings:
-            pieces.append([ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)])
+    for points, starts in zip(*found, strict=True):
+        cells = [np.asarray(points[a : b - 1], np.float32) for a, b in pairwise(starts)]
+        rings = [np.asarray(cv2.approxPolyDP(ring[:, None], tolerance, True), float)[:, 0] for ring in cells]
+        rings = [ring for ring in rings if len(ring) >= 3 and abs(_area(ring)) > 2.0]
+        turned = [ring if (_area(ring) > 0) == (k == 0) else ring[::-1] for k, ring in enumerate(rings)]
+        pieces += [[origin[:2] + pitch * ring for ring in turned]] if rings else []
     if not pieces:
         raise BadInput("The masks leave nothing of the object above the table. Check the table's height.")
     return pieces
-
-
-def _polygons(outline: Array) -> list[list[Array]]:
-    """Polygons around the positive part of a field, each an outer ring and holes [n, 2] [cells]."""
-    from importlib import import_module
-
-    contourpy = import_module("contourpy")  # has no types
-    rows = contourpy.contour_generator(z=outline.T, fill_type="OuterOffset")
-    points, offsets = rows.filled(0.0, float(outline.max()) + 1.0)
-    return [
-        [np.asarray(corners[a : b - 1], float) for a, b in pairwise(starts)]
-        for corners, starts in zip(points, offsets, strict=True)
-    ]
-
-
-def _simplified(ring: Array, tolerance: float) -> Array:
-    """A ring simplified by Douglas and Peucker; dropped corners are within a tolerance of its edges."""
-    if len(ring) < 4:
-        return ring
-    far = int(np.argmax(np.linalg.norm(ring - ring[0], axis=1)))
-    first, second = _line(ring[: far + 1], tolerance), _line(np.concatenate([ring[far:], ring[:1]]), tolerance)
-    return np.concatenate([first[:-1], second[:-1]])
-
-
-def _line(points: Array, tolerance: float) -> Array:
-    along = points[-1] - points[0]
-    length = float(np.linalg.norm(along))
-    apart = points - points[0]
-    across = np.abs(along[0] * apart[:, 1] - along[1] * apart[:, 0]) / max(length, 1e-12)
-    far = int(np.argmax(across))
-    if across[far] <= tolerance or len(points) < 3:
-        return points[[0, -1]]
-    return np.concatenate([_line(points[: far + 1], tolerance)[:-1], _line(points[far:], tolerance)])
 
 
 def _area(ring: Array) -> float:
@@ -308,14 +348,17 @@ def raised(rings: Sequence[Array], height: float) -> TriangleMesh:
     n = len(points)
     starts = np.cumsum([0, *(len(ring) for ring in rings)])
     cap = np.array(_ears(points, [list(range(a, b)) for a, b in pairwise(starts)]))
-    sides: list[list[int]] = []
-    for a, b in pairwise(starts):
-        for i in range(a, b):
-            j = a + (i - a + 1) % (b - a)
-            sides += [[i, j, j + n], [i, j + n, i + n]]
-    vertices = np.concatenate([np.column_stack([points, np.zeros(n)]), np.column_stack([points, np.full(n, height)])])
-    faces = np.concatenate([cap[:, ::-1], cap + n, np.array(sides)])
-    return TriangleMesh(vertices, faces.astype(np.int32))
+    i = np.arange(n)
+    j = np.concatenate([np.roll(i[a:b], -1) for a, b in pairwise(starts)])
+    faces = np.concatenate(
+        [cap[:, ::-1], cap + n, np.stack([i, j, j + n], axis=1), np.stack([i, j + n, i + n], axis=1)]
+    )
+    return TriangleMesh(_prism_vertices(points, height), faces.astype(np.int32))
+
+
+def _prism_vertices(points: Array, height: float) -> Array:
+    levels = np.repeat([0.0, height], len(points))
+    return np.column_stack([np.tile(points, (2, 1)), levels])
 
 
 def _ears(points: Array, rings: list[list[int]]) -> list[list[int]]:
