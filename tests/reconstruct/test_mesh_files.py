@@ -8,9 +8,9 @@ import struct
 import numpy as np
 import pytest
 
-from build_scenes import box, surface_distances, tee
+from build_scenes import box
 from instep.core.errors import BadInput
-from instep.reconstruct.shape.mesh_files import closed_mesh, mesh_form, read_mesh
+from instep.reconstruct.shape.mesh_files import mesh_form, read_mesh
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.splat.io.gltf import GltfBuffer
 
@@ -81,21 +81,3 @@ def test_compressed_glb_is_refused_with_what_to_do(tmp_path):
     packed = struct.pack("<II", len(text), 0x4E4F534A) + text + data[20 + length :]
     with pytest.raises(BadInput, match="export it without compression"):
         read_mesh(b"glTF" + struct.pack("<II", 2, 12 + len(packed)) + packed, "The answer")
-
-
-def test_seams_are_welded_and_what_is_inside_out_is_turned():
-    loose = read_mesh(as_stl(BOX), "a box")  # every triangle has corners of its own
-    assert not loose.watertight
-    solid, how = closed_mesh(TriangleMesh(loose.vertices, loose.faces[:, ::-1]), "a box")
-    assert solid.watertight and solid.volume == pytest.approx(BOX.volume) and "inside out" in how
-
-
-def test_a_hole_is_closed_and_a_sheet_is_refused():
-    open_tee = TriangleMesh(tee().vertices, tee().faces[2:])
-    solid, how = closed_mesh(open_tee, "a T")
-    assert solid.watertight and "holes" in how
-    assert solid.volume == pytest.approx(tee().volume, rel=0.12)
-    assert max(surface_distances(solid, tee(), 3000)) < 0.004
-    sheet = TriangleMesh(np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]), np.array([[0, 1, 2], [0, 2, 3]]))
-    with pytest.raises(BadInput, match="encloses no volume"):
-        closed_mesh(sheet, "A sheet")

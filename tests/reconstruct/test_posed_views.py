@@ -74,7 +74,7 @@ ONE = ("--prompt", CLICKS[0])
 @pytest.mark.parametrize(
     ("words", "change", "expected"),
     [
-        (ONE, first_frame, ("one view only", "add views", "--height METRES", "--generator")),
+        (ONE, first_frame, ("one view only", "add views", "--height METRES")),
         ((*ONE, "--height", "0.04", "--shape", "hull"), None, ("may have twice its volume",)),
         (TWO, lambda table: table["frames"].pop(), ("2 views may have twice its volume",)),
         (("--prompt", "tee=table"), None, ("at least 6 views",)),

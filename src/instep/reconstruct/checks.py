@@ -251,9 +251,6 @@ def _span(name: str, shape: Mapping[str, Any]) -> Finding:
     if method == "extrusion":
         words = "Its outline was extruded: parts that are not upright are unknown."
         return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
-    if method == "generated" and span < _SURROUNDED_DEG:
-        words = "Its shape was generated: parts that no view shows are a guess."
-        return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
     state = _graded(-span, -_SURROUNDED_DEG, -200.0)
     words = "Views surround it." if state == "green" else "Views from one side only; the other sides are unknown."
     return Finding("views", name, state, f"{shape['views']} views over {span:.0f} deg", words)

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,7 +49,6 @@ from .object_appearance import (
 )
 from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, write_scene
 from .shape.convex_parts import convex_parts, with_flat_base
-from .shape.generated_shape import GeneratedOptions, ShapeGenerator, generated_shape
 from .shape.object_shape import ShapeKind, ShapeOptions, check_single, is_hull, object_shape
 from .shape.outline_fit import Refinement, SeenObject, refine_cameras, seen_object
 from .shape.outlines import coarse_extrusion, outline_of
@@ -87,8 +85,6 @@ class ReconstructOptions:
     shape: ShapeKind = "auto"
     height: float | None = None
     """Known height of the objects [m], for extruded outlines only."""
-    generator: ShapeGenerator | None = None
-    """Program whose shapes are used if they fit the masks about as well as the shape from silhouettes."""
     weighed: Mapping[str, float] = field(default_factory=dict[str, float])
     """Masses by object [kg]."""
     materials: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -186,7 +182,7 @@ def _build(
     aligned = store.run("cameras", AlignedCameras, lambda report: _aligned(taken, found, options, report))
     views = [replace(view, camera=camera) for view, camera in zip(taken.views, aligned.cameras, strict=True)]
     seen = {name: _pairs(views, masks) for name, masks in found.masks.items()}
-    shapes = store.run("shape", ObjectMeshes, lambda report: _meshes(seen, taken.plane, options, work, report))
+    shapes = store.run("shape", ObjectMeshes, lambda report: _meshes(seen, taken.plane, options, report))
     parts = store.run("parts", ObjectParts, lambda report: _parts(shapes, taken.plane, options.seed, report))
     placed = replace(taken, views=tuple(views))
     looks = store.run("appearance", ObjectLooks, lambda report: _looks(shapes, seen, placed, options, work, report))
@@ -208,7 +204,7 @@ def _check_found(found: SegmentedObjects, taken: CapturedViews, options: Reconst
     for name, masks in found.masks.items():
         if len(masks) < 2:
             what = f"{name!r} ({len(masks)} of {len(taken.views)} images show it)"
-            check_single(what, len(masks), height=options.height, generated=options.generator is not None)
+            check_single(what, len(masks), options.height)
     for name in _named(options):
         if name not in found.masks:
             raise UnknownName("object that was found", name, list(found.masks))
@@ -229,7 +225,7 @@ def _captured(capture: Capture, options: ReconstructOptions, report: Progress) -
     plane = table_of(capture, options.table)
     check_views(views, plane)
     if len(views) == 1:
-        check_single("the table", 1, height=options.height, generated=options.generator is not None)
+        check_single("the table", 1, options.height)
     if capture.plane is not None:
         bounds = np.array([capture.plane.low, capture.plane.high])
     else:
@@ -351,12 +347,7 @@ def _refined(
             return _unrefined(cameras, f"one view of {name} agrees with any camera")
         if is_hull(masks, options.shape, options.height):
             return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} is a visual hull")
-        try:
-            outline = outline_of(coarse_extrusion(masks, taken.plane, height=options.height))
-        except BadInput:
-            if options.generator is None:
-                raise
-            return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} has none")
+        outline = outline_of(coarse_extrusion(masks, taken.plane, height=options.height))
         objects.append(seen_object(masks, [by_name[mask.camera.name] for mask in masks], taken.plane, outline))
     done = refine_cameras(cameras, objects, report)
     if not done.info["refined"]:
@@ -376,19 +367,14 @@ def _unrefined(cameras: Sequence[Camera], because: str) -> Refinement:
     return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
 
 
-def _meshes(seen: Seen, plane: Array, options: ReconstructOptions, work: Path, report: Progress) -> ObjectMeshes:
+def _meshes(seen: Seen, plane: Array, options: ReconstructOptions, report: Progress) -> ObjectMeshes:
     meshes, info = dict[str, TriangleMesh](), dict[str, Any]()
     for i, (name, pairs) in enumerate(seen.items()):
         report(i / len(seen), name)
         part: Progress = lambda s, words, i=i: report((i + s) / len(seen), words)  # noqa: E731
         views, masks = [view for view, _ in pairs], [mask for _, mask in pairs]
         shape = ShapeOptions(options.shape, options.height)
-        by_silhouettes = partial(object_shape, name, masks, plane, shape, views, part)
-        if options.generator is None:
-            found = by_silhouettes()
-        else:
-            how = GeneratedOptions(options.generator, by_silhouettes, work / FOLDER / "generated", options.seed)
-            found = generated_shape(name, pairs, plane, how, part)
+        found = object_shape(name, masks, plane, shape, views, part)
         meshes[name], box = found.mesh, np.ptp(found.mesh.vertices, axis=0).tolist()
         info[name] = {**found.info, "volume_m3": found.mesh.volume, "box_m": box}
     return ObjectMeshes(meshes, {"objects": info})
@@ -471,7 +457,6 @@ def _record(
 ) -> dict[str, Any]:
     plain = {
         "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,
-        "generator": None if options.generator is None else options.generator.words,
         "gaussians": options.gaussians, "background": options.background,
         "steps": options.steps, "seed": options.seed, "redo": options.redo,
         "robot": None if options.robot is None else options.robot.name,

@@ -50,11 +50,6 @@ class ReconstructArgs:
     """visual hull, carved by stereo or not, or upright outline; auto decides by the views."""
     height: Expert[float | None] = None
     """known height of the objects [m], for extruded outlines; a single image needs it."""
-    generator: Expert[str | None] = None
-    """program with arguments that generates shapes from images, such as a network; its shape is used if it fits the
-    masks about as well as the one from silhouettes."""
-    generator_timeout: Expert[float] = 600.0
-    """longest time of the generator for one object [s]."""
     mass: tuple[str, ...] = ()
     """weighed masses, NAME=KILOGRAMS."""
     material: Expert[tuple[str, ...]] = ()
@@ -155,7 +150,6 @@ def _options(args: ReconstructArgs) -> ReconstructOptions:
 
     from instep.reconstruct.pipeline import ReconstructOptions
     from instep.reconstruct.scene_writing import given_materials, given_numbers
-    from instep.reconstruct.shape.generated_shape import parse_generator
     from instep.scene.folder import Scene
 
     if args.gaussians < 100 or args.steps < 0 or not (args.background == 0 or args.background >= 100):
@@ -168,7 +162,6 @@ def _options(args: ReconstructArgs) -> ReconstructOptions:
         weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
         friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians,
         background=args.background, steps=args.steps, seed=args.seed,
-        generator=None if args.generator is None else parse_generator(args.generator, args.generator_timeout),
         weights=args.weights, redo=args.redo, robot=None if args.robot is None else Scene.load(args.robot),
     )  # fmt: skip
 
@@ -194,11 +187,6 @@ def _show(built: ReconstructedScene) -> None:
     for name, found in shapes.items():
         if found.get("container"):
             console.print(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; weigh it for its mass.")
-        if asked := found.get("generator"):
-            which = "the generated shape" if asked["taken"] else f"the {found['method']}, not the generated shape"
-            others = asked["orientations_as_good"] if asked["taken"] else 0
-            also = f" {others} other orientation{'s' * (others > 1)} fit as well." if others else ""
-            console.print(f"{name}: used {which}: {asked['because']}.{also}", markup=False, soft_wrap=True)
 
 
 @contextmanager

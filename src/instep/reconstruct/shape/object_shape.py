@@ -44,7 +44,7 @@ MIN_GIVEN_HULL_VIEWS = 4
 MIN_BASELINE_DEG = 10.0
 """Least angle between two views of an object [deg]."""
 MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
-"""Largest loss of overlap of a carved or generated shape against that of silhouettes alone, mean and worst view."""
+"""Largest loss of overlap of a carved shape against that of silhouettes alone, mean and worst view."""
 _TIGHT_SHARE = 0.8
 """Diagonal of a hull, as a share of that of its grid, below which a finer or tighter grid is used."""
 _FINEST_SHARE = 1 / 3
@@ -109,7 +109,7 @@ def object_shape(
     kind, height = ("auto", None) if options is None else (options.kind, options.height)
     span = viewed_span(masks)
     if len(masks) < 2:
-        check_single(repr(name), len(masks), height=height, generated=False)
+        check_single(repr(name), len(masks), height)
     else:
         _check_baseline(name, masks)
     if kind in ("hull", "carved") and len(masks) < MIN_GIVEN_HULL_VIEWS:
@@ -133,13 +133,13 @@ def object_shape(
     return ObjectShape(mesh, info)
 
 
-def check_single(what: str, count: int, *, height: float | None, generated: bool) -> None:
-    """Refuse a single view without a height or a generator."""
-    if count == 0 or (height is None and not generated):
+def check_single(what: str, count: int, height: float | None) -> None:
+    """Refuse a single view without a height."""
+    if count == 0 or height is None:
         seen = "no view" if count == 0 else "one view only"
         raise BadInput(
             f"There is {seen} of {what}, which does not show its height or distance; add views from other directions, "
-            "give its height by --height METRES, or a program that generates shapes by --generator."
+            "or give its height by --height METRES."
         )
 
 
