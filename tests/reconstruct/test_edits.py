@@ -1,4 +1,4 @@
-"""Objects of a scene get other meshes, fewer faces, other places, or become one."""
+"""Objects of a scene get other meshes and other places."""
 
 from __future__ import annotations
 
@@ -100,53 +100,6 @@ def test_a_weighed_mass_stays_with_another_mesh(built, tmp_path):
     assert float(scene.model.body("high").mass[0]) == pytest.approx(0.2)
 
 
-def test_two_objects_become_one_rigid_body(built, tmp_path):
-    before = Scene.load(built / "scene")
-    scene, record = edited(built, tmp_path / "out", "--merge", "low+high")
-    assert scene.objects == ("low",) and list(record["objects"]) == ["low"]
-    masses = [float(before.model.body(name).mass[0]) for name in ("low", "high")]
-    assert float(scene.model.body("low").mass[0]) == pytest.approx(sum(masses), rel=1e-5)
-    ends = [before.model.body(name) for name in ("low", "high")]
-    centres = [place(before, name)[0] + end.ipos for name, end in zip(("low", "high"), ends, strict=True)]
-    expected = (masses[0] * centres[0] + masses[1] * centres[1]) / sum(masses)
-    at, data = place(scene, "low")
-    assert data.xipos[scene.model.body("low").id] == pytest.approx(expected, abs=1e-6)
-    apart = np.linalg.norm(centres[1] - centres[0])
-    added = masses[0] * masses[1] / sum(masses) * apart**2  # parallel axes
-    assert float(scene.model.body("low").inertia.max()) > added
-    gaussians = load_gaussians(tmp_path / "out" / "splats")
-    assert gaussians.names == ("low", "world")
-    gaussians = gaussians.on("low")
-    assert len(gaussians) == 400
-    assert at[0] + gaussians.means[:, 0].max() == pytest.approx(0.07, abs=0.01)  # where the other one was
-    assert "body.high.mass" not in scene.bounds
-
-
-def test_a_mesh_is_simplified_and_keeps_its_mass_and_colour(built, tmp_path):
-    before = Scene.load(built / "scene")
-    tube = box((-0.03, -0.03, -0.02), (0.03, 0.03, 0.02))
-    fine = tube
-    for _ in range(3):
-        fine = _split(fine)
-    fine.save_obj(tmp_path / "fine.obj")
-    edited(built, tmp_path / "fine", "--replace", f"high={tmp_path / 'fine.obj'}")
-    assert main(["scene", "edit", str(tmp_path / "fine"), str(tmp_path / "out"), "--simplify", "high=40"]) == 0
-    scene, record = Scene.load(tmp_path / "out"), json.loads((tmp_path / "out" / "build.json").read_text())
-    assert [one["edit"] for one in record["edits"]] == ["replace", "simplify"]
-    assert record["edits"][1]["faces"][0] == len(fine.faces) and record["edits"][1]["faces"][1] <= 80
-    assert float(scene.model.body("high").mass[0]) == pytest.approx(float(before.model.body("high").mass[0]))
-    assert worst_state(check_scene(scene, engines=("mujoco",))) in ("green", "amber")
-
-
-def _split(mesh):
-    """Every triangle as four."""
-    a, b, c = np.moveaxis(mesh.corners, 1, 0)
-    ab, bc, ca = (a + b) / 2, (b + c) / 2, (c + a) / 2
-    corners = np.concatenate([np.stack(t, axis=1) for t in ((a, ab, ca), (ab, b, bc), (ca, bc, c), (ab, bc, ca))])
-    points, faces = np.unique(np.round(corners.reshape(-1, 3), 9), axis=0, return_inverse=True)
-    return TriangleMesh(points, faces.reshape(-1, 3).astype(np.int32))
-
-
 def test_a_shape_of_another_scene_is_replaced_and_moved(tmp_path):
     (tmp_path / "cell.xml").write_text(
         "<mujoco><worldbody><geom name='floor' type='plane' size='1 1 .1'/><body name='can' pos='0 0 0.05'><freejoint/>"
@@ -161,12 +114,6 @@ def test_a_shape_of_another_scene_is_replaced_and_moved(tmp_path):
     assert can == pytest.approx([0.2, 0, 0.02], abs=1e-4) and deepest(data) < 1e-4
     assert place(scene, "lid")[0] == pytest.approx([0.2, 0, 0.045], abs=1e-4)
     assert float(scene.model.body("can").mass[0]) == pytest.approx(0.3)
-    assert main(["scene", "edit", str(tmp_path / "cell.xml"), str(tmp_path / "one"), "--merge", "can+lid"]) == 0
-    merged = Scene.load(tmp_path / "one")
-    assert merged.objects == ("can",) and float(merged.model.body("can").mass[0]) == pytest.approx(0.4)
-    assert merged.model.geom_pos[merged.model.geom_bodyid == merged.model.body("can").id][1] == pytest.approx(
-        [0, 0, 0.055], abs=1e-6
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,9 +122,6 @@ def test_a_shape_of_another_scene_is_replaced_and_moved(tmp_path):
         ((), "There is nothing to edit"),
         (("--move", "cup=0,0,0"), "no object of the scene named 'cup'"),
         (("--move", "high=0,0"), "NAME=DX,DY,DZ"),
-        (("--merge", "high"), "--merge is given as cup+lid"),
-        (("--merge", "high+high"), "cannot be merged with itself"),
-        (("--simplify", "high=100000"), "faces; 4 up to fewer"),
         (("--replace", "high=nothing.obj"), "There is no mesh"),
         (("--replace", "high={open}"), "is not closed"),
         (("--replace", "high={large}"), "in metres?"),

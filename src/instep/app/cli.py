@@ -82,7 +82,7 @@ VERBS: dict[str, Verb] = {
     ),
     "scene edit": Verb(
         "scene_edit:edit",
-        "replace, simplify, merge and move objects of a scene",
+        "replace and move objects of a scene",
         ("instep scene edit built moved --move tee=0.05,0,0,30",),
     ),
     "scene splat": Verb(

@@ -1,11 +1,10 @@
-"""Edit the objects of a scene folder: another mesh, fewer faces, two objects as one, another place.
+"""Edit the objects of a scene folder: another mesh, another place.
 
 `build.json` lists the edits; measurements of a replaced shape are removed from it.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
@@ -23,18 +22,18 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.data.frames import decode_image
 from instep.scene.folder import SCENE_FILE, Scene, commented_table
 from instep.scene.model_source import MAX_XML
-from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.rendering import orientations
 
 from .object_appearance import texture_from_points
 from .pipeline import BUILD_FILE
-from .scene_formats import ExportedShape, exported_shapes, mesh_triangles, mjcf_words, placed
+from .scene_formats import ExportedShape, exported_shapes, mjcf_words, placed
 from .scene_writing import BY_VOLUME, TouchedParts, add_shapes, add_surface, set_inertia
 from .shape.convex_parts import convex_parts
 from .shape.mesh_files import read_mesh
 from .shape.object_shape import MAX_SIZE_M, MIN_SIZE_M
-from .shape.triangle_mesh import TriangleMesh, simplified, welded
+from .shape.triangle_mesh import TriangleMesh, welded
 from .stages import FOLDER
 
 PLACES = ("pos", "quat", "euler", "axisangle", "xyaxes", "zaxis", "fromto")
@@ -59,22 +58,6 @@ class MeshReplacement:
 
 
 @frozen_dataclass
-class MeshSimplification:
-    """Fewer faces for the visible meshes of an object."""
-
-    name: str
-    faces: int
-
-
-@frozen_dataclass
-class ObjectMerge:
-    """Two objects as one with the name of the first."""
-
-    name: str
-    other: str
-
-
-@frozen_dataclass
 class ObjectMotion:
     """Another place for an object, resting on what is below it."""
 
@@ -85,7 +68,7 @@ class ObjectMotion:
     """About the vertical through its frame, anticlockwise from above [deg]."""
 
 
-SceneEdit = MeshReplacement | MeshSimplification | ObjectMerge | ObjectMotion
+SceneEdit = MeshReplacement | ObjectMotion
 
 
 def edit_scene(folder: Path, edits: Sequence[SceneEdit]) -> list[dict[str, Any]]:
@@ -95,15 +78,7 @@ def edit_scene(folder: Path, edits: Sequence[SceneEdit]) -> list[dict[str, Any]]
     done: list[dict[str, Any]] = []
     files = SceneFiles.open(folder)
     for edit in edits:
-        match edit:
-            case MeshReplacement():
-                files, facts = _replaced(files, edit, record)
-            case MeshSimplification():
-                files, facts = _simplified(files, edit)
-            case ObjectMerge():
-                files, facts = _merged(files, edit, record)
-            case ObjectMotion():
-                files, facts = _moved(files, edit)
+        files, facts = _moved(files, edit) if isinstance(edit, ObjectMotion) else _replaced(files, edit, record)
         done.append({**facts, "version": __version__})
     if not (folder / FOLDER).is_dir() and record.get("stages"):
         record["stages_kept"] = False
@@ -173,11 +148,6 @@ class SceneFiles:
         body = int(model.body(name).id)
         return placed(data.xpos[body], data.xquat[body])
 
-    def coordinates(self, name: str) -> tuple[int, int]:
-        """The first position and velocity of a free body in the model's vectors."""
-        joint = int(self.scene.model.body_jntadr[self.scene.model.body(name).id])
-        return int(self.scene.model.jnt_qposadr[joint]), int(self.scene.model.jnt_dofadr[joint])
-
     def place(self, name: str, world_from_body: Array) -> None:
         """Put an object elsewhere at the start of the scene."""
         set_place(self.body(name), world_from_body)
@@ -194,19 +164,21 @@ class SceneFiles:
 
     def _keyframed(self, name: str, change: Callable[[list[str]], list[str]]) -> None:
         """Change the seven positions of an object in the keyframe of the start."""
-        key, (at, _) = self.scene.initial.get("keyframe"), self.coordinates(name)
+        key, model = self.scene.initial.get("keyframe"), self.scene.model
+        at = int(model.jnt_qposadr[model.body_jntadr[model.body(name).id]])
         for frame in (one for one in self.tree.findall("keyframe/key") if one.get("name") == key and key):
             numbers = frame.get("qpos", "").split()
             if numbers:
                 frame.set("qpos", " ".join([*numbers[:at], *change(numbers[at : at + 7]), *numbers[at + 7 :]]))
 
-    def facts(self, change: Callable[[Any], None]) -> None:
-        """Change scene.toml; its comments stay."""
+    def set_range(self, address: str, span: Sequence[float]) -> None:
+        """Change the range of a parameter in scene.toml, if it has one; comments stay."""
         import tomlkit
 
         path = self.folder / SCENE_FILE
-        table = commented_table(path)
-        change(table)
+        table: Any = commented_table(path)
+        if address in table.get("params", {}):
+            table["params"][address] = [float(value) for value in span]
         path.write_text(tomlkit.dumps(table), encoding="utf-8")
 
     def gaussians(self, name: str) -> Gaussians | None:
@@ -255,23 +227,18 @@ def settled_height(model: Any, q: Array, name: str) -> float:
         mujoco.mj_kinematics(model, data)
         return min((float(distance(model, data, a, b, MAX_FALL_M, None)) for a, b in pairs), default=MAX_FALL_M)
 
-    rise, apart = 0.0, gap(0.0)
-    if apart < -_TOUCHING_M:
-        while apart < 0:
-            rise += max(_STEP_M, 0.5 * -apart)
-            apart = gap(rise)
-            if rise > MAX_FALL_M:
-                raise BadInput(f"{name!r} is inside something and cannot be raised out of it; move it elsewhere.")
-        low, high = rise - max(_STEP_M, apart + _STEP_M), rise
-    else:
-        high = rise
-        while apart >= -_TOUCHING_M:
-            high = rise
-            rise -= max(_STEP_M, apart)
-            if rise < -MAX_FALL_M:
-                raise BadInput(f"Nothing is within {MAX_FALL_M:g} m below {name!r}; move it above a table or floor.")
-            apart = gap(rise)
-        low = rise
+    high, apart = 0.0, gap(0.0)
+    while apart < -_TOUCHING_M:  # it is inside something
+        high += max(_STEP_M, -0.5 * apart)
+        apart = gap(high)
+        if high > MAX_FALL_M:
+            raise BadInput(f"{name!r} is inside something and cannot be raised out of it; move it elsewhere.")
+    low = high
+    while apart >= -_TOUCHING_M:
+        high, low = low, low - max(_STEP_M, apart)
+        if low < -MAX_FALL_M:
+            raise BadInput(f"Nothing is within {MAX_FALL_M:g} m below {name!r}; move it above a table or floor.")
+        apart = gap(low)
     while high - low > _PRECISION_M:
         middle = (low + high) / 2
         low, high = (low, middle) if gap(middle) >= 0 else (middle, high)
@@ -310,8 +277,7 @@ def _replaced(files: SceneFiles, edit: MeshReplacement, record: dict[str, Any]) 
             known["mass"] |= {key: share * known["mass"][key] for key in ("value", "low", "high")}
             mass = known["mass"]["value"]
         known["volume_m3"] = mesh.volume
-        span = [known["mass"]["low"], known["mass"]["high"]]
-        files.facts(lambda table: _set_range(table, f"body.{name}.mass", span))
+        files.set_range(f"body.{name}.mass", [known["mass"]["low"], known["mass"]["high"]])
     points, colours = surface_points(files.scene, name)
     touching = [g for g in files.geoms(name) if files.collides(g)]
     friction = mjcf_words(model.geom_friction[touching[0]] if touching else [0.5, 0.005, 0.0001])
@@ -325,7 +291,8 @@ def _replaced(files: SceneFiles, edit: MeshReplacement, record: dict[str, Any]) 
     set_inertia(body, mass, mesh.centroid, mass / mesh.volume * mesh.unit_inertia)
     gaussians = _on_surface(mesh, points, colours, files.gaussians(name))
     files.save_gaussians(name, gaussians)
-    _forget_shape(record, name)
+    for stage in ("shape", "parts", "appearance"):  # measurements of the former shape
+        record.get("stages", {}).get(stage, {}).get("objects", {}).pop(name, None)
     files, rise = _settled(files.save(), name)
     kept = "none" if gaussians is None else "on the new surface, in the colours of the former one"
     facts = {"edit": "replace", "object": name, "file": edit.file.name, "faces": len(mesh.faces)}
@@ -344,137 +311,10 @@ def _read_closed(path: Path) -> TriangleMesh:
     return TriangleMesh(mesh.vertices, mesh.faces[:, ::-1].copy()) if mesh.volume < 0 else mesh
 
 
-def _simplified(files: SceneFiles, edit: MeshSimplification) -> tuple[SceneFiles, dict[str, Any]]:
-    """Fewer faces for the visible meshes of an object; convex parts, mass and inertia stay."""
-    name, faces, model = edit.name, edit.faces, files.scene.model
-    body, mesh_type = files.body(name), int(mujoco.mjtGeom.mjGEOM_MESH)
-    pairs = zip(files.geoms(name), body.findall("geom"), strict=True)
-    meshes = [(geom, element) for geom, element in pairs if int(model.geom_type[geom]) == mesh_type]
-    seen = [(geom, element) for geom, element in meshes if not files.collides(geom)] or meshes
-    if not seen:
-        raise BadInput(f"{name!r} has no mesh to simplify.")
-    sizes = [len(mesh_triangles(model, int(model.geom_dataid[geom])).faces) for geom, _ in seen]
-    if not 4 <= faces < sum(sizes):
-        raise BadInput(f"The meshes of {name!r} have {sum(sizes)} faces; 4 up to fewer than that were expected.")
-    after = 0
-    for (geom, element), size in zip(seen, sizes, strict=True):
-        number = int(model.geom_dataid[geom])
-        file_from_mesh = placed(model.mesh_pos[number], model.mesh_quat[number])
-        before = welded(mesh_triangles(model, number).moved(file_from_mesh))
-        mesh = simplified(before, max(4, round(faces * size / sum(sizes))))
-        after += len(mesh.faces)
-        own, place = _free_name(files.tree, f"{element.get('mesh', name)}_simplified"), element_place(model, geom)
-        points, colours = surface_points(files.scene, name, [geom])
-        local = np.linalg.inv(place)
-        texture = texture_from_points(mesh, points @ local[:3, :3].T + local[:3, 3], colours)
-        add_surface(files.tree, files.root, own, mesh, texture)
-        element.attrib.pop("rgba", None)
-        element.attrib.update(mesh=own, material=own, type="mesh")
-        set_place(element, place)
-    set_inertia(body, *_inertia(model, name, np.eye(4)))  # a coarser surface does not make it lighter
-    _drop_unused(files.tree)
-    return files.save(), {"edit": "simplify", "object": name, "faces": [sum(sizes), after]}
-
-
-def _merged(files: SceneFiles, edit: ObjectMerge, record: dict[str, Any]) -> tuple[SceneFiles, dict[str, Any]]:
-    name, other = edit.name, edit.other
-    if name == other:
-        raise BadInput(f"{name!r} cannot be merged with itself; name two objects, as in --merge cup+lid.")
-    body, gone = files.body(name), files.body(other)
-    first_from_second = np.linalg.inv(files.world_from_body(name)) @ files.world_from_body(other)
-    named = [address for address in files.scene.settings if address.split(".")[:2] == ["body", other]]
-    if other in json.dumps(dict(files.scene.task), default=str).replace('"', " ").split():
-        named.append("the task")
-    if named:
-        raise BadInput(f"{named[0]} of scene.toml names {other!r}; merge the other way round, or remove that first.")
-    _combine_inertia(files, body, edit, first_from_second)
-    _take_shapes(files, body, gone, other, first_from_second)
-    for world in files.tree.findall("worldbody"):
-        if gone in list(world):
-            world.remove(gone)
-    at, speed = files.coordinates(other)
-    for key in files.tree.findall("keyframe/key"):
-        for attribute, begin, count in (("qpos", at, 7), ("qvel", speed, 6)):
-            if numbers := key.get(attribute, "").split():
-                key.set(attribute, " ".join([*numbers[:begin], *numbers[begin + count :]]))
-    files.facts(lambda table: _without_object(table, name, other))
-    sets = [(files.gaussians(name), np.eye(4)), (files.gaussians(other), first_from_second)]
-    found = [part.moved(place).attached_to(name) for part, place in sets if part is not None]
-    files.save_gaussians(other, None)
-    if found:
-        files.save_gaussians(name, concatenate(found))
-    objects = record.get("objects", {})
-    lost, own = objects.pop(other, None), objects.get(name)
-    if lost is not None and own is not None:
-        own["volume_m3"] += lost["volume_m3"]
-        own["mass"] |= {key: own["mass"][key] + lost["mass"][key] for key in ("value", "low", "high")}
-        own["mass"]["source"] = f"sum: {own['mass']['source']}; {lost['mass']['source']}"
-    for one in (name, other):
-        _forget_shape(record, one)
-    return files.save(), {"edit": "merge", "object": name, "with": other}
-
-
-def _inertia(model: Any, name: str, place: Array) -> tuple[float, Array, Array]:
-    """Mass [kg], centre [3] [m] and inertia about it [3, 3] of a body at a place."""
-    number = int(model.body(name).id)
-    own = place @ placed(model.body_ipos[number], model.body_iquat[number])
-    inertia = own[:3, :3] @ np.diag(model.body_inertia[number]) @ own[:3, :3].T
-    return float(model.body_mass[number]), own[:3, 3], inertia
-
-
-def _combine_inertia(files: SceneFiles, body: ET.Element, edit: ObjectMerge, first_from_second: Array) -> None:
-    """State the mass and inertia of two objects as those of one."""
-    model = files.scene.model
-    parts = [_inertia(model, edit.name, np.eye(4)), _inertia(model, edit.other, first_from_second)]
-    mass = sum(own for own, _, _ in parts)
-    centre = np.sum([own * at for own, at, _ in parts], axis=0) / mass
-    total = np.zeros((3, 3))
-    for own, at, inertia in parts:
-        arm = at - centre
-        total += inertia + own * (arm @ arm * np.eye(3) - np.outer(arm, arm))
-    set_inertia(body, mass, centre, total)
-
-
-def _take_shapes(files: SceneFiles, body: ET.Element, gone: ET.Element, other: str, first_from_second: Array) -> None:
-    """Move the shapes and sites of one body to another."""
-    model, shapes = files.scene.model, iter(files.geoms(other))
-    number, given = int(model.body(other).id), gone.get("childclass")
-    sites = iter([s for s in range(model.nsite) if model.site_bodyid[s] == number])
-    for element in list(gone):
-        if element.tag in ("inertial", "freejoint", "joint"):
-            continue
-        if element.tag not in ("geom", "site"):
-            raise BadInput(f"{other!r} carries a {element.tag}, which cannot be merged; remove it first.")
-        new = copy.deepcopy(element)
-        if element.tag == "site":
-            site = next(sites)
-            set_place(new, first_from_second @ placed(model.site_pos[site], model.site_quat[site]))
-        else:
-            geom = next(shapes)
-            set_place(new, first_from_second @ element_place(model, geom))
-            if "mesh" not in new.attrib:
-                new.set("size", mjcf_words(model.geom_size[geom]))
-        if given and "class" not in new.attrib:
-            new.set("class", given)
-        body.append(new)
-
-
-def element_place(model: Any, geom: int) -> Array:
-    """The place of a geom's element on its body (4 x 4): of a mesh, the frame of its file."""
-    out = placed(model.geom_pos[geom], model.geom_quat[geom])
-    mesh = int(model.geom_dataid[geom])
-    if int(model.geom_type[geom]) == int(mujoco.mjtGeom.mjGEOM_MESH):
-        out = out @ np.linalg.inv(placed(model.mesh_pos[mesh], model.mesh_quat[mesh]))
-    return out
-
-
-def surface_points(scene: Scene, name: str, geoms: Sequence[int] | None = None) -> tuple[Array, Array]:
+def surface_points(scene: Scene, name: str) -> tuple[Array, Array]:
     """Points on the visible surface of an object, in its frame [n, 3], and their colours [n, 3], 0 to 1."""
     body = int(scene.model.body(name).id)
     own = [shape for shape in exported_shapes(scene) if shape.body == body]
-    if geoms is not None:
-        wanted = {scene.model.geom(g).name or f"geom{g}" for g in geoms}
-        own = [shape for shape in own if shape.name in wanted]
     own = [shape for shape in own if shape.shown] or own
     if not own:
         raise BadInput(f"{name!r} has no shape to replace.")
@@ -507,28 +347,6 @@ def _on_surface(mesh: TriangleMesh, points: Array, colours: Array, former: Gauss
     near = np.asarray(cKDTree(points).query(places)[1], int)
     flat = np.array([0.6, 0.6, 0.12]) * pitch
     return gaussians_from_colours(places, flat, colours[near], quats=orientations(mesh.normals[face]), opacities=0.9)
-
-
-def _set_range(table: Any, address: str, span: Sequence[float]) -> None:
-    if address in table.get("params", {}):
-        table["params"][address] = [float(value) for value in span]
-
-
-def _without_object(table: Any, name: str, other: str) -> None:
-    """Remove an object from scene.toml whose shapes another one has now."""
-    table["objects"]["bodies"] = [one for one in table["objects"]["bodies"] if one != other]
-    ranges = table.get("params", {})
-    both = [ranges.get(f"body.{one}.mass") for one in (name, other)]
-    if all(span is not None for span in both):
-        _set_range(table, f"body.{name}.mass", [both[0][k] + both[1][k] for k in (0, 1)])
-    for address in [one for one in ranges if one.split(".")[:2] == ["body", other]]:
-        del ranges[address]
-
-
-def _forget_shape(record: dict[str, Any], name: str) -> None:
-    """Remove the measurements of a former shape: silhouettes, parts, texture."""
-    for stage in ("shape", "parts", "appearance"):
-        record.get("stages", {}).get(stage, {}).get("objects", {}).pop(name, None)
 
 
 def _free_name(tree: ET.Element, name: str) -> str:

@@ -30,10 +30,6 @@ class SceneEditArgs:
 
     replace: tuple[str, ...] = ()
     """other meshes, NAME=FILE: a closed .obj, .stl or .glb in metres, in the frame of the body like meshes/NAME.obj."""
-    simplify: tuple[str, ...] = ()
-    """fewer faces, NAME=FACES; convex parts, mass and inertia stay."""
-    merge: tuple[str, ...] = ()
-    """two objects as one with the first name, FIRST+SECOND."""
     move: tuple[str, ...] = ()
     """other places, NAME=DX,DY,DZ or NAME=DX,DY,DZ,YAW: metres along the world's axes and degrees anticlockwise; the
     object then rests on what is below it."""
@@ -47,7 +43,7 @@ def edit(
 ) -> int:
     """Edit the objects of a scene and write it as a new folder.
 
-    Edits are made in the order replace, simplify, merge, move. Gaussians follow their object; a replaced mesh gets new
+    Edits are made in the order replace, move. Gaussians follow their object; a replaced mesh gets new
     ones in the colours of the former surface. build.json lists the edits.
 
     Args:
@@ -60,7 +56,7 @@ def edit(
 
     edits = _edits(args)
     if not edits:
-        raise BadInput("There is nothing to edit; give --replace, --simplify, --merge or --move.")
+        raise BadInput("There is nothing to edit; give --replace or --move.")
     if out.exists():
         raise BadInput(f"{str(out)!r} exists; give a new folder.")
     loaded = Scene.load(scene)
@@ -88,25 +84,19 @@ def _words(value: object) -> str:
 
 
 def _edits(args: SceneEditArgs) -> list[SceneEdit]:
-    from instep.reconstruct.edits import MeshReplacement, MeshSimplification, ObjectMerge
+    from instep.reconstruct.edits import MeshReplacement
 
     found: list[SceneEdit] = []
     for word in args.replace:
-        name, file = _pair(word, "=", "--replace", "cup=cup.obj")
+        name, file = _pair(word, "--replace", "cup=cup.obj")
         found.append(MeshReplacement(name, Path(file)))
-    for word in args.simplify:
-        name, count = _pair(word, "=", "--simplify", "cup=500")
-        if not count.isdecimal():
-            raise BadInput(f"--simplify is given as NAME=FACES, such as cup=500, not {word!r}.")
-        found.append(MeshSimplification(name, int(count)))
-    merges = [ObjectMerge(*_pair(word, "+", "--merge", "cup+lid")) for word in args.merge]
-    return [*found, *merges, *(_motion(word) for word in args.move)]
+    return [*found, *(_motion(word) for word in args.move)]
 
 
 def _motion(word: str) -> SceneEdit:
     from instep.reconstruct.edits import ObjectMotion
 
-    name, text = _pair(word, "=", "--move", "cup=0.1,0,0,90")
+    name, text = _pair(word, "--move", "cup=0.1,0,0,90")
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -116,8 +106,8 @@ def _motion(word: str) -> SceneEdit:
     return ObjectMotion(name, (numbers[0], numbers[1], numbers[2]), numbers[3] if len(numbers) == 4 else 0.0)
 
 
-def _pair(word: str, sign: str, option: str, example: str) -> tuple[str, str]:
-    first, found, second = word.partition(sign)
+def _pair(word: str, option: str, example: str) -> tuple[str, str]:
+    first, found, second = word.partition("=")
     if not (first and found and second):
         raise BadInput(f"{option} is given as {example}, not {word!r}.")
     return first, second
