@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,7 +36,7 @@ _LINK_KG, _LINK_KGM2 = 1e-6, 1e-9
 _EFFORT, _VELOCITY = 1e3, 1e2
 """Limits of joints without any in the model; URDF demands some."""
 _FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
-_NEAREST, _REPEAT = 9728, 10497
+_CUBE = np.array(list(product((-1.0, 1.0), repeat=3)))
 _SIDES = 24
 """Corners of the circles of round shapes."""
 _ENDLESS_M = 1.0
@@ -122,40 +123,26 @@ def _local_mesh(model: Any, geom: int) -> TriangleMesh | None:
     if kind == int(types.mjGEOM_PLANE):
         x, y = (side if side > 0 else _ENDLESS_M for side in size[:2])
         size, shift = np.array([x, y, _SLAB_M / 2]), np.array([0.0, 0.0, -_SLAB_M / 2])
-        return hull_mesh(_cube() * size + shift)
-    points = {
-        int(types.mjGEOM_BOX): lambda: _cube() * size,
-        int(types.mjGEOM_SPHERE): lambda: size[0] * _ball(),
-        int(types.mjGEOM_ELLIPSOID): lambda: size * _ball(),
-        int(types.mjGEOM_CYLINDER): lambda: _cylinder(size[0], size[1]),
-        int(types.mjGEOM_CAPSULE): lambda: _capsule(size[0], size[1]),
-    }.get(kind)
-    return None if points is None else hull_mesh(np.asarray(points(), float))
-
-
-def _cube() -> Array:
-    return np.array([[x, y, z] for x in (-1.0, 1.0) for y in (-1.0, 1.0) for z in (-1.0, 1.0)])
-
-
-def _circle() -> Array:
+        return hull_mesh(_CUBE * size + shift)
     angle = 2 * np.pi * np.arange(_SIDES) / _SIDES
-    return np.stack([np.cos(angle), np.sin(angle), np.zeros(_SIDES)], axis=1)
-
-
-def _ball() -> Array:
-    """Points on the unit sphere in rings, with the poles [n, 3]."""
-    tilt = np.pi * np.arange(1, _SIDES // 2) / (_SIDES // 2) - np.pi / 2
-    rings = [np.cos(a) * _circle() + [0.0, 0.0, np.sin(a)] for a in tilt]
-    return np.concatenate([*rings, [[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]])
-
-
-def _cylinder(radius: float, half: float) -> Array:
-    return np.concatenate([radius * _circle() + [0.0, 0.0, z] for z in (-half, half)])
-
-
-def _capsule(radius: float, half: float) -> Array:
-    ball = radius * _ball()
-    return np.concatenate([ball[ball[:, 2] >= -1e-9] + [0, 0, half], ball[ball[:, 2] <= 1e-9] - [0, 0, half]])
+    circle = np.stack([np.cos(angle), np.sin(angle), np.zeros(_SIDES)], axis=1)
+    tilts = np.pi * np.arange(1, _SIDES // 2) / (_SIDES // 2) - np.pi / 2
+    ball = np.concatenate(
+        [np.cos(a) * circle + [0.0, 0.0, np.sin(a)] for a in tilts] + [[[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]]
+    )
+    ends = np.array([[0.0, 0.0, size[1]], [0.0, 0.0, -size[1]]])
+    if kind == int(types.mjGEOM_BOX):
+        return hull_mesh(_CUBE * size)
+    if kind == int(types.mjGEOM_SPHERE):
+        return hull_mesh(size[0] * ball)
+    if kind == int(types.mjGEOM_ELLIPSOID):
+        return hull_mesh(size * ball)
+    if kind == int(types.mjGEOM_CYLINDER):
+        return hull_mesh(np.concatenate([size[0] * circle + end for end in ends]))
+    if kind == int(types.mjGEOM_CAPSULE):
+        half = size[0] * ball[ball[:, 2] >= -1e-9]
+        return hull_mesh(np.concatenate([half + ends[0], half * [1.0, 1.0, -1.0] + ends[1]]))
+    return None
 
 
 def _colour(model: Any, geom: int) -> Array:
@@ -255,59 +242,65 @@ def save_scene_urdf(path: Path, scene: Scene) -> None:
 
 def _add_joints(root: ET.Element, model: Any, body: int, origins: list[Array]) -> Array:
     """Add the joints of a body to its parent; the origin of its link in the body's frame [3]."""
+    own = np.zeros(3)
     if body == 0:
-        return np.zeros(3)
+        return own
     name, parent = model.body(body).name, int(model.body_parentid[body])
     place, turn = np.array(model.body_pos[body], float), matrix_from_quat(np.asarray(model.body_quat[body], float))
-    joints = range(int(model.body_jntadr[body]), int(model.body_jntadr[body] + model.body_jntnum[body]))
-    above, origin, first = model.body(parent).name, origins[parent], True
-    own = np.zeros(3)
-    for k, joint in enumerate(joints):
+    first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+    above, start = model.body(parent).name, place - origins[parent]
+    if not count:
+        _add_joint(root, f"{name}_fixed", "fixed", (above, name), start, turn)
+    for k, joint in enumerate(range(first, first + count)):
         anchor = np.array(model.jnt_pos[joint], float)
-        start = place + turn @ anchor - origin if first else anchor - own
-        below = name if k == len(joints) - 1 else f"{name}_{model.joint(joint).name}"
+        below = name if k == count - 1 else f"{name}_{model.joint(joint).name}"
         if below != name:
             _set_inertia(ET.SubElement(root, "link", {"name": below}), np.zeros(3), _LINK_KG, _LINK_KGM2 * np.eye(3))
-        element = _joint(root, model, joint, above, below)
-        _set_origin(element, start, turn if first else np.eye(3))
-        above, own, first = below, anchor, False
-    if first:
-        element = ET.SubElement(root, "joint", {"name": f"{name}_fixed", "type": "fixed"})
-        _set_ends(element, above, name)
-        _set_origin(element, place - origin, turn)
+        shift = start + turn @ anchor if k == 0 else anchor - own
+        label = model.joint(joint).name
+        element = _add_joint(root, label, _kind(model, joint), (above, below), shift, turn if k == 0 else np.eye(3))
+        if element.get("type") != "floating":
+            _set_limits(element, model, joint)
+        above, own = below, anchor
     return own
 
 
-def _joint(root: ET.Element, model: Any, joint: int, above: str, below: str) -> ET.Element:
-    kinds, kind, name = mujoco.mjtJoint, int(model.jnt_type[joint]), model.joint(joint).name
-    limited = bool(model.jnt_limited[joint])
-    if kind == int(kinds.mjJNT_FREE):
-        element = ET.SubElement(root, "joint", {"name": name, "type": "floating"})
-        _set_ends(element, above, below)
-        return element
-    if kind == int(kinds.mjJNT_BALL):
-        raise Unsupported(f"The joint {name!r} is a ball joint, which URDF does not have; export .usdc or a folder.")
-    hinge = kind == int(kinds.mjJNT_HINGE)
-    word = "prismatic" if not hinge else "revolute" if limited else "continuous"
-    element = ET.SubElement(root, "joint", {"name": name, "type": word})
-    _set_ends(element, above, below)
-    ET.SubElement(element, "axis", {"xyz": mjcf_words(model.jnt_axis[joint])})
-    low, high = (float(x) for x in model.jnt_range[joint]) if limited else (-1e3, 1e3)
-    bounds = {} if word == "continuous" else {"lower": f"{low:.9g}", "upper": f"{high:.9g}"}
-    ET.SubElement(element, "limit", {**bounds, "effort": f"{_effort(model, joint):.9g}", "velocity": f"{_VELOCITY:g}"})
-    dof = int(model.jnt_dofadr[joint])
-    given = {"damping": f"{model.dof_damping[dof]:.9g}", "friction": f"{model.dof_frictionloss[dof]:.9g}"}
-    ET.SubElement(element, "dynamics", given)
+def _add_joint(root: ET.Element, name: str, kind: str, ends: tuple[str, str], place: Array, turn: Array) -> ET.Element:
+    element = ET.SubElement(root, "joint", {"name": name, "type": kind})
+    ET.SubElement(element, "parent", {"link": ends[0]})
+    ET.SubElement(element, "child", {"link": ends[1]})
+    _set_origin(element, place, turn)
     return element
 
 
-def _effort(model: Any, joint: int) -> float:
-    ranges = [
+def _kind(model: Any, joint: int) -> str:
+    """The type of a joint in URDF."""
+    kinds, kind = mujoco.mjtJoint, int(model.jnt_type[joint])
+    if kind == int(kinds.mjJNT_BALL):
+        name = model.joint(joint).name
+        raise Unsupported(f"The joint {name!r} is a ball joint, which URDF does not have; export .usdc or a folder.")
+    if kind == int(kinds.mjJNT_FREE):
+        return "floating"
+    if kind != int(kinds.mjJNT_HINGE):
+        return "prismatic"
+    return "revolute" if model.jnt_limited[joint] else "continuous"
+
+
+def _set_limits(element: ET.Element, model: Any, joint: int) -> None:
+    """Axis, limits and friction of a hinge or a slide."""
+    ET.SubElement(element, "axis", {"xyz": mjcf_words(model.jnt_axis[joint])})
+    low, high = (float(x) for x in model.jnt_range[joint]) if model.jnt_limited[joint] else (-1e3, 1e3)
+    bounds = {} if element.get("type") == "continuous" else {"lower": f"{low:.9g}", "upper": f"{high:.9g}"}
+    forces = [
         float(np.abs(model.actuator_forcerange[a]).max())
         for a in range(model.nu)
         if int(model.actuator_trnid[a][0]) == joint and model.actuator_forcelimited[a]
     ]
-    return max(ranges, default=_EFFORT)
+    effort = max(forces, default=_EFFORT)
+    ET.SubElement(element, "limit", {**bounds, "effort": f"{effort:.9g}", "velocity": f"{_VELOCITY:g}"})
+    dof = int(model.jnt_dofadr[joint])
+    given = {"damping": f"{model.dof_damping[dof]:.9g}", "friction": f"{model.dof_frictionloss[dof]:.9g}"}
+    ET.SubElement(element, "dynamics", given)
 
 
 def _add_inertia(link: ET.Element, model: Any, body: int, origin: Array) -> None:
@@ -340,11 +333,6 @@ def _add_shape(link: ET.Element, folder: Path, shape: ExportedShape, origin: Arr
             ET.SubElement(material, "color", {"rgba": mjcf_words(np.clip(shape.rgba, 0, 1))})
 
 
-def _set_ends(element: ET.Element, above: str, below: str) -> None:
-    ET.SubElement(element, "parent", {"link": above})
-    ET.SubElement(element, "child", {"link": below})
-
-
 def _set_origin(element: ET.Element, place: Array, turn: Array) -> None:
     """Roll, pitch and yaw about fixed axes, as URDF has them: R = Rz(yaw) Ry(pitch) Rx(roll)."""
     pitch = float(np.arctan2(-turn[2, 0], np.hypot(turn[0, 0], turn[1, 0])))
@@ -357,91 +345,71 @@ def _set_origin(element: ET.Element, place: Array, turn: Array) -> None:
 
 def save_scene_gltf(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
     """Write the visible shapes of a scene at its start as binary glTF, and Gaussians by KHR_gaussian_splatting."""
-    writer = _Writer()
-    names = [scene.model.body(b).name for b in range(scene.model.nbody)]
-    poses = scene_poses(scene, names, scene.start(0)[0])
-    shapes = [shape for shape in exported_shapes(scene) if shape.shown]
-    for body, name in enumerate(names):
-        writer.add_body(name, poses[body], [s for s in shapes if s.body == body], _on(gaussians, name))
-    writer.write(path)
-
-
-def _on(gaussians: Gaussians | None, name: str) -> Gaussians | None:
-    if gaussians is None or name not in gaussians.names:
-        return None
-    part = gaussians.on(name)
-    return part if len(part) else None
-
-
-class _Writer:
-    def __init__(self) -> None:
-        self._buffer = GltfBuffer()
-        self._nodes: list[dict[str, Any]] = [{**Z_UP_NODE, "children": []}]
-        self._meshes: list[dict[str, Any]] = []
-        self._materials: list[dict[str, Any]] = []
-        self._images: list[dict[str, Any]] = []
-        self._splats = False
-
-    def add_body(self, name: str, pose: Array, shapes: list[ExportedShape], splats: Gaussians | None) -> None:
-        """Add a node for a body at a pose (xyz, wxyz), unless it is invisible."""
-        if not shapes and splats is None:
-            return
+    buffer, root = GltfBuffer(), {**Z_UP_NODE, "children": list[int]()}
+    nodes, meshes, materials, images = [root], list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    splats = False
+    for name, pose, shapes, part in _drawn_bodies(scene, gaussians):
+        shown = [shape for shape in shapes if shape.shown]
+        if not shown and part is None:
+            continue
         w, x, y, z = (float(q) for q in pose[3:])
         node: dict[str, Any] = {"name": name, "translation": pose[:3].tolist(), "rotation": [x, y, z, w]}
-        if shapes:
-            self._meshes.append({"name": name, "primitives": [self._triangles(shape) for shape in shapes]})
-            node["mesh"] = len(self._meshes) - 1
-        self._nodes[0]["children"].append(len(self._nodes))
-        self._nodes.append(node)
-        if splats is not None:
-            # A node of its own, named after the body, for readers of Gaussians alone.
-            self._splats = True
-            self._meshes.append({"name": name, "primitives": [gaussian_primitive(splats, self._buffer)]})
-            node["children"] = [len(self._nodes)]
-            self._nodes.append({"name": name, "mesh": len(self._meshes) - 1})
+        if shown:
+            node["mesh"] = len(meshes)
+            primitives = [
+                {**_triangles(shape, buffer), "material": len(materials) + k} for k, shape in enumerate(shown)
+            ]
+            meshes.append({"name": name, "primitives": primitives})
+            materials += [_material(shape, buffer, images) for shape in shown]
+        root["children"].append(len(nodes))
+        nodes.append(node)
+        if part is not None:  # a node of its own, named after the body, for readers of Gaussians alone
+            splats, node["children"] = True, [len(nodes)]
+            nodes.append({"name": name, "mesh": len(meshes)})
+            meshes.append({"name": name, "primitives": [gaussian_primitive(part, buffer)]})
+    document: dict[str, Any] = {
+        "asset": {"version": "2.0", "generator": f"instep {__version__}"},
+        "scene": 0, "scenes": [{"nodes": [0]}], "nodes": nodes, "meshes": meshes, "materials": materials,
+        "images": images, "textures": [{"source": k, "sampler": 0} for k in range(len(images))],
+        "samplers": [{"magFilter": 9728, "minFilter": 9728, "wrapS": 10497, "wrapT": 10497}] if images else [],
+        "extensionsUsed": [NAME] if splats else [],
+    }  # fmt: skip
+    buffer.write(path, {key: value for key, value in document.items() if value != []})
 
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        document: dict[str, Any] = {
-            "asset": {"version": "2.0", "generator": f"instep {__version__}"},
-            "scene": 0, "scenes": [{"nodes": [0]}], "nodes": self._nodes, "meshes": self._meshes,
-        }  # fmt: skip
-        if self._materials:
-            document["materials"] = self._materials
-        if self._images:
-            document["images"] = self._images
-            document["samplers"] = [{"magFilter": _NEAREST, "minFilter": _NEAREST, "wrapS": _REPEAT, "wrapT": _REPEAT}]
-            document["textures"] = [{"source": k, "sampler": 0} for k in range(len(self._images))]
-        if self._splats:
-            document["extensionsUsed"] = [NAME]
-        self._buffer.write(path, document)
 
-    def _triangles(self, shape: ExportedShape) -> dict[str, Any]:
-        # Every corner has its own vertex: normals and textures change from face to face.
-        corners = np.asarray(shape.mesh.corners.reshape(-1, 3), np.float32)
-        normals = shape.mesh.normals
-        normals = np.where(np.linalg.norm(normals, axis=1, keepdims=True) > 0, normals, [0.0, 0.0, 1.0])
-        attributes = {
-            "POSITION": self._buffer.accessor(
-                corners, min=corners.min(axis=0).tolist(), max=corners.max(axis=0).tolist()
-            ),
-            "NORMAL": self._buffer.accessor(np.repeat(normals, 3, axis=0)),
-        }
-        if shape.texels is not None and shape.texture is not None:
-            attributes["TEXCOORD_0"] = self._buffer.accessor(shape.texels.reshape(-1, 2))
-        indices = self._buffer.accessor(np.arange(len(corners)))
-        return {"attributes": attributes, "indices": indices, "material": self._material(shape)}
+def _drawn_bodies(
+    scene: Scene, gaussians: Gaussians | None
+) -> Iterator[tuple[str, Array, list[ExportedShape], Gaussians | None]]:
+    """Name, pose at the start (xyz, wxyz), shapes and Gaussians of every body."""
+    names = [scene.model.body(b).name for b in range(scene.model.nbody)]
+    poses, shapes = scene_poses(scene, names, scene.start(0)[0]), exported_shapes(scene)
+    for body, name in enumerate(names):
+        part = None if gaussians is None or name not in gaussians.names else gaussians.on(name)
+        own = [shape for shape in shapes if shape.body == body]
+        yield name, np.asarray(poses[body], float), own, part if part is not None and len(part) else None
 
-    def _material(self, shape: ExportedShape) -> int:
-        surface: dict[str, Any] = {"metallicFactor": 0.0, "roughnessFactor": 0.9}
-        if shape.texture is not None:
-            self._images.append({"bufferView": self._buffer.view(shape.texture), "mimeType": "image/png"})
-            surface["baseColorTexture"] = {"index": len(self._images) - 1}
-        else:
-            surface["baseColorFactor"] = np.clip(shape.rgba, 0.0, 1.0).tolist()
-        found = {"name": shape.name, "pbrMetallicRoughness": surface, "doubleSided": True}
-        self._materials.append({**found, **({"alphaMode": "BLEND"} if shape.rgba[3] < 1 else {})})
-        return len(self._materials) - 1
+
+def _triangles(shape: ExportedShape, buffer: GltfBuffer) -> dict[str, Any]:
+    """A primitive in which every corner has its own vertex: normals and textures change from face to face."""
+    corners, normals = np.asarray(shape.mesh.corners.reshape(-1, 3), np.float32), shape.mesh.normals
+    normals = np.where(np.linalg.norm(normals, axis=1, keepdims=True) > 0, normals, [0.0, 0.0, 1.0])
+    low, high = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+    attributes = {"POSITION": buffer.accessor(corners, min=low, max=high)}
+    attributes["NORMAL"] = buffer.accessor(np.repeat(normals, 3, axis=0))
+    if shape.texels is not None and shape.texture is not None:
+        attributes["TEXCOORD_0"] = buffer.accessor(shape.texels.reshape(-1, 2))
+    return {"attributes": attributes, "indices": buffer.accessor(np.arange(len(corners)))}
+
+
+def _material(shape: ExportedShape, buffer: GltfBuffer, images: list[dict[str, Any]]) -> dict[str, Any]:
+    surface: dict[str, Any] = {"metallicFactor": 0.0, "roughnessFactor": 0.9}
+    if shape.texture is not None:
+        surface["baseColorTexture"] = {"index": len(images)}
+        images.append({"bufferView": buffer.view(shape.texture), "mimeType": "image/png"})
+    else:
+        surface["baseColorFactor"] = np.clip(shape.rgba, 0.0, 1.0).tolist()
+    found = {"name": shape.name, "pbrMetallicRoughness": surface, "doubleSided": True}
+    return {**found, **({"alphaMode": "BLEND"} if shape.rgba[3] < 1 else {})}
 
 
 def save_scene_usd(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
@@ -472,21 +440,18 @@ def _write(pxr: Any, path: Path, scene: Scene, gaussians: Gaussians | None) -> N
     physics = pxr.UsdPhysics.Scene.Define(stage, "/scene/physics")
     physics.CreateGravityDirectionAttr(pxr.Gf.Vec3f(*(gravity / max(strength, 1e-9)).tolist()))
     physics.CreateGravityMagnitudeAttr(strength)
-    names = [scene.model.body(b).name for b in range(scene.model.nbody)]
-    poses, shapes = scene_poses(scene, names, scene.start(0)[0]), exported_shapes(scene)
-    for body, name in enumerate(names):
+    for body, (name, pose, shapes, part) in enumerate(_drawn_bodies(scene, gaussians)):
         place = f"/scene/{pxr.Tf.MakeValidIdentifier(name)}"
         prim = pxr.UsdGeom.Xform.Define(stage, place)
         prim.GetPrim().SetDisplayName(name)
-        pose = poses[body]
-        w, x, y, z = (float(q) for q in normalized(np.asarray(pose[3:], float)))
+        w, x, y, z = (float(q) for q in normalized(pose[3:]))
         prim.AddTranslateOp().Set(pxr.Gf.Vec3d(*pose[:3].tolist()))
         prim.AddOrientOp().Set(pxr.Gf.Quatf(w, x, y, z))
         if name in scene.objects:
             _add_mass(pxr, prim.GetPrim(), scene.model, body)
-        for shape in (shape for shape in shapes if shape.body == body):
+        for shape in shapes:
             _add_usd_shape(pxr, stage, f"{place}/{pxr.Tf.MakeValidIdentifier(shape.name)}", shape)
-        if gaussians is not None and name in gaussians.names and len(part := gaussians.on(name)):
+        if part is not None:
             fill_splat(pxr, pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"{place}/gaussians"), part)
             stage.GetPrimAtPath(f"{place}/gaussians").SetDisplayName(name)
     stage.GetRootLayer().Save()
