@@ -9,7 +9,6 @@ import pytest
 
 from build_scenes import box, ring
 from instep.reconstruct.masks.object_mask import ObjectMask, soften
-from instep.reconstruct.shape.convex_parts import cut, cut_points, hull_mesh, hull_volume, whole_piece
 from instep.reconstruct.shape.stereo import REACH, STRIDE, search_planes
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.reconstruct.shape.visual_hull import coverage, depth_image
@@ -66,19 +65,6 @@ def test_the_compiled_correlation_of_a_patch_is_that_of_its_points_on_the_plane(
     same = [abs(score[y, x] - value) < 1e-4 for (x, y), value in zip(middle, expected, strict=True)]
     better = [score[y, x] > value - 1e-4 for (x, y), value in zip(middle, expected, strict=True)]
     assert all(better) and any(same)
-
-
-def test_planes_are_compared_by_the_hulls_that_their_cuts_have():
-    rng = np.random.default_rng(3)
-    mesh = hull_mesh(rng.normal(size=(60, 3)) * [0.05, 0.03, 0.02])
-    piece, pitch = whole_piece(mesh, mesh.sampled(2000, rng)[0], 4000)
-    pieces = [piece, *cut(piece, np.array([0.0, 0.0, 1.0]), 0.002, pitch)]
-    for one in pieces:
-        corners = np.unique(one.points(), axis=0)
-        for normal in (np.array([1.0, 0.0, 0.0]), np.array([0.6, 0.0, 0.8]), np.array([0.0, -0.8, 0.6])):
-            halves = cut(one, normal, 0.001, pitch)
-            hulls = [hull_volume(half) for half in cut_points(one, corners, normal, 0.001, pitch)]
-            assert hulls == pytest.approx([half.hull for half in halves], rel=1e-9)
 
 
 def test_edges_are_as_soft_in_a_corner_of_a_large_image_as_in_a_small_one():

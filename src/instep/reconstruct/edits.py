@@ -284,7 +284,10 @@ def _replaced(files: SceneFiles, edit: MeshReplacement, record: dict[str, Any]) 
     for geom in body.findall("geom"):
         body.remove(geom)
     _drop_unused(files.tree)
-    own = _free_name(files.tree, name)
+    # The name, with a number if an asset has it already.
+    taken = {asset.get("name") for asset in files.tree.findall("asset/*")}
+    names = [name, *(f"{name}_{k}" for k in range(2, len(taken) + 3))]
+    own = next(one for one in names if one not in taken)
     add_surface(files.tree, files.root, own, mesh, texture_from_points(mesh, points, colours))
     rgba = mjcf_words([*colours.mean(axis=0), 1.0])
     add_shapes(files.tree, files.root, body, own, TouchedParts(convex_parts(mesh).meshes, rgba, friction))
@@ -347,13 +350,6 @@ def _on_surface(mesh: TriangleMesh, points: Array, colours: Array, former: Gauss
     near = np.asarray(cKDTree(points).query(places)[1], int)
     flat = np.array([0.6, 0.6, 0.12]) * pitch
     return gaussians_from_colours(places, flat, colours[near], quats=orientations(mesh.normals[face]), opacities=0.9)
-
-
-def _free_name(tree: ET.Element, name: str) -> str:
-    """The name, with a number if an asset has it already."""
-    taken = {asset.get("name") for asset in tree.findall("asset/*")}
-    names = [name, *(f"{name}_{k}" for k in range(2, len(taken) + 3))]
-    return next(one for one in names if one not in taken)
 
 
 def _drop_unused(tree: ET.Element) -> None:

@@ -58,34 +58,21 @@ class ConvexDecomposition:
 
 
 @array_dataclass
-class Piece:
+class _Piece:
     """A part of a solid."""
 
-    triangles: Array
-    """Triangles of its surface [n, 3, 3] [m]."""
-    inside: Array
-    """Points of its inside [n, 3] [m]."""
-    core: Array
-    """Inner points that may be moved onto a plane near them without leaving the solid [n, 3] [m]."""
-    skin: Array
-    """Points spread over the surface [n, 3] [m]."""
-    cuts: Array
-    """Points on the planes that bound it [n, 3] [m]."""
-    hull: float
-    """Volume of the convex hull [m^3]."""
+    triangles: Array  # Of its surface [n, 3, 3] [m]
+    inside: Array  # Points of its inside, one for each cell of the grid [n, 3] [m]
+    core: Array  # Those deeper inside the solid than the pitch of the grid [n, 3] [m]
+    skin: Array  # Points spread over its surface [n, 3] [m]
+    cuts: Array  # Points on the planes that bound it [n, 3] [m]
+    hull: float  # Volume of its convex hull [m^3]
+    excess: float  # Volume of the hull outside the solid [m^3]
+    concavity: float  # Distance of the hull from the solid, about [m]
 
     def points(self) -> Array:
         """Points whose hull is that of the piece [n, 3]."""
         return np.concatenate([self.triangles.reshape(-1, 3), self.cuts])
-
-
-@array_dataclass
-class _Part:
-    """A piece and the excess of its hull."""
-
-    piece: Piece
-    excess: float  # Volume of the hull outside the solid [m^3]
-    concavity: float  # Distance of the hull from the solid, about [m]
 
 
 @array_dataclass
@@ -95,12 +82,26 @@ class _Solid:
     pitch: float  # Distance of the points of the inside [m]
     tree: Any  # A k-d tree of all points of the inside and of the surface
 
-    def part(self, piece: Piece) -> _Part:
-        excess, concavity = piece.hull - len(piece.inside) * self.pitch**3, 0.0
-        if piece.hull > 0:
-            some, _ = hull_mesh(piece.points()).sampled(_HULL_SAMPLES, np.random.default_rng((0, 0xC0C)))
+    def piece(self, triangles: Array, cuts: Array, inside: Array, core: Array, skin: Array) -> _Piece:
+        points = np.concatenate([triangles.reshape(-1, 3), cuts])
+        hull, concavity = hull_volume(points), 0.0
+        if hull > 0:
+            some, _ = hull_mesh(points).sampled(_HULL_SAMPLES, np.random.default_rng((0, 0xC0C)))
             concavity = max(float(np.max(self.tree.query(some)[0])) - self.pitch, 0.0)
-        return _Part(piece, excess, concavity)
+        return _Piece(triangles, inside, core, skin, cuts, hull, hull - len(inside) * self.pitch**3, concavity)
+
+    def cut(self, piece: _Piece, normal: Array, level: float) -> list[_Piece]:
+        """The pieces behind and in front of the plane n . x = level."""
+        out: list[_Piece] = []
+        for (triangles, cuts), sign in zip(_halves(piece, normal, level, self.pitch), (-1.0, 1.0), strict=True):
+            own = [some[sign * (some @ normal - level) > 0] for some in (piece.inside, piece.core, piece.skin)]
+            out.append(self.piece(triangles, cuts, *own))
+        return out
+
+    def union(self, a: _Piece, b: _Piece) -> _Piece:
+        """Two pieces as one."""
+        pairs = ((a.triangles, b.triangles), (a.cuts, b.cuts), (a.inside, b.inside), (a.core, b.core), (a.skin, b.skin))
+        return self.piece(*(np.concatenate(pair) for pair in pairs))
 
 
 def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
@@ -108,20 +109,24 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
     from scipy.spatial import cKDTree
 
     small = simplified(mesh, _FACES)
-    surface, _ = small.sampled(_INSIDE // 2, np.random.default_rng((seed, 0xCD)))
-    whole, pitch = whole_piece(small, surface, _INSIDE)
-    if whole.hull <= 0 or not len(whole.inside):
+    skin, _ = small.sampled(_INSIDE // 2, np.random.default_rng((seed, 0xCD)))
+    pitch = float(np.cbrt(max(small.volume, 1e-15) / _INSIDE))
+    inside = inner_points(small, pitch)
+    if hull_volume(small.vertices) <= 0 or not len(inside):
         raise BadInput("The shape has no convex parts: it encloses no volume.")
-    solid = _Solid(pitch, cKDTree(np.concatenate([whole.inside, surface])))
-    parts = [solid.part(whole)]
+    solid, core = _Solid(pitch, cKDTree(np.concatenate([inside, skin]))), inside[cKDTree(skin).query(inside)[0] > pitch]
+    parts = [solid.piece(small.corners, np.zeros((0, 3)), inside, core, skin)]
     while len(parts) < MAX_PARTS:
-        k = _worst(parts, mesh)
-        halves = None if k is None else _best_cut(parts[k].piece, pitch)
-        if k is None or halves is None:
+        limited = sum(part.hull for part in parts) <= MAX_VOLUME_RATIO * mesh.volume
+        k = int(np.argmax([part.concavity if limited else part.excess for part in parts]))
+        if limited and parts[k].concavity <= MAX_CONCAVITY * mesh.diagonal:
             break
-        parts[k : k + 1] = [solid.part(half) for half in halves]
+        plane = _best_plane(parts[k], pitch)
+        if plane is None:
+            break
+        parts[k : k + 1] = solid.cut(parts[k], *plane)
     parts = _joined(parts, solid, mesh)
-    meshes = tuple(_few_vertices(hull_mesh(part.piece.points())) for part in parts if part.piece.hull > 0)
+    meshes = tuple(_few_vertices(hull_mesh(part.points())) for part in parts if part.hull > 0)
     ratio = sum(part.volume for part in meshes) / mesh.volume
     return ConvexDecomposition(meshes, ratio, max(part.concavity for part in parts))
 
@@ -145,29 +150,18 @@ def with_flat_base(parts: Sequence[TriangleMesh], plane: Array) -> tuple[Triangl
     return tuple(lowered(part) for part in parts)
 
 
-def _worst(parts: Sequence[_Part], mesh: TriangleMesh) -> int | None:
-    """The part to cut next; None if all are near enough to the mesh."""
-    total = sum(part.piece.hull for part in parts)
-    if total > MAX_VOLUME_RATIO * mesh.volume:
-        return int(np.argmax([part.excess for part in parts]))
-    k = int(np.argmax([part.concavity for part in parts]))
-    return k if parts[k].concavity > MAX_CONCAVITY * mesh.diagonal else None
-
-
-def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
-    """The halves of a piece by the plane that leaves the least hulls; None if no plane divides it."""
+def _best_plane(piece: _Piece, pitch: float) -> tuple[Array, float] | None:
+    """Normal and level of the plane that leaves the least hulls; None if no plane divides the piece."""
     best: tuple[float, Array, float, float] | None = None
     points = np.concatenate([piece.inside, piece.skin])
     if not len(points):
         return None
-    corners = np.unique(piece.points(), axis=0)
-    own = 2 * _diagonal(corners)
+    own = 2 * _diagonal(piece.points())
 
     def tried(normal: Array, places: Array) -> None:
         nonlocal best
-        along = points @ normal
-        for place, level in zip(places, np.quantile(along, places), strict=True):
-            halves = cut_points(piece, corners, normal, float(level), pitch)
+        for place, level in zip(places, np.quantile(points @ normal, places), strict=True):
+            halves = [np.concatenate([t.reshape(-1, 3), c]) for t, c in _halves(piece, normal, float(level), pitch)]
             hulls = [hull_volume(half) for half in halves]
             if min(hulls) <= 0:
                 continue
@@ -184,20 +178,20 @@ def _best_cut(piece: Piece, pitch: float) -> tuple[Piece, Piece] | None:
     if best is None:
         return None
     tried(best[1], np.clip(best[2] + np.array(_FINER), 0.05, 0.95))
-    return cut(piece, best[1], best[3], pitch)
+    return best[1], best[3]
 
 
-def _joined(parts: Sequence[_Part], solid: _Solid, mesh: TriangleMesh) -> list[_Part]:
+def _joined(parts: Sequence[_Piece], solid: _Solid, mesh: TriangleMesh) -> list[_Piece]:
     """The parts, with those joined whose common hulls add least."""
-    costs: dict[tuple[int, int], tuple[float, _Part]] = {}
+    costs: dict[tuple[int, int], tuple[float, _Piece]] = {}
     by_name = dict(enumerate(parts))
     while True:
-        total = sum(part.piece.hull for part in by_name.values())
-        for i in by_name:
-            for j in by_name:
-                if i < j and (i, j) not in costs and _touch(by_name[i].piece, by_name[j].piece, solid.pitch):
-                    whole = union(by_name[i].piece, by_name[j].piece)
-                    costs[i, j] = (whole.hull - by_name[i].piece.hull - by_name[j].piece.hull, solid.part(whole))
+        total = sum(part.hull for part in by_name.values())
+        for i, one in by_name.items():
+            for j, other in by_name.items():
+                if i < j and (i, j) not in costs and _touch(one.points(), other.points(), _TOUCHING * solid.pitch):
+                    whole = solid.union(one, other)
+                    costs[i, j] = (whole.hull - one.hull - other.hull, whole)
         allowed = [
             (added, pair) for pair, (added, one) in costs.items()
             if added < _JOINED_SHARE * mesh.volume and one.concavity <= MAX_CONCAVITY * mesh.diagonal
@@ -206,50 +200,28 @@ def _joined(parts: Sequence[_Part], solid: _Solid, mesh: TriangleMesh) -> list[_
         if not allowed:
             return list(by_name.values())
         _, pair = min(allowed)
-        new = max(by_name) + 1
-        by_name[new] = costs[pair][1]
-        for name in pair:
-            del by_name[name]
+        by_name[max(by_name) + 1] = costs[pair][1]
+        by_name = {name: part for name, part in by_name.items() if name not in pair}
         costs = {key: value for key, value in costs.items() if not set(key) & set(pair)}
 
 
-def _touch(a: Piece, b: Piece, pitch: float) -> bool:
-    """Whether the boxes around two pieces meet."""
-    first, second = a.points(), b.points()
-    low = np.maximum(first.min(axis=0), second.min(axis=0))
-    return bool((low <= np.minimum(first.max(axis=0), second.max(axis=0)) + _TOUCHING * pitch).all())
+def _touch(a: Array, b: Array, reach: float) -> bool:
+    """Whether the boxes around points meet."""
+    gap = np.maximum(a.min(axis=0) - b.max(axis=0), b.min(axis=0) - a.max(axis=0))
+    return bool((gap <= reach).all())
 
 
 def _few_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    """A convex mesh of the vertices that reach farthest, at most as many as a part may have."""
-    from scipy.spatial import ConvexHull
-
+    """A convex mesh of the vertices that reach farthest in even directions, at most as many as a part may have."""
     if len(mesh.vertices) <= _PART_VERTICES:
         return mesh
-    points = mesh.vertices
-    centred = points - points.mean(axis=0)
-    axes = centred @ np.linalg.svd(centred, full_matrices=False)[2].T
-    kept = set(np.concatenate([axes.argmin(axis=0), axes.argmax(axis=0)]).tolist())
-    kept |= set(np.argsort(-np.linalg.norm(centred, axis=1))[:2].tolist())
-    while len(kept) < _PART_VERTICES:
-        hull = ConvexHull(points[sorted(kept)])
-        beyond = points @ hull.equations[:, :3].T + hull.equations[:, 3]
-        order = np.argsort(-beyond.max(axis=0))[: max(1, (_PART_VERTICES - len(kept)) // 3)]
-        new = {int(beyond[:, f].argmax()) for f in order if beyond[:, f].max() > 1e-9 * mesh.diagonal} - kept
-        if not new:
-            break
-        kept |= set(sorted(new)[: _PART_VERTICES - len(kept)])
-    return hull_mesh(points[sorted(kept)])
-
-
-def whole_piece(mesh: TriangleMesh, skin: Array, count: int) -> tuple[Piece, float]:
-    """A closed mesh as one piece with about `count` points inside; the distance of these points [m]."""
-    from scipy.spatial import cKDTree
-
-    pitch = float(np.cbrt(max(mesh.volume, 1e-15) / count))
-    inside = inner_points(mesh, pitch)
-    core = inside[cKDTree(skin).query(inside)[0] > pitch]
-    return _piece(mesh.corners, inside, core, skin, np.zeros((0, 3))), pitch
+    k = np.arange(_PART_VERTICES) + 0.5
+    tilt, turn = np.arccos(1 - 2 * k / _PART_VERTICES), np.pi * (1 + np.sqrt(5)) * k
+    ways = np.stack([np.cos(turn) * np.sin(tilt), np.sin(turn) * np.sin(tilt), np.cos(tilt)], axis=1)
+    centred = mesh.vertices - mesh.vertices.mean(axis=0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)  # the shape as if it were a ball
+    reach = (left * (sizes > 1e-9 * sizes[0])) @ ways.T
+    return hull_mesh(mesh.vertices[np.unique(reach.argmax(axis=0))])
 
 
 def inner_points(mesh: TriangleMesh, pitch: float) -> Array:
@@ -295,67 +267,25 @@ def hull_volume(points: Array) -> float:
         return 0.0
 
 
-def cut(piece: Piece, normal: Array, level: float, pitch: float) -> tuple[Piece, Piece]:
-    """The pieces behind and in front of the plane n . x = level."""
-    away = piece.triangles @ normal - level
-    low, high = away.min(axis=1), away.max(axis=1)
-    behind, front = piece.triangles[high <= 0], piece.triangles[(low >= 0) & (high > 0)]
-    crossed = (low < 0) & (high > 0)
-    back, ahead = _crossed(piece.triangles[crossed], away[crossed])
-    near = np.abs(piece.core @ normal - level) < 0.5 * pitch
-    on_plane = piece.core[near] - (piece.core[near] @ normal - level)[:, None] * normal
-    out: list[Piece] = []
-    for triangles, sign in ((np.concatenate([behind, back]), -1.0), (np.concatenate([front, ahead]), 1.0)):
-        inside, core, skin, cuts = (
-            points[sign * (points @ normal - level) > 0]
-            for points in (piece.inside, piece.core, piece.skin, piece.cuts)
-        )
-        out.append(_piece(triangles, inside, core, skin, np.concatenate([cuts, on_plane])))
-    return out[0], out[1]
+def _halves(piece: _Piece, normal: Array, level: float, pitch: float) -> list[tuple[Array, Array]]:
+    """Triangles, and points on cuts, of the pieces behind and in front of the plane n . x = level.
 
-
-def cut_points(piece: Piece, corners: Array, normal: Array, level: float, pitch: float) -> tuple[Array, Array]:
-    """Points with the hulls of the pieces of `cut`; `corners` are those of the piece, each once [n, 3].
-
-    Nothing else of the pieces is computed, so that many planes can be compared.
+    Inner points near the plane are moved onto it.
     """
     away = piece.triangles @ normal - level
-    crossed = (away.min(axis=1) < 0) & (away.max(axis=1) > 0)
-    ends, beyond = piece.triangles[crossed], away[crossed]
-    rows, first = np.nonzero((beyond > 0) != (np.roll(beyond, -1, axis=1) > 0))
-    second = (first + 1) % 3
-    share = (beyond[rows, first] / (beyond[rows, first] - beyond[rows, second]))[:, None]
-    between = ends[rows, first] + share * (ends[rows, second] - ends[rows, first])
+    low, high = away.min(axis=1), away.max(axis=1)
+    crossed = (low < 0) & (high > 0)
+    back, ahead = _crossed(piece.triangles[crossed], away[crossed])
     beside = piece.core @ normal - level
     near = np.abs(beside) < 0.5 * pitch
-    shared = _rim(np.concatenate([between, piece.core[near] - beside[near, None] * normal]), normal)
-    ahead = corners @ normal > level
-    return np.concatenate([corners[~ahead], shared]), np.concatenate([corners[ahead], shared])
-
-
-def _rim(points: Array, normal: Array) -> Array:
-    """The corners of the hull of points on a plane; all of them where they are on a line."""
-    from scipy.spatial import ConvexHull
-
-    kept = np.argsort(np.abs(normal))[:2]  # the plane is seen least edge on along its largest axis
-    flat = points[:, np.sort(kept)]
-    if len(points) < 4 or np.ptp(flat, axis=0).min() < _FLAT * max(float(np.ptp(flat, axis=0).max()), 1e-300):
-        return points
-    try:
-        return points[ConvexHull(flat).vertices]
-    except RuntimeError:  # QhullError: on a line
-        return points
-
-
-def union(a: Piece, b: Piece) -> Piece:
-    """Two pieces as one."""
-    pairs = ((a.triangles, b.triangles), (a.inside, b.inside), (a.core, b.core), (a.skin, b.skin), (a.cuts, b.cuts))
-    return _piece(*(np.concatenate(pair) for pair in pairs))
-
-
-def _piece(triangles: Array, inside: Array, core: Array, skin: Array, cuts: Array) -> Piece:
-    hull = hull_volume(np.concatenate([triangles.reshape(-1, 3), cuts]))
-    return Piece(triangles, inside, core, skin, cuts, hull)
+    shared, front = piece.core[near] - beside[near, None] * normal, piece.cuts @ normal > level
+    return [
+        (np.concatenate([piece.triangles[high <= 0], back]), np.concatenate([piece.cuts[~front], shared])),
+        (
+            np.concatenate([piece.triangles[(low >= 0) & (high > 0)], ahead]),
+            np.concatenate([piece.cuts[front], shared]),
+        ),
+    ]
 
 
 def _crossed(triangles: Array, away: Array) -> tuple[Array, Array]:
