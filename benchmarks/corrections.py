@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from instep.twin.camera_refinement import RefinedRig, refine_rig
 
 from harness import row
 from instep.core.episode import Episode
@@ -23,10 +24,8 @@ from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, Correction, NoCorrection, PoseFilter, Twin, TwinOptions
-from instep.twin.camera_refinement import RefinedRig, refine_rig
 from instep.twin.camera_rig import align_stamps, recorded_rig
-from instep.twin.scene_geometry import parked_joints
-from instep.twin.tracked_body import FreeBody, free_body
+from instep.twin.scene_bodies import FreeBody, free_body, parked_joints
 from instep.twin.tracking import block_median, correction_of, jitter, silhouette_overlaps
 from instep.twin.twin import STAGES, JointBlend
 from rendered_recordings import render_recording

@@ -7,6 +7,7 @@ Every simulated robot has friction, servos, delay, light, noise, lenses and a ca
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +131,16 @@ def main(folder: Path) -> None:
             np.save(path, feature_rows(correction_log(nominal_run(Scene.load(name), seed, seconds))))
             print(path, flush=True)
     kept = [np.load(folder / f"{name}_{seed}.npy") for name, seed, _ in RUNS]
-    calibrate_features(kept).save(SHIPPED)
+    save_trust(calibrate_features(kept), SHIPPED)
+
+
+def save_trust(trust: Trust, path: Path) -> None:
+    """Write a calibration as `shipped_trust` reads it."""
+    columns = [[float(f"{x:.4g}") for x in values] for values in (trust.centre, trust.spread, trust.largest)]
+    rows = zip(FEATURES, zip(*columns, strict=True), strict=True)
+    table = {kind: dict(zip(("centre", "spread", "largest"), values, strict=True)) for kind, values in rows}
+    content = {"features": table, "scores": [float(f"{x:.4g}") for x in trust.scores], "skip": trust.skip}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,13 @@ from instep.core.world import Array
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
-from instep.twin.hand_eye import HandEyeOptions, PointSighting, calibrate_hand_eye, calibrate_robot, park_martin
+from instep.twin.camera_calibration import (
+    HandEyeOptions,
+    PointSighting,
+    calibrate_hand_eye,
+    calibrate_robot,
+    park_martin,
+)
 from instep.twin.pose_solver import moved
 
 ROBOTS = {"arm7": 0.5, "so101": 0.2}

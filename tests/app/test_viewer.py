@@ -46,7 +46,7 @@ from instep.physics.engines import open_world
 from instep.robot import RobotServer, WorldDriver
 from instep.scene import body_poses
 from instep.scene.folder import Scene
-from instep.twin.tracked_body import load_starts
+from instep.twin.scene_bodies import load_starts
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
 needs_viewer = pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")

@@ -29,7 +29,7 @@ from instep.robot import RobotServer, RobotWorld, WorldDriver
 from instep.scene import body_poses
 from instep.scene.folder import Scene
 from instep.splat import Gaussians, save_gaussians
-from instep.twin.tracked_body import load_starts
+from instep.twin.scene_bodies import load_starts
 
 pytestmark = [
     pytest.mark.slow,  # a browser is started, and its 3D is rendered by the processor

@@ -15,7 +15,7 @@ from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter
 from instep.twin.camera_rig import IMAGES
-from instep.twin.tracked_body import load_starts
+from instep.twin.scene_bodies import load_starts
 
 XML = """
 <mujoco><option timestep="0.004"/>
@@ -78,6 +78,6 @@ def test_each_body_is_pulled_to_where_the_images_show_it(tmp_path: Path, opengl:
 
 def test_bodies_on_joints_are_refused(tmp_path: Path) -> None:
     scene = table(tmp_path, 'bodies = ["brick"]\njointed = ["lid"]')
-    rig = CameraRig.unnamed(tuple(scene.cameras.values()))
+    rig = CameraRig(tuple(scene.cameras.values()))
     with pytest.raises(BadInput, match="'lid' is on a joint; use --correct pose"):
         VisualForces(PoseFilter(scene, rig))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from instep.core.world import Array
-from instep.twin.camera_rig import MAX_BACKGROUND_ERROR, OVEREXPOSED_LEVEL, SHADING
+from instep.twin.camera_rig import (
+    FULL_CHROMA_SHARE,
+    MAX_BACKGROUND_ERROR,
+    MIN_PURITY,
+    OVEREXPOSED_LEVEL,
+    SHADING,
+    ColourMask,
+)
 
 
 def normal_equations(
@@ -54,3 +61,16 @@ def counted(mask: Array, occluded: Array, halo: int = 2) -> Array:
         grown[:, :-1] |= wide[:, 1:]
         wide = grown
     return np.where(wide & (mask < 0.95), 0.0, 1.0).astype(np.float32)
+
+
+def chroma(mask: ColourMask, pixels: Array, expected: float) -> float:
+    """The median chroma of pixels that are clearly coloured."""
+    along = pixels.astype(float) @ mask.chroma
+    return float(np.median(along[(along > 0.5 * expected) & (along > 1.6 * MIN_PURITY * pixels.max(axis=-1))]))
+
+
+def body_share(mask: ColourMask, pixels: Array, strength: float) -> Array:
+    """The share of each pixel that shows the body; pale reflections of warm light do not count."""
+    along = pixels.astype(np.float32) @ mask.chroma.astype(np.float32)
+    purity = along / np.maximum(pixels.max(axis=-1), 1)
+    return np.clip(along / (FULL_CHROMA_SHARE * strength), 0.0, 1.0) * np.clip((purity - MIN_PURITY) / 0.08, 0.0, 1.0)

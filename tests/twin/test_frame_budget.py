@@ -15,7 +15,7 @@ from instep.twin.body_appearance import LearnedAppearance, RegionColours
 from instep.twin.body_outlines import Outline
 from instep.twin.camera_frames import LEFT_OUT, MIN_POINTS, WORK, Deadline, FrameBudget, WorkState, left_out
 from instep.twin.pose_solver import moved, planar_basis, solve_pose
-from instep.twin.tracked_body import StartPose
+from instep.twin.scene_bodies import StartPose
 
 from .conftest import RenderedRecording, looking_down
 from .test_region import PLACED, PRIOR, UP, _image
@@ -141,7 +141,7 @@ def test_a_slow_machine_leaves_out_images_and_steps_says_so_and_stays_on_the_bod
     scene, episode = recording.scene, recording.episode.rows(0, 24)
 
     def run(step: float | None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        rig = CameraRig.of(scene) if residual == "mask" else CameraRig.unnamed(tuple(scene.cameras.values()))
+        rig = CameraRig.of(scene) if residual == "mask" else CameraRig(tuple(scene.cameras.values()))
         starts = {"tee": StartPose(transform(episode.q[0, 2:9]))}
         correct = PoseFilter(scene, rig, FilterOptions(residual=residual, starts=starts))  # type: ignore[arg-type]
         given = {} if step is None else {"budget": scene.dt, "clock": Clock(step)}

@@ -20,7 +20,7 @@ from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter, track_recording
 from instep.twin.camera_frames import ImageFault
 from instep.twin.camera_rig import IMAGES
-from instep.twin.tracked_body import StartPose
+from instep.twin.scene_bodies import StartPose
 
 ROWS, RATE, LATE = 50, 50.0, 0.03
 XML = """
@@ -81,7 +81,7 @@ def test_a_body_is_followed_by_a_camera_on_the_hand_and_by_one_on_a_stand(scene:
     q, taken = truth(scene, t), truth(scene, t - LATE)
     renderer, sim, at = MujocoRenderer(scene), open_world(scene), scene.spec.q.labels.index("box.x")
     start = {"box": StartPose(transform(truth(scene, np.array([-LATE]))[0, at : at + 7]))}
-    rig = CameraRig.unnamed(standing(scene.model, [scene.cameras[name]]))
+    rig = CameraRig(standing(scene.model, [scene.cameras[name]]))
     finder = PoseFilter(scene, rig, FilterOptions(starts=start))
 
     def seen(row: int) -> dict[str, Array]:
@@ -101,7 +101,7 @@ def test_a_body_is_followed_by_a_camera_on_the_hand_and_by_one_on_a_stand(scene:
 
 
 def test_a_moving_camera_is_refused_where_nothing_says_where_it_was(scene: Scene) -> None:
-    rig = CameraRig.unnamed((scene.cameras["wrist"],))
+    rig = CameraRig((scene.cameras["wrist"],))
     with pytest.raises(BadInput, match="joints are unknown"):
         PoseFilter(scene, rig, FilterOptions(joints_known=False))
     with pytest.raises(BadInput, match="fixed in the world"):

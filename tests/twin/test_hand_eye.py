@@ -13,7 +13,7 @@ from instep.core.poses import angle_between, pose
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
-from instep.twin.hand_eye import HandEyeOptions, PointSighting, calibrate_hand_eye, calibrate_robot
+from instep.twin.camera_calibration import PointSighting, calibrate_hand_eye, calibrate_robot
 from instep.twin.pose_solver import moved
 
 ARM = """
@@ -61,18 +61,6 @@ def test_a_camera_and_a_board_are_found_without_any_guess(arm: Scene) -> None:
     assert angle_between(pose(found.camera.body_from_camera)[3:], pose(EYE)[3:]) < np.radians(0.1)
     assert np.linalg.norm(found.link_from_target[:3, 3] - board[:3, 3]) < 0.001
     assert np.sqrt(np.mean(found.errors**2)) < 0.6
-
-
-def test_a_lens_that_is_off_is_refined_where_asked_for(arm: Scene) -> None:
-    rng, camera = np.random.default_rng(4), replace(arm.cameras["eye"], distortion=(-0.1, 0.0, 0.0, 0.0, 0.0))
-    hands, board = _links(arm, rng.uniform(-0.6, 0.6, (14, 4)), "hand"), moved(np.eye(4), np.full(6, 0.05))
-    seen = [PointSighting(BOARD, _shown(camera, T @ board, BOARD, rng)) for T in hands]
-    focal = camera.focal[0]
-    guess = replace(camera, focal=(1.02 * focal, 1.02 * focal), distortion=())
-    plain = calibrate_hand_eye(guess, hands, seen)
-    refined = calibrate_hand_eye(guess, hands, seen, HandEyeOptions(lens=True))
-    assert np.mean(refined.errors) < 0.6 * np.mean(plain.errors)
-    assert refined.camera.focal[0] == pytest.approx(focal, rel=0.01)
 
 
 def test_planted_offsets_of_joints_and_of_a_camera_are_found(arm: Scene) -> None:

@@ -18,7 +18,7 @@ from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter
 from instep.twin.camera_rig import IMAGES
 from instep.twin.pose_solver import motion_between
-from instep.twin.tracked_body import JointedBody, load_starts, tracked_bodies
+from instep.twin.scene_bodies import JointedBody, load_starts, tracked_bodies
 
 ROWS, RATE = 40, 50.0
 XML = """
@@ -105,7 +105,7 @@ def test_a_start_by_joint_positions_is_taken(scene: Scene, opengl, tmp_path: Pat
 
 
 def test_a_door_that_leaves_the_images_unseen_counts_as_lost(scene: Scene, opengl) -> None:
-    finder = PoseFilter(scene, CameraRig.unnamed((scene.cameras["front"],)))
+    finder = PoseFilter(scene, CameraRig((scene.cameras["front"],)))
     q, v = scene.start(0)
     blank = np.full((240, 320, 3), 90, np.uint8) + (np.arange(320) % 7).astype(np.uint8)[None, :, None]
     found = finder.begin(State(0.0, q, v, {}), {IMAGES + "front": blank})
@@ -160,4 +160,4 @@ def test_an_unknown_body_is_named(tmp_path: Path) -> None:
 
 def test_a_named_colour_is_refused(scene: Scene) -> None:
     with pytest.raises(BadInput, match="--residual auto"):
-        PoseFilter(scene, CameraRig.unnamed(()), FilterOptions(residual="mask"))
+        PoseFilter(scene, CameraRig(()), FilterOptions(residual="mask"))

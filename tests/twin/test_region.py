@@ -15,15 +15,14 @@ from scipy.ndimage import binary_erosion, correlate1d
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
-from instep.twin import region_kernels, texture_kernels
-from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionColours, mask_bodies_in_front
+from instep.twin import region_kernels
+from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionColours, free_pixels, mask_bodies_in_front
 from instep.twin.body_outlines import Outline, hull_faces, outline_of, project_outline
-from instep.twin.body_search import find_by_regions, resting_sides
+from instep.twin.body_search import find_by_regions, refined_start, resting_sides
 from instep.twin.camera_rig import CameraFrame
-from instep.twin.filter_state import systematic_spread
+from instep.twin.pose_filter import systematic_spread
 from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from instep.twin.start_search import find_in_box, located_starts, refined_start
-from instep.twin.tracked_body import StartPose, load_starts, pose_from_points
+from instep.twin.scene_bodies import load_starts, pose_from_points
 
 from .conftest import RenderedRecording, Run, looking_down
 
@@ -43,7 +42,7 @@ def _image(outline: Outline, camera: Camera, T: Array, *, grey: float = 90.0, te
     """A grey body with a shaded edge, or a textured one, on a speckled grey table."""
     rng = np.random.default_rng(5)
     table = np.clip(rng.normal(150, 8, (camera.height, camera.width, 1)) + np.zeros(3), 0, 255)
-    projected = project_outline(outline, camera, T, T[:3, 3])
+    projected = project_outline(outline, camera, T)
     share = np.zeros((camera.height, camera.width))
     left, top, right, bottom = projected.region
     share[top:bottom, left:right] = projected.coverage(soft=0.25)
@@ -202,39 +201,6 @@ def test_a_pose_is_found_from_points_and_their_pixels(tee: Outline) -> None:
     assert np.abs(motion_between(pose_from_points(camera, places, pixels), truth)).max() < 1e-5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_body_is_found_in_a_box_at_any_orientation(tee: Outline, seed: int) -> None:
-    camera, rng = looking_down(), np.random.default_rng(seed)
-    truth = moved(PLACED, np.array([*rng.normal(0, 0.02, 2), 0.05, *rng.normal(0, 1.2, 3)]))
-    frame = _image(tee, camera, truth)
-    corners = project_outline(tee, camera, truth, truth[:3, 3])
-    left, top, *_ = corners.region
-    rows, columns = np.nonzero(corners.coverage() > 0.5)
-    box = np.array([left + columns.min(), top + rows.min(), left + columns.max() + 1, top + rows.max() + 1], float)
-    found = find_in_box(tee, frame, box + rng.uniform(-2, 2, 4))
-    assert found is not None
-    # From one image a body and its mirror image in depth may look alike: what is said is that the silhouettes agree.
-    crop_of = project_outline(tee, camera, found.world_from_body, found.world_from_body[:3, 3])
-    both = np.zeros((2, camera.height, camera.width))
-    for k, one in enumerate((corners, crop_of)):
-        x0, y0, x1, y1 = one.region
-        both[k, y0:y1, x0:x1] = one.coverage()
-    overlap = np.minimum(*both).sum() / np.maximum(*both).sum()
-    off = motion_between(found.world_from_body, truth)
-    assert overlap > 0.93
-    assert found.ambiguous or (np.linalg.norm(off[:3]) < 0.01 and np.linalg.norm(off[3:]) < 0.15)
-
-
-def test_a_box_around_nothing_is_refused(tee: Outline) -> None:
-    camera = looking_down()
-    frame = _image(tee, camera, PLACED)
-    start = StartPose(None, camera.name, box=np.array([5.0, 5.0, 40.0, 30.0]))
-    with pytest.raises(BadInput, match="Nothing in the box of 'tee' stands out"):
-        located_starts({"tee": start}, [tee], [camera], [frame])
-    with pytest.raises(BadInput, match="no usable first image"):
-        located_starts({"tee": start}, [tee], [camera], [None])
-
-
 def test_a_start_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "start.json"
     file.write_text(json.dumps({"tee": {"pose": [0.1, 0.2, 0.3, 1, 0, 0, 0]}}))
@@ -249,9 +215,8 @@ def test_a_start_is_read_from_a_file(tmp_path: Path) -> None:
     ("entry", "words"),
     [
         ({"pose": [1, 2, 3]}, "a list of 7 numbers"),
-        ({"points": []}, "neither a pose nor points or a box"),
+        ({"points": []}, "neither a pose nor points of a camera"),
         ({"camera": "top", "points": [[0, 0, 0, 1, 1]]}, "at least 4"),
-        ({"camera": "top", "box": [40, 10, 20, 30]}, "left, top, right and bottom were expected"),
     ],
 )
 def test_a_bad_start_is_refused_in_one_sentence(tmp_path: Path, entry: object, words: str) -> None:
@@ -304,8 +269,8 @@ def test_learned_colours_are_blurred_counts() -> None:
 def test_no_point_is_learned_near_an_edge_or_another_point() -> None:
     shown = np.random.default_rng(4).random((40, 60)) > 0.02
     expected = binary_erosion(shown, iterations=3)
-    assert np.array_equal(texture_kernels.free_pixels(shown, 3, np.zeros((0, 2)), 2), expected)
+    assert np.array_equal(free_pixels(shown, 3, np.zeros((0, 2)), 2), expected)
     expected[8:13, 18:23] = False
-    found = texture_kernels.free_pixels(shown, 3, np.array([[20.5, 10.5], [-9.0, 99.0]]), 2)
+    found = free_pixels(shown, 3, np.array([[20.5, 10.5], [-9.0, 99.0]]), 2)
     assert np.array_equal(found, expected)
     assert found.any()

@@ -13,7 +13,7 @@ from instep.core.poses import transform
 from instep.scene.camera import Camera
 from instep.twin import silhouette_kernels
 from instep.twin.body_outlines import Outline, outline_of, project_outline
-from instep.twin.camera_rig import MIN_PURITY, ColourMask, MaskCrop, colour_mask, segment
+from instep.twin.camera_rig import MaskCrop, colour_mask
 from instep.twin.pose_solver import (
     EDGE_WIDTH_PX,
     PixelNoise,
@@ -24,16 +24,15 @@ from instep.twin.pose_solver import (
     planar_basis,
     solve_pose,
 )
-from instep.twin.silhouette_kernels import median_chroma
 
 from .conftest import TEE, looking_down
-from .reference import counted, normal_equations, occluders
+from .reference import body_share, chroma, counted, normal_equations, occluders
 
 
 def shown(shape: Outline, camera: Camera, T: np.ndarray) -> MaskCrop:
     """What a camera would show of the body, exactly."""
     whole = (0, 0, camera.width, camera.height)
-    mask = project_outline(shape, camera, T, T[:3, 3]).coverage(whole, 0.4)
+    mask = project_outline(shape, camera, T).coverage(whole, 0.4)
     return MaskCrop(camera, mask, np.ones_like(mask), whole, T)
 
 
@@ -76,18 +75,18 @@ def test_coverage_counts_the_area_of_a_box() -> None:
     camera = looking_down(lean=0.0, at=(0.0, 0.0, 1.0))
     corners = np.array([[x, y, 0.0] for x in (-0.1, 0.1) for y in (-0.05, 0.05)])
     plate = Outline("plate", corners, np.array([0, 4]), 0.2)
-    covered = project_outline(plate, camera, np.eye(4), np.zeros(3)).coverage((0, 0, 240, 160), 0.1)
+    covered = project_outline(plate, camera, np.eye(4)).coverage((0, 0, 240, 160), 0.1)
     assert covered.sum() == pytest.approx(40 * 20, rel=0.01)  # 0.2 m x 0.1 m at 200 pixels per metre
 
 
 def test_derivatives_of_corners_agree_with_finite_differences(tee: Outline) -> None:
     camera, T = looking_down(), transform(np.array([0.02, 0.03, 0.02, 0.9, 0.1, -0.05, 0.4]))
     T[:3, :3] = np.linalg.qr(T[:3, :3])[0]
-    here = project_outline(tee, camera, T, T[:3, 3])
+    here = project_outline(tee, camera, T)
     for k in range(6):
         xi = np.zeros(6)
         xi[k] = 1e-6
-        there = project_outline(tee, camera, moved(T, xi), T[:3, 3])
+        there = project_outline(tee, camera, moved(T, xi))
         derivative = (there.points - here.points) / 1e-6
         assert np.allclose(derivative, here.jacobian[:, :, k], rtol=1e-3, atol=1e-2)
 
@@ -102,7 +101,7 @@ def test_the_gradient_is_that_of_the_cost(tee: Outline) -> None:
 
     def cost(xi: np.ndarray) -> float:
         at = moved(T, xi)
-        return 0.5 * float(np.sum((project_outline(tee, camera, at, at[:3, 3]).coverage(whole, 0.7) - crop.mask) ** 2))
+        return 0.5 * float(np.sum((project_outline(tee, camera, at).coverage(whole, 0.7) - crop.mask) ** 2))
 
     for k in (0, 1, 5):
         xi = np.zeros(6)
@@ -119,7 +118,7 @@ def test_the_compiled_equations_are_the_readable_ones(tee: Outline, soft: float)
     crop = MaskCrop(camera, crop.mask, weight, crop.region, T)
     noise = PixelNoise(sigma=1.0, kappa=1.0, robust=0.5)
     view = compare_silhouette(tee, crop, None, soft, noise=noise)
-    seen = project_outline(tee, camera, T, T[:3, 3], 8 if soft < 1 else 32)
+    seen = project_outline(tee, camera, T, 8 if soft < 1 else 32)
     left, top, right, bottom = seen.region
     part = slice(top, bottom), slice(left, right)
     H, g, tally = normal_equations(
@@ -140,18 +139,17 @@ def test_the_compiled_chroma_is_the_plain_one() -> None:
     rng = np.random.default_rng(4)
     mask = colour_mask(np.array([1.0, 0.3, 0.1]))
     pixels = np.clip(np.array([190, 70, 40]) + rng.normal(0, 20, (60, 80, 3)), 0, 255).astype(np.uint8)
-    plain = mask.strength(pixels[::2, ::2], 100.0)
-    assert median_chroma(pixels, mask.chroma, 100.0, 1.6 * MIN_PURITY) == pytest.approx(plain, abs=0.5)
+    assert mask.strength(pixels, 100.0) == pytest.approx(chroma(mask, pixels[::2, ::2], 100.0), abs=0.5)
 
 
 def test_the_compiled_mask_is_the_plain_one() -> None:
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
     background = rng.integers(0, 200, (40, 50, 3)).astype(np.float32)
-    mask: ColourMask = colour_mask(np.array([1.0, 0.3, 0.1]))
-    plain = mask.soft(pixels, 120.0)
+    mask = colour_mask(np.array([1.0, 0.3, 0.1]))
+    plain = body_share(mask, pixels, 120.0)
     weight = counted(plain, occluders(pixels, background))
-    fast_mask, fast_weight = segment(mask, pixels, 120.0, background)
+    fast_mask, fast_weight = mask.segment(pixels, 120.0, background)
     assert np.allclose(fast_mask, plain, atol=1e-5)
     assert np.mean(fast_weight != weight) < 0.002  # pixels whose mask lies on a threshold to the last bit
 
@@ -207,7 +205,7 @@ def test_edges_stay_sharp_where_only_one_camera_is_hidden(tee: Outline) -> None:
 def test_a_search_that_goes_on_where_another_ended_finds_the_same(tee: Outline) -> None:
     camera, T = looking_down(), np.eye(4)
     at = moved(T, np.array([0.003, -0.002, 0.0, 0.0, 0.0, 0.03]))
-    projected = project_outline(tee, camera, at, at[:3, 3])
+    projected = project_outline(tee, camera, at)
     mask = projected.coverage(soft=0.7)
     crop = MaskCrop(camera, mask, np.ones_like(mask), projected.region, T)
     prior, basis = np.diag([0.05**2] * 3 + [0.5**2] * 3), planar_basis(np.array([0.0, 0.0, 1.0]))

@@ -83,7 +83,7 @@ def test_the_silhouette_of_a_mesh_that_is_not_convex_finds_a_pose_again(tee: Out
     true[:3, 3] = 0.01, 0.02, 0.02
     drawn = replace(tee, surface=(faces.vertices, faces.triangles))
     region = (0, 0, camera.width, camera.height)
-    mask = project_outline(tee, camera, true, true[:3, 3]).coverage(region, 0.3).astype(np.float32)
+    mask = project_outline(tee, camera, true).coverage(region, 0.3).astype(np.float32)
     for off in ([0.004, -0.003, 0, 0, 0, 0.05], [-0.006, 0.002, 0, 0, 0, -0.08]):
         begun = moved(true, np.array(off))
         crop = MaskCrop(camera, mask, np.ones_like(mask), region, begun)

@@ -28,9 +28,8 @@ from instep.splat.raster.rasterizer import Rasterizer
 from instep.twin.body_outlines import Outline, project_outline
 from instep.twin.camera_frames import Deadline
 from instep.twin.camera_rig import MAX_MARGIN_PX, CameraFrame, Shown, colour_of
-from instep.twin.filter_state import FilterState
-from instep.twin.pose_filter import PoseFilter
-from instep.twin.tracked_body import free_body
+from instep.twin.pose_filter import FilterState, PoseFilter
+from instep.twin.scene_bodies import free_body
 from instep.twin.twin import CorrectedState
 
 FORCES = ("force", "torque", "pull", "residual")
@@ -176,7 +175,7 @@ class VisualForces:
     def _target(self, b: int, c: int, frame: CameraFrame, pose: Array, memory: FilterState) -> Target:
         T, camera = transform(pose), frame.camera
         outline = self.finder.outline(self._bodies[b].name)
-        region = project_outline(outline, camera, T, T[:3, 3], MAX_MARGIN_PX).region
+        region = project_outline(outline, camera, T, MAX_MARGIN_PX).region
         left, top, right, bottom = region
         target = frame.pixels[top:bottom, left:right].astype(np.float32) / 255
         crop = self.finder.crop(b, c, frame, T, memory, MAX_MARGIN_PX)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
+    from .camera_calibration import HandEyeOptions, PointSighting, calibrate_hand_eye, calibrate_robot
     from .camera_frames import ImageFault
     from .camera_rig import CameraRig
-    from .filter_state import FilterOptions
-    from .hand_eye import HandEyeOptions, PointSighting, calibrate_hand_eye, calibrate_robot
-    from .pose_filter import PoseFilter
+    from .pose_filter import FilterOptions, PoseFilter
     from .tracking import TrackedRecording, TwinOptions, open_twin, track_recording
     from .trust import Trust, calibrate_trust
     from .twin import Correction, NoCorrection, Twin, correction_log
@@ -40,11 +39,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "camera_calibration": "HandEyeOptions PointSighting calibrate_hand_eye calibrate_robot",
         "camera_frames": "ImageFault",
         "camera_rig": "CameraRig",
-        "filter_state": "FilterOptions",
-        "hand_eye": "HandEyeOptions PointSighting calibrate_hand_eye calibrate_robot",
-        "pose_filter": "PoseFilter",
+        "pose_filter": "FilterOptions PoseFilter",
         "tracking": "TrackedRecording TwinOptions open_twin track_recording",
         "trust": "Trust calibrate_trust",
         "twin": "Correction NoCorrection Twin correction_log",

@@ -20,8 +20,8 @@ from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.splat.image import Region
 
-from .body_outlines import BodyFaces, Outline, calibrated, hull_faces, project_outline, silhouette_kernels
-from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop, PointTracks
+from .body_outlines import BodyFaces, Outline, calibrated, hull_faces, project_outline, project_points
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, MaskCrop, PointTracks, body_region
 from .pose_solver import CONFIRMING_SHARE, TEXTURE_POINTS
 
 region_kernels: Any = import_module("instep.twin.region_kernels")
@@ -33,6 +33,8 @@ BINS = region_kernels.BINS**3
 """Bins of a colour histogram."""
 PHASES = region_kernels.STRIDE**2
 """Frames after which every pixel has been learned from."""
+AROUND_PX = 40
+"""Pixels around a body in which its texture is followed."""
 OCCLUDER_MARGIN_PX = 1
 """Margin around an occluding body whose pixels have no weight."""
 
@@ -141,19 +143,18 @@ class RegionColours:
     ) -> MaskCrop | None:
         """The segmented pixels around a body; None if it is out of view or no colours are known."""
         camera, options = frame.camera, self.options
-        region: Region = silhouette_kernels.body_region(
-            self.outline.corners, world_from_body, calibrated(camera), margin
-        )
-        left, top, right, bottom = region
-        if right - left <= 2 or bottom - top <= 2 or not self.learned(memory, c):
+        region = body_region(self.outline, camera, world_from_body, margin)
+        if region is None or not self.learned(memory, c):
             return None
+        left, top, right, bottom = region
         mask, weight = region_kernels.segment_region(
             frame.pixels[top:bottom, left:right], memory.histograms[self._b][c], memory.backgrounds[c], region,
             (options.sigma, options.background_density, options.unknown_density, *options.shading),
         )  # fmt: skip
-        edges = project_outline(self.outline, camera, world_from_body, world_from_body[:3, 3]).edges
-        shape = self._shape(edges, camera, world_from_body, region)
-        region_kernels.hide_interior(mask, weight, (shape, region), options.interior)
+        edges = project_outline(self.outline, camera, world_from_body).edges
+        region_kernels.hide_interior(
+            mask, weight, self._shape(edges, camera, world_from_body, region), options.interior
+        )
         return MaskCrop(camera, mask, weight, region, world_from_body)
 
     def learn(
@@ -161,9 +162,7 @@ class RegionColours:
     ) -> None:
         """Learn the colours at a pose: from all pixels if none are known, else slowly from pixels that count."""
         options = self.options
-        projected = project_outline(
-            self.outline, frame.camera, world_from_body, world_from_body[:3, 3], round(options.bands[2])
-        )
+        projected = project_outline(self.outline, frame.camera, world_from_body, round(options.bands[2]))
         if not projected.visible:
             return
         fresh = crop is None or not self.learned(memory, c)
@@ -175,7 +174,7 @@ class RegionColours:
         if crop is not None and fresh:
             mask, weight = blank, np.where(crop.weight > 0, blank, np.float32(0.0))
         counts = np.zeros((2, BINS), np.float32)
-        outline_here = (self._shape(projected.edges, frame.camera, world_from_body, region), region)
+        outline_here = self._shape(projected.edges, frame.camera, world_from_body, region)
         for k in range(PHASES) if fresh else (memory.phase,):
             region_kernels.learn_pixels(pixels, (mask, weight), outline_here, k, options.bands, counts)
         kept = memory.histograms[self._b][c].copy()
@@ -189,12 +188,15 @@ class RegionColours:
             region_kernels.learn_background(pixels, mask, background, outline_here, memory.phase, limits)
             memory.backgrounds[c] = background
 
-    def _shape(self, edges: Array, camera: Camera, world_from_body: Array, region: Region) -> tuple[Array, Array]:
-        """Edges of the convex parts, and the distances of all pixels of a region to the silhouette of a mesh."""
+    def _shape(
+        self, edges: Array, camera: Camera, world_from_body: Array, region: Region
+    ) -> tuple[tuple[Array, Array], Region]:
+        """Edges of the convex parts and distances of all pixels to the silhouette of a mesh; their region."""
         if (surface := self.outline.surface) is None:
-            return edges, NOT_DRAWN
+            return (edges, NOT_DRAWN), region
         reach = round(self.options.bands[2]) + 1
-        return edges, texture_kernels.mesh_contour(surface, world_from_body, calibrated(camera), region, reach)[0]
+        far = texture_kernels.mesh_contour(surface, world_from_body, calibrated(camera), region, reach)[0]
+        return (edges, far), region
 
 
 def mask_bodies_in_front(
@@ -282,15 +284,11 @@ class BodyTexture:
         taken = most(len(slots))
         if taken < len(slots):
             slots = slots[np.arange(taken) * len(slots) // taken]
-        camera = calibrated(frame.camera)
-        region: Region = silhouette_kernels.body_region(self._outline.corners, world_from_body, camera, 40)
-        left, top, right, bottom = region
-        if not len(slots) or right - left <= 40 or bottom - top <= 40:
+        region = body_region(self._outline, frame.camera, world_from_body, AROUND_PX)
+        if not len(slots) or region is None or min(region[2] - region[0], region[3] - region[1]) <= AROUND_PX:
             return None
         places, R = points.places[slots], world_from_body[:3, :3]
-        predicted, jacobian = silhouette_kernels.project_corners(
-            places, world_from_body, camera, world_from_body[:3, 3]
-        )
+        predicted, jacobian = project_points(places, world_from_body, frame.camera)
         if not np.isfinite(predicted[0, 0]):
             return None
         warps = jacobian[:, :, :3] @ (R @ points.tangents[slots])
@@ -316,14 +314,9 @@ class BodyTexture:
             return
         region, (_, owner) = crop.region, rendered_faces(crop, self._faces, world_from_body)
         visible = self._visible(frame.camera, world_from_body, points)
-        shown = np.zeros((0, 2))
-        if len(visible):
-            camera, places = calibrated(frame.camera), points.places[visible]
-            shown = silhouette_kernels.project_corners(places, world_from_body, camera, world_from_body[:3, 3])[0]
+        near = project_points(points.places[visible], world_from_body, frame.camera)[0] - np.array(region[:2])
         # On the body, not near a known point, the body's edge or that of a known occluder.
-        inside = (owner >= 0) & (crop.weight > 0)
-        near = shown - np.array(region[:2])
-        free = texture_kernels.free_pixels(inside, self.options.edge, near, self.options.spacing)
+        free = free_pixels((owner >= 0) & (crop.weight > 0), self.options.edge, near, self.options.spacing)
         allowed = free & (crop.mask * crop.weight > 0.3)
         pyramid, corners = _pyramid(frame, region), np.empty((self.options.wanted - good, 2))
         n = texture_kernels.texture_corners(
@@ -352,13 +345,8 @@ class BodyTexture:
 
     def _judge(self, camera: Camera, world_from_body: Array, tracks: PointTracks, points: TexturePoints) -> int:
         """Count the misses of points; return the number that fit."""
-        off = np.full(len(tracks.slots), np.inf)
-        if len(off):
-            at, _ = silhouette_kernels.project_corners(
-                tracks.places, world_from_body, calibrated(camera), world_from_body[:3, 3]
-            )
-            off = np.linalg.norm(at - tracks.measured, axis=1)
-        fits = off < 3.0 * tracks.sigma
+        at, _ = project_points(tracks.places, world_from_body, camera)
+        fits = np.linalg.norm(at - tracks.measured, axis=1) < 3.0 * tracks.sigma
         points.misses[tracks.slots[fits]] = 0
         points.misses[np.concatenate([tracks.slots[~fits], tracks.missed])] += 1
         points.known[:] &= points.misses <= self.options.max_misses
@@ -383,6 +371,19 @@ class BodyTexture:
         here = on_face((0.0, 0.0))
         steps = np.stack([on_face((1.0, 0.0)) - here, on_face((0.0, 1.0)) - here], 2)
         return {"places": here, "tangents": steps, "normals": self._faces.normals[triangle]}
+
+
+def free_pixels(shown: Array, steps: int, points: Array, spacing: int) -> Array:
+    """Pixels that are more than so many steps, along rows and columns, from one that is not shown or outside.
+
+    Those within a square of `spacing` pixels around points [n, 2] do not count.
+    """
+    from scipy.ndimage import distance_transform_cdt
+
+    out: Array = np.asarray(distance_transform_cdt(np.pad(shown, 1), metric="taxicab"))[1:-1, 1:-1] > steps
+    for x, y in points.astype(int).tolist():
+        out[max(y - spacing, 0) : max(y + spacing + 1, 0), max(x - spacing, 0) : max(x + spacing + 1, 0)] = False
+    return out
 
 
 def _pyramid(frame: CameraFrame, region: Region) -> tuple[Array, Array, Array]:

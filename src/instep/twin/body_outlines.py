@@ -165,11 +165,19 @@ def _planes(part: Array) -> Array | None:
     return np.unique(np.round(np.asarray(found.equations, float), 9), axis=0)
 
 
+def project_points(places: Array, world_from_body: Array, camera: Camera) -> tuple[Array, Array]:
+    """Pixels [n, 2] of points of a body, and their derivatives by its motions [n, 2, 6].
+
+    The first is NaN where the points are not all in front of the camera.
+    """
+    return silhouette_kernels.project_corners(places, world_from_body, calibrated(camera))
+
+
 def project_outline(
-    outline: Outline, camera: Camera, world_from_body: Array, centre: Array, margin: int = MARGIN_PX
+    outline: Outline, camera: Camera, world_from_body: Array, margin: int = MARGIN_PX
 ) -> ProjectedOutline:
     """Project a body at a transform (4 x 4) into a camera that is fixed in the world."""
-    points, jacobian = silhouette_kernels.project_corners(outline.corners, world_from_body, calibrated(camera), centre)
+    points, jacobian = project_points(outline.corners, world_from_body, camera)
     if not np.isfinite(points[0, 0]):
         return ProjectedOutline(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
     region = silhouette_kernels.region_around(points, margin, camera.width, camera.height)
@@ -179,7 +187,7 @@ def project_outline(
 def draw_outline(image: Array, camera: Camera, outline: Outline, world_from_body: Array) -> Array:
     """An image [height, width, 3] with the outline of a body at a transform (4 x 4) on top."""
     out = image.copy()
-    projected = project_outline(outline, camera, world_from_body, world_from_body[:3, 3])
+    projected = project_outline(outline, camera, world_from_body)
     if not projected.visible:
         return out
     left, top, right, bottom = projected.region

@@ -1,7 +1,7 @@
-"""Global search for a body on its support plane.
+"""Search of bodies in first images: by a named colour, by contrast, on a joint, and near a given start.
 
-`find_body` searches a body of known colour: the coloured pixels give the position, trials the heading, on every fourth
-pixel and then on every second. The result only has to be near enough for the filter to converge.
+`find_body` searches a body of known colour on its support plane: the coloured pixels give the position, trials the
+heading, on every fourth pixel and then on every second. The result only has to be near enough for the filter.
 
 `find_by_regions` searches a body of unknown colour: the pose at which the colours inside the silhouette differ most
 from those around it, over all visible positions, headings and resting sides. The best pose is refined by the colours
@@ -10,21 +10,24 @@ learned there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 
-from .body_appearance import LearnedAppearance, RegionColours, region_kernels
+from .body_appearance import PHASES, LearnedAppearance, RegionColours, region_kernels
 from .body_outlines import Outline, calibrated
-from .camera_rig import CameraFrame, CameraRig, MaskCrop, Shown, segment
-from .pose_solver import compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
+from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, Shown, body_region
+from .pose_solver import TEXTURED_SHARE, compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
+from .scene_bodies import JointedBody
 from .silhouette_kernels import CalibratedCamera
 
 FINE_STRIDE, COARSE_STRIDE = 2, 4
@@ -50,22 +53,19 @@ def find_body(
     if not crops:
         return None
     basis, wide = planar_basis(normal), np.diag([0.1**2] * 3 + [1.0] * 3)
-    at = np.median([_position(crop, near, normal) for crop in crops], axis=0)
-    starts = [near]
-    for angle in np.linspace(0, 2 * np.pi, TRIED_HEADINGS, endpoint=False):
-        starts.append(_turned(near, angle * normal))
-        starts[-1][:3, 3] = at
-    ranked = sorted(starts, key=lambda T: -_overlap(outline, crops, T))
+    starts = [near, *(_turned(near, a * normal) for a in 2 * np.pi * np.arange(TRIED_HEADINGS) / TRIED_HEADINGS)]
+    middle = np.median([_position(crop, near, normal) for crop in crops], axis=0)
+    for start in starts[1:]:
+        start[:3, 3] = middle
 
     def refined(start: Array, crops: Sequence[MaskCrop]) -> Array:
         tried = [replace(crop, world_from_body=start) for crop in crops]
         return moved(start, solve_pose(outline, tried, wide, basis, 10).xi)
 
-    best, best_overlap = ranked[0], 0.0
-    for start in ranked[:REFINED_HEADINGS]:
+    best, best_overlap = near, -1.0
+    for start in sorted(starts, key=lambda T: -_overlap(outline, crops, T))[:REFINED_HEADINGS]:
         pose = refined(start, crops)
-        overlap = _overlap(outline, crops, pose)
-        if overlap > best_overlap:
+        if (overlap := _overlap(outline, crops, pose)) > best_overlap:
             best, best_overlap = pose, overlap
         if overlap > CERTAIN_OVERLAP:
             break
@@ -98,8 +98,7 @@ def _visible_crops(
     for frame, strength in frames:
         camera, background = subsampled(frame.camera, stride), rig.backgrounds.get(frame.camera.name)
         behind = None if background is None else background[part, part]
-        pixels = np.ascontiguousarray(frame.pixels[part, part])
-        mask, weight = segment(rig.mask, pixels, strength, behind, halo=1)
+        mask, weight = rig.mask.segment(np.ascontiguousarray(frame.pixels[part, part]), strength, behind, halo=1)
         if np.sum((mask > 0.5) & (weight > 0)) > MIN_PIXELS // stride**2:
             crops.append(MaskCrop(camera, mask, weight, (0, 0, camera.width, camera.height), near))
     return crops
@@ -174,17 +173,19 @@ def find_by_contrast(
 ) -> LocatedBody | None:
     """The transform of largest contrast all over the plane, with each side down as in `nears`; None below a limit."""
     fine = _coarse_images(frames, STRIDE)
-    poses = np.concatenate([_grid(outline, near, normal) for near in nears])
+    steps = np.arange(-REACH_M, REACH_M + 1e-9, FIRST_SPACING * outline.reach)
+    headings = 2 * np.pi * np.arange(FIRST_HEADINGS) / FIRST_HEADINGS
+    poses = np.concatenate([_shifted(near, normal, steps, headings) for near in nears])
     side = np.repeat(np.arange(len(nears)), len(poses) // len(nears))
     first = _contrast(outline, _coarse_images(frames, _first_stride(outline, nears[0], frames)), poses)
     tried: list[tuple[float, float, Array]] = []
     spacing, turn = FIRST_SPACING * outline.reach / 2, np.pi / FIRST_HEADINGS
     for i in _apart(poses, first - OTHER_SIDE * (side > 0), outline.reach)[:FIRST_CANDIDATES]:
-        contrast, closer = _best(outline, fine, _around(poses[i], normal, spacing, turn))
+        contrast, closer = _best_around(outline, fine, poses[i], normal, (spacing, turn))
         tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, closer))
     tried.sort(key=lambda one: -one[0])
     for k, (judged, before, start) in enumerate(tried[:CANDIDATES]):
-        contrast, closer = _best(outline, fine, _around(start, normal, spacing / 3, turn / 3))
+        contrast, closer = _best_around(outline, fine, start, normal, (spacing / 3, turn / 3))
         tried[k] = judged + contrast - before, contrast, closer
     found = [one for one in tried if one[0] >= FOUND_CONTRAST]
     if not found:
@@ -226,18 +227,15 @@ def turn_angle(T: Array, other: Array) -> float:
 def _coarse_images(frames: Sequence[CameraFrame], stride: int) -> list[tuple[CalibratedCamera, Array]]:
     """Subsampled cameras, and the colour bins of their pixels."""
     part = slice(stride // 2, None, stride)
-    coarse = [np.ascontiguousarray(frame.pixels[part, part]) for frame in frames]
-    cameras = [calibrated(subsampled(frame.camera, stride)) for frame in frames]
-    return [(k, region_kernels.coarse_colours(pixels)) for k, pixels in zip(cameras, coarse, strict=True)]
+    coarse = [region_kernels.coarse_colours(np.ascontiguousarray(frame.pixels[part, part])) for frame in frames]
+    return [(calibrated(subsampled(f.camera, stride)), bins) for f, bins in zip(frames, coarse, strict=True)]
 
 
 def _first_stride(outline: Outline, near: Array, frames: Sequence[CameraFrame]) -> int:
     """The stride at which every camera shows a body of this size in enough pixels."""
-    widths: list[float] = []
-    for frame in frames:
-        away = float(np.linalg.norm(near[:3, 3] - frame.camera.body_from_camera[:3, 3]))
-        widths.append(2 * outline.reach * frame.camera.focal[0] / max(away, 1e-6))
-    return int(np.clip(min(widths) / FIRST_PX, STRIDE, FIRST_STRIDE))
+    away = [max(float(np.linalg.norm(near[:3, 3] - f.camera.body_from_camera[:3, 3])), 1e-6) for f in frames]
+    width = min(2 * outline.reach * f.camera.focal[0] / far for f, far in zip(frames, away, strict=True))
+    return int(np.clip(width / FIRST_PX, STRIDE, FIRST_STRIDE))
 
 
 def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> Array:
@@ -250,21 +248,15 @@ def _contrast(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]]
         return sum(pool.map(of, images), np.zeros(len(poses))) / len(images)
 
 
-def _best(outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], poses: Array) -> tuple[float, Array]:
-    """The largest contrast of some poses, and its pose."""
+def _best_around(
+    outline: Outline, images: Sequence[tuple[CalibratedCamera, Array]], T: Array, normal: Array,
+    reach: tuple[float, float],
+) -> tuple[float, Array]:  # fmt: skip
+    """The largest contrast of finer transforms around one, up to a shift [m] and a turn [rad], and its transform."""
+    spacing, turn = (np.linspace(-one, one, 5) for one in reach)
+    poses = _shifted(T, normal, spacing, turn)
     score = _contrast(outline, images, poses)
     return float(score.max()), poses[int(score.argmax())]
-
-
-def _grid(outline: Outline, near: Array, normal: Array) -> Array:
-    """Transforms all over the plane through `near`, at all headings [n, 4, 4]."""
-    steps = np.arange(-REACH_M, REACH_M + 1e-9, FIRST_SPACING * outline.reach)
-    return _shifted(near, normal, steps, np.linspace(0, 2 * np.pi, FIRST_HEADINGS, endpoint=False))
-
-
-def _around(T: Array, normal: Array, spacing: float, turn: float) -> Array:
-    """Finer transforms around one [n, 4, 4]."""
-    return _shifted(T, normal, np.linspace(-spacing, spacing, 5), np.linspace(-turn, turn, 5))
 
 
 def _shifted(T: Array, normal: Array, steps: Array, angles: Array) -> Array:
@@ -310,23 +302,31 @@ def resting_sides(outline: Outline, near: Array, normal: Array) -> list[Array]:
     A side is a face of the convex hull below the centroid. The centroid stays above the same point of the plane, and
     the lowest corner as high as that of `near`. Sides that look the same as another one at some heading are left out.
     """
-    up = normal / np.linalg.norm(normal)
-    hull = _hull(outline.corners)
-    if hull is None:
+    from scipy.spatial import cKDTree
+
+    up, corners = normal / np.linalg.norm(normal), outline.corners
+    if np.linalg.matrix_rank(corners - corners.mean(axis=0), tol=FLAT_M) < 3:
         return []
-    middle, faces = hull
+    middle, faces = _supporting_faces(corners)
+
+    def placed(T: Array) -> Array:
+        """Corners about the vertical through the centroid, their heights above the lowest one [n, 3]."""
+        around = (corners - middle) @ T[:3, :3].T
+        return around - (around @ up).min() * up
 
     def lowest(T: Array) -> float:
-        return float(((outline.corners @ T[:3, :3].T + T[:3, 3]) @ up).min())
+        return float(((corners @ T[:3, :3].T + T[:3, 3]) @ up).min())
 
-    kept, out = [_placed(outline, near, up, middle)], list[Array]()
+    headings = [matrix_from_quat(quat_exp(2 * np.pi * k / HEADINGS * up)) for k in range(HEADINGS)]
+    kept: list[Any] = [cKDTree(placed(near))]
+    out = list[Array]()
     for down in faces:
         T = near.copy()
         T[:3, :3] = _turn_between(near[:3, :3] @ down, -up) @ near[:3, :3]
-        placed = _placed(outline, T, up, middle)
-        if any(_alike(placed, other, up, outline.reach) for other in kept):
+        shape = placed(T)
+        if any(tree.query(shape @ R.T)[0].max() < LOOKS_ALIKE * outline.reach for tree in kept for R in headings):
             continue
-        kept.append(placed)
+        kept.append(cKDTree(shape))
         T[:3, 3] += (near[:3, :3] - T[:3, :3]) @ middle
         T[:3, 3] += (lowest(near) - lowest(T)) * up
         out.append(T)
@@ -335,36 +335,24 @@ def resting_sides(outline: Outline, near: Array, normal: Array) -> list[Array]:
     return out
 
 
-def _hull(corners: Array) -> tuple[Array, list[Array]] | None:
-    """The centroid of a hull, and the normals of the faces below it, the largest first; None if it is flat."""
+def _supporting_faces(corners: Array) -> tuple[Array, Array]:
+    """The centroid of the convex hull, and the outward normals of the faces below it, the largest first."""
     from scipy.spatial import ConvexHull
 
-    if np.linalg.matrix_rank(corners - corners.mean(axis=0), tol=FLAT_M) < 3:
-        return None
     hull: Any = ConvexHull(corners)
-    planes = np.asarray(hull.equations)
     a, b, c = (corners[np.asarray(hull.simplices)[:, k]] for k in range(3))
     inside = corners[hull.vertices].mean(axis=0)
-    volumes = np.abs(np.einsum("ij,ij->i", a - inside, np.cross(b - inside, c - inside))) / 6
+    volumes = np.abs(np.einsum("ij,ij->i", a - inside, np.cross(b - inside, c - inside)))
     middle = (((a + b + c + inside) / 4) * volumes[:, None]).sum(axis=0) / volumes.sum()
-    areas = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    left, found = np.ones(len(planes), bool), list[tuple[float, Array]]()
-    for i in np.argsort(-areas):
-        if not left[i]:
-            continue
-        same = left & (np.abs(planes - planes[i]).max(axis=1) < SAME_PLANE)
-        left &= ~same
-        if any(_holds(middle, planes[i, :3], (a[k], b[k], c[k])) for k in np.flatnonzero(same)):
-            found.append((float(areas[same].sum()), planes[i, :3]))
-    found.sort(key=lambda face: -face[0])
-    return middle, [normal for area, normal in found if area >= MIN_SHARE * found[0][0]]
-
-
-def _holds(middle: Array, normal: Array, triangle: tuple[Array, Array, Array]) -> bool:
-    """Whether a point lies over a triangle, along the normal."""
-    a, b, c = triangle
-    sides = [normal @ np.cross(q - p, middle - p) for p, q in ((a, b), (b, c), (c, a))]
-    return bool(all(s >= -1e-12 for s in sides) or all(s <= 1e-12 for s in sides))
+    equations = np.asarray(hull.equations, float)
+    _, first, face = np.unique(np.round(equations / SAME_PLANE), axis=0, return_index=True, return_inverse=True)
+    areas = np.bincount(np.ravel(face), np.linalg.norm(np.cross(b - a, c - a), axis=1))
+    normals, offsets = equations[first, :3], equations[first, 3]
+    # A face supports the body if the point of its plane below the centroid belongs to the hull.
+    below = middle - (normals @ middle + offsets)[:, None] * normals
+    supports = (below @ normals.T + offsets < SAME_PLANE).all(axis=1)
+    order = [i for i in np.argsort(-areas) if supports[i]]
+    return middle, normals[[i for i in order if areas[i] >= MIN_SHARE * areas[order[0]]]]
 
 
 def _turn_between(before: Array, after: Array) -> Array:
@@ -378,19 +366,138 @@ def _turn_between(before: Array, after: Array) -> Array:
     return matrix_from_quat(quat_exp(axis / np.linalg.norm(axis) * np.arctan2(sine, cosine)))
 
 
-def _placed(outline: Outline, T: Array, up: Array, middle: Array) -> Array:
-    """Corners about the vertical through the centroid, their heights above the lowest one [n, 3]."""
-    corners = (outline.corners - middle) @ T[:3, :3].T
-    return corners - (corners @ up).min() * up
+POSITIONS = 61
+"""Positions of a joint that are compared."""
+START_SIGMA_M, START_SIGMA = 2e-3, math.radians(1.0)
+"""Standard deviations of a given start: position [m] and orientation [rad]."""
+PASSES, STEPS = 2, 6
+"""Rounds of learning colours and comparing silhouettes, and Gauss-Newton steps of each."""
+MIN_CONTRAST, MIN_OVERLAP = 0.4, 0.5
+"""Least contrast and overlap of a camera that refines a start; below, the background shares the body's colours."""
+Hide: TypeAlias = Callable[[MaskCrop], None]
+"""Sets the weight of pixels to zero in which something known is in front of the body."""
 
 
-def _alike(one: Array, other: Array, up: Array, reach: float) -> bool:
-    """Whether two placements of the same corners coincide at some heading."""
-    from scipy.spatial import cKDTree
+def find_on_joint(
+    body: JointedBody, colours: RegionColours, shown: Shown, hide: Hide, memory: LearnedAppearance
+) -> Array | None:
+    """The transform of a body on its joint, over the whole range; None if no image shows it.
 
-    tree: Any = cKDTree(other)
-    for angle in np.linspace(0, 2 * np.pi, HEADINGS, endpoint=False):
-        turned = one @ matrix_from_quat(quat_exp(angle * up)).T
-        if float(np.max(tree.query(turned)[0])) < LOOKS_ALIKE * reach:
-            return True
-    return False
+    By its learned colours; without them by the largest contrast, and colours are learned there.
+    """
+    poses, known = body.at(np.linspace(*body.limits, POSITIONS)), any(colours.learned(memory, c) for c, _ in shown)
+
+    def score(T: Array) -> float:
+        if not known:
+            for c, frame in shown:
+                _learn_unhidden(colours, T, c, frame, hide, memory)
+            return sum(colours.contrast(memory, c) for c, _ in shown) / max(len(shown), 1)
+        crops = _cropped(colours, T, shown, hide, memory).values()
+        fits = [compare_silhouette(colours.outline, crop) for crop in crops]
+        return sum(fit.overlap * fit.visible for fit in fits) / max(sum(fit.visible for fit in fits), 1e-9)
+
+    scores = np.array([score(T) for T in poses])
+    best = poses[int(scores.argmax())]
+    found = scores.max() > FOUND_OVERLAP if known else scores.max() >= FOUND_CONTRAST
+    for c, frame in () if known else shown:
+        colours.forget(memory, c)
+        if found:
+            _learn_unhidden(colours, best, c, frame, hide, memory)
+    picked = [*_cropped(colours, best, shown, hide, memory).values()] if found else []
+    if not picked:
+        return None
+    xi = solve_pose(colours.outline, picked, FIT_PRIOR, body.motion(best), 8).xi
+    return body.at(body.position(moved(best, xi)))
+
+
+def refined_start(
+    colours: RegionColours, start: Array, basis: Array, shown: Shown, hide: Hide, memory: LearnedAppearance
+) -> tuple[Array, dict[int, MaskCrop]]:
+    """The transform that fits both a given start and the silhouettes, and the crops there; learns the colours there.
+
+    Texture that is learned at a wrong start keeps its error. Silhouettes have the same low weight as beside texture:
+    with more weight they made the start of a real box worse that was given by its corners.
+    """
+    prior, here = np.diag([START_SIGMA_M**2] * 3 + [START_SIGMA**2] * 3), start
+    for _ in range(PASSES):
+        crops = learned_crops(colours, (here, start), shown, hide, memory)
+        clear = [crop for c, crop in crops.items() if colours.contrast(memory, c) >= MIN_CONTRAST]
+        found = solve_pose(colours.outline, clear, prior, basis, STEPS, share=TEXTURED_SHARE) if clear else None
+        if found is None or mean_overlap(found.fits) < MIN_OVERLAP:
+            here = start
+            break
+        here = moved(start, found.xi)
+    return here, learned_crops(colours, (here, here), shown, hide, memory)
+
+
+def learned_crops(
+    colours: RegionColours, at: tuple[Array, Array], shown: Shown, hide: Hide, memory: LearnedAppearance
+) -> dict[int, MaskCrop]:
+    """The crops around a body by camera; `at` has the transforms at which colours are learned and crops are taken."""
+    for c, frame in shown:
+        _learn_unhidden(colours, at[0], c, frame, hide, memory)
+    return _cropped(colours, at[1], shown, hide, memory)
+
+
+def _cropped(
+    colours: RegionColours, T: Array, shown: Shown, hide: Hide, memory: LearnedAppearance
+) -> dict[int, MaskCrop]:
+    out: dict[int, MaskCrop] = {}
+    for c, frame in shown:
+        crop = colours.crop(frame, c, T, memory)
+        if crop is not None:
+            hide(crop)
+            out[c] = crop
+    return out
+
+
+def _learn_unhidden(
+    colours: RegionColours, T: Array, c: int, frame: CameraFrame, hide: Hide, memory: LearnedAppearance
+) -> None:
+    """Learn the colours of a body anew, from the pixels that nothing known hides."""
+    region = body_region(colours.outline, frame.camera, T, MAX_MARGIN_PX)
+    if region is None:
+        return
+    left, top, right, bottom = region
+    blank = np.ones((bottom - top, right - left), np.float32)
+    crop = MaskCrop(frame.camera, blank, blank.copy(), region, T)
+    hide(crop)
+    colours.forget(memory, c)
+    colours.learn(frame, c, crop, T, memory)
+
+
+class RecordedBody:
+    """A body in the images of a recording, segmented by the colour of the rig, or by colours that are learned."""
+
+    def __init__(self, rig: CameraRig, outline: Outline, episode: Episode):
+        self._rig, self.outline, self.named = rig, outline, rig.coloured
+        images = [episode[IMAGES + camera.name] for camera in rig.cameras] if self.named else []
+        self._strengths = [rig.mask.recorded_strength(shown) for shown in images]
+        self._colours, self._memory = RegionColours(outline, rig.cameras), LearnedAppearance.unknown(rig.cameras)
+
+    def find(self, shown: Shown, near: Array, normal: Array) -> Array | None:
+        """The transform of the body somewhere on its plane."""
+        if self.named:
+            return find_body(self._rig, self.outline, near, normal, [(f, self._strengths[c]) for c, f in shown])
+        found = find_by_regions(self._colours, [near], normal, shown, self._memory)
+        return None if found is None else found.world_from_body
+
+    def prepare(self, shown: Shown, world_from_body: Array, basis: Array) -> None:
+        """Learn the colours of a body that was found in all images, where they are not named."""
+        if not self.named:
+            fit_by_regions(self._colours, world_from_body, basis, shown, self._memory)
+
+    def crop(self, c: int, frame: CameraFrame, world_from_body: Array) -> MaskCrop | None:
+        """The segmented pixels around the body; None if it is out of view or no colours are known."""
+        if self.named:
+            return self._rig.crop(frame, self.outline, world_from_body, self._strengths[c])
+        return self._colours.crop(frame, c, world_from_body, self._memory)
+
+    def learn(self, c: int, frame: CameraFrame, crop: MaskCrop | None, world_from_body: Array) -> None:
+        """Learn colours at a transform; without a crop only where none are known."""
+        if not self.named and (crop is not None or not self._colours.learned(self._memory, c)):
+            self._colours.learn(frame, c, crop, world_from_body, self._memory)
+
+    def next_row(self) -> None:
+        """Learn from other pixels next time."""
+        self._memory.phase = (self._memory.phase + 1) % PHASES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,8 @@ from instep.splat.image import Region
 
 from .body_outlines import Outline, calibrated, silhouette_kernels, visible_geoms
 from .silhouette_kernels import MaskPixels
+
+region_kernels: Any = import_module("instep.twin.region_kernels")
 
 IMAGES = "observation.images."
 MAX_MARGIN_PX = 30
@@ -88,147 +91,11 @@ class MaskCrop:
         return self.mask, self.weight, self.region
 
 
-@array_dataclass
-class CameraRig:
-    """Cameras, backgrounds of fixed ones, and the colour of the tracked body."""
-
-    cameras: tuple[Camera, ...]
-    mask: ColourMask
-    backgrounds: Mapping[str, Array] = field(default_factory=dict[str, Array])
-
-    @classmethod
-    def of(cls, scene: Scene, cameras: tuple[Camera, ...] | None = None) -> CameraRig:
-        """Cameras (by default all of the scene) and the colour of the scene's first object."""
-        known = tuple(scene.cameras.values()) if cameras is None else cameras
-        return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
-
-    @classmethod
-    def automatic(cls, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
-        """Cameras, and the colour of the scene's only body if it is saturated."""
-        if len(scene.objects) != 1 or scene.jointed or not is_coloured(colour_of(scene, scene.objects[0])):
-            return cls.unnamed(cameras)
-        return cls.of(scene, cameras)
-
-    @property
-    def coloured(self) -> bool:
-        """Whether the colour of the tracked body is known."""
-        return bool(self.mask.chroma.any())
-
-    @classmethod
-    def unnamed(cls, cameras: tuple[Camera, ...]) -> CameraRig:
-        """Cameras of bodies whose colours are learned."""
-        return cls(cameras, NO_COLOUR)
-
-    def frames(self, observation: Observation, t: float) -> list[CameraFrame | None]:
-        """The newest frame of each camera; None if there is none, or if its size, type or stamp is wrong."""
-        out: list[CameraFrame | None] = []
-        for camera in self.cameras:
-            name = IMAGES + camera.name
-            pixels = np.asarray(observation[name]) if name in observation else np.zeros(0)
-            stamp = float(observation.get(name + ".stamp", t))
-            good = pixels.shape == (camera.height, camera.width, 3) and pixels.dtype == np.uint8 and np.isfinite(stamp)
-            sampled = pixels[5::16, 7::16].astype(np.int64).ravel() if good else pixels
-            hashed = float(sampled @ _HASH_WEIGHTS[: sampled.size]) if good else 0.0
-            out.append(CameraFrame(camera, pixels, stamp, hashed) if good else None)
-        return out
-
-    def crop(
-        self, frame: CameraFrame, outline: Outline, world_from_body: Array, strength: float, margin: int = MAX_MARGIN_PX
-    ) -> MaskCrop | None:
-        """The segmented pixels around a body; None if it is out of view."""
-        camera = frame.camera
-        region: Region = silhouette_kernels.body_region(outline.corners, world_from_body, calibrated(camera), margin)
-        left, top, right, bottom = region
-        if right - left <= 2 or bottom - top <= 2:
-            return None
-        pixels = frame.pixels[top:bottom, left:right]
-        whole = self.backgrounds.get(camera.name)
-        background = None if whole is None else whole[top:bottom, left:right]
-        mask, weight = segment(self.mask, pixels, strength, background)
-        chroma = float(silhouette_kernels.median_chroma(pixels, self.mask.chroma, float(strength), 1.6 * MIN_PURITY))
-        return MaskCrop(camera, mask, weight, region, world_from_body, chroma)
-
-
-_HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
-
-
-def segmented_margin(covariance: Array) -> int:
-    """Margin around a predicted pose with a covariance [6, 6] [pixels]."""
-    sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
-    return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
-
-
-def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
-    """The cameras of a recording with their backgrounds, for a body of a known colour."""
-    cameras = recorded_cameras(scene, episode)
-    if len(scene.objects) != 1:
-        raise BadInput(f"The twin tracks one coloured body, and scene {scene.name!r} has {len(scene.objects)}.")
-    mask = colour_mask(colour_of(scene, scene.objects[0]))
-    rows = np.unique(np.linspace(0, len(episode) - 1, min(BACKGROUND_SAMPLES, len(episode))).astype(int))
-    backgrounds: dict[str, Array] = {}
-    for camera in cameras:
-        images = np.asarray(episode[IMAGES + camera.name][rows])
-        backgrounds[camera.name] = background_of(images, mask, recorded_strength(mask, images))
-    return CameraRig(cameras, mask, backgrounds)
-
-
-def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
-    """The cameras of a scene that a recording holds, under the names of the recording.
-
-    Names match if one ends in the other, such as the serial number `220422302296` and `cam_220422302296`.
-    """
-    shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES) and not c.endswith(".stamp")]
-    cameras: list[Camera] = []
-    for name, camera in scene.cameras.items():
-        alike = [label for label in shown if _same_camera(name, label)] if name not in shown else [name]
-        if len(alike) == 1 and (alike[0] == name or alike[0] not in scene.cameras):
-            cameras.append(replace(camera, name=alike[0]))
-    if not cameras:
-        raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
-    for camera in cameras:
-        if moves(scene.model, camera):
-            raise BadInput(
-                f"Camera {camera.name!r} moves with {camera.body!r}, and a recording is tracked without the joints of "
-                "the robot; leave its images out: instep data export, with --cameras and the names of the others."
-            )
-    return standing(scene.model, cameras)
-
-
-def _same_camera(one: str, other: str) -> bool:
-    """Whether one name is the other with something before it, such as `cam_`."""
-    short, long = sorted((one, other), key=len)
-    before = long.removesuffix(short)
-    return before != long and before[-1:] in ("_", "-", ".", "/")
-
-
-def recorded_frames(rig: CameraRig, episode: Episode, row: int) -> list[CameraFrame]:
-    """The frames of one row of a recording."""
-    out: list[CameraFrame] = []
-    for camera in rig.cameras:
-        name = IMAGES + camera.name
-        stamp = float(episode[name + ".stamp"][row]) if name + ".stamp" in episode else float(episode.t[row])
-        out.append(CameraFrame(camera, np.asarray(episode[name][row]), stamp, 0.0))
-    return out
-
-
-def recorded_strength(mask: ColourMask, images: Any) -> float:
-    """The chroma of the body in this light: the median over five images."""
-    rows = np.linspace(0, len(images) - 1, 5).astype(int)
-    return float(np.median([initial_strength(mask, np.asarray(images[int(row)])) for row in rows]))
-
-
-def align_stamps(episode: Episode) -> Episode:
-    """The episode with its image stamps on the clock of its rows.
-
-    Some recordings count stamps from the start of their clock; it is subtracted if stamps are then nearer to rows.
-    """
-    start, columns = float(episode.meta.get("start", 0.0)), dict[str, Array]()
-    for name in episode.columns:
-        if name.endswith(".stamp"):
-            stamps = np.asarray(episode[name], float)
-            ahead = float(np.median(stamps - episode.t))
-            columns[name] = stamps - start if abs(ahead - start) < abs(ahead) else stamps
-    return episode.with_columns(columns)
+def body_region(outline: Outline, camera: Camera, world_from_body: Array, margin: int) -> Region | None:
+    """The pixels around a body; None if it is out of view."""
+    region: Region = silhouette_kernels.body_region(outline.corners, world_from_body, calibrated(camera), margin)
+    left, top, right, bottom = region
+    return region if right - left > 2 and bottom - top > 2 else None
 
 
 FULL_CHROMA_SHARE = 0.9
@@ -255,22 +122,29 @@ class ColourMask:
     chroma: Array
     """Unit vector in colour space, orthogonal to grey [3]."""
 
-    def project(self, pixels: Array) -> Array:
-        """The chroma of pixels along the body's [...] [grey levels]."""
-        return pixels.astype(np.float32) @ self.chroma.astype(np.float32)
-
     def strength(self, pixels: Array, expected: float) -> float:
         """The chroma of the body in this light: the median of pixels that are clearly coloured."""
-        along = self.project(pixels).ravel()
-        bright = along[(along > 0.5 * expected) & (along > 1.6 * MIN_PURITY * pixels.max(axis=-1).ravel())]
-        return float(np.median(bright)) if len(bright) >= 20 else expected
+        return float(region_kernels.median_chroma(pixels, self.chroma, float(expected), 1.6 * MIN_PURITY))
 
-    def soft(self, pixels: Array, strength: float) -> Array:
-        """The share of each pixel that shows the body [...], 0 to 1; pale reflections of warm light do not count."""
-        along = self.project(pixels)
-        purity = along / np.maximum(pixels.max(axis=-1), 1)
-        share = np.clip(along / (FULL_CHROMA_SHARE * strength), 0.0, 1.0)
-        return share * np.clip((purity - MIN_PURITY) / 0.08, 0.0, 1.0)
+    def initial_strength(self, image: Array) -> float:
+        """The chroma of a body somewhere in an image, estimated from the strongest pixels."""
+        along = np.sort((image[::2, ::2].astype(np.float32) @ self.chroma.astype(np.float32)).ravel())
+        return self.strength(image, max(float(np.median(along[-100:])), 20.0))
+
+    def recorded_strength(self, images: Any) -> float:
+        """The chroma of the body in the light of a recording: the median over five images."""
+        rows = np.linspace(0, len(images) - 1, 5).astype(int)
+        return float(np.median([self.initial_strength(np.asarray(images[int(row)])) for row in rows]))
+
+    def segment(self, pixels: Array, strength: float, background: Array | None, halo: int = 2) -> tuple[Array, Array]:
+        """Mask and weight of pixels [height, width].
+
+        A pixel is occluded if it shows neither the body nor the background in any shading, or is overexposed; so are
+        `halo` pixels around it. Pale reflections of warm light do not show the body.
+        """
+        behind = np.zeros((0, 0, 3), np.float32) if background is None else background
+        limits = (FULL_CHROMA_SHARE, MIN_PURITY, float(OVEREXPOSED_LEVEL), MAX_BACKGROUND_ERROR, *SHADING)
+        return region_kernels.segment_pixels(pixels, self.chroma, float(strength), behind, limits, halo)
 
 
 NO_COLOUR = ColourMask(np.zeros(3))
@@ -304,39 +178,141 @@ def colour_of(scene: Scene, body: str) -> Array:
     raise BadInput(f"The body {body!r} has no visible geom, so it has no colour to segment it by.")
 
 
-def initial_strength(mask: ColourMask, image: Array) -> float:
-    """The chroma of a body somewhere in an image, estimated from the strongest pixels."""
-    part = image[::2, ::2]
-    along = np.sort(mask.project(part).ravel())
-    return mask.strength(part, max(float(np.median(along[-100:])), 20.0))
+@array_dataclass
+class CameraRig:
+    """Cameras, backgrounds of fixed ones, and the colour of the tracked body."""
+
+    cameras: tuple[Camera, ...]
+    mask: ColourMask = NO_COLOUR
+    """That of the body's colour; by default colours are learned."""
+    backgrounds: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+    @classmethod
+    def of(cls, scene: Scene, cameras: tuple[Camera, ...] | None = None) -> CameraRig:
+        """Cameras (by default all of the scene) and the colour of the scene's first object."""
+        known = tuple(scene.cameras.values()) if cameras is None else cameras
+        return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
+
+    @classmethod
+    def automatic(cls, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
+        """Cameras, and the colour of the scene's only body if it is saturated."""
+        named = len(scene.objects) == 1 and not scene.jointed and is_coloured(colour_of(scene, scene.objects[0]))
+        return cls.of(scene, cameras) if named else cls(cameras)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether the colour of the tracked body is known."""
+        return bool(self.mask.chroma.any())
+
+    def frames(self, observation: Observation, t: float) -> list[CameraFrame | None]:
+        """The newest frame of each camera; None if there is none, or if its size, type or stamp is wrong."""
+        out: list[CameraFrame | None] = []
+        for camera in self.cameras:
+            name = IMAGES + camera.name
+            pixels = np.asarray(observation[name]) if name in observation else np.zeros(0)
+            stamp = float(observation.get(name + ".stamp", t))
+            good = pixels.shape == (camera.height, camera.width, 3) and pixels.dtype == np.uint8 and np.isfinite(stamp)
+            sampled = pixels[5::16, 7::16].astype(np.int64).ravel() if good else pixels
+            hashed = float(sampled @ _HASH_WEIGHTS[: sampled.size]) if good else 0.0
+            out.append(CameraFrame(camera, pixels, stamp, hashed) if good else None)
+        return out
+
+    def crop(
+        self, frame: CameraFrame, outline: Outline, world_from_body: Array, strength: float, margin: int = MAX_MARGIN_PX
+    ) -> MaskCrop | None:
+        """The segmented pixels around a body; None if it is out of view."""
+        region = body_region(outline, frame.camera, world_from_body, margin)
+        if region is None:
+            return None
+        left, top, right, bottom = region
+        pixels, whole = frame.pixels[top:bottom, left:right], self.backgrounds.get(frame.camera.name)
+        mask, weight = self.mask.segment(pixels, strength, None if whole is None else whole[top:bottom, left:right])
+        return MaskCrop(frame.camera, mask, weight, region, world_from_body, self.mask.strength(pixels, strength))
 
 
-def background_of(images: Array, mask: ColourMask, strength: float) -> Array:
+_HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
+
+
+def segmented_margin(covariance: Array) -> int:
+    """Margin around a predicted pose with a covariance [6, 6] [pixels]."""
+    sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
+    return min(max(round(MIN_MARGIN_PX + MARGIN_PX_PER_M * sigma), MIN_MARGIN_PX), MAX_MARGIN_PX)
+
+
+def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
+    """The cameras of a recording with their backgrounds, for a body of a known colour."""
+    if len(scene.objects) != 1:
+        raise BadInput(f"The twin tracks one coloured body, and scene {scene.name!r} has {len(scene.objects)}.")
+    rig = CameraRig.of(scene, recorded_cameras(scene, episode))
+    rows = np.unique(np.linspace(0, len(episode) - 1, min(BACKGROUND_SAMPLES, len(episode))).astype(int))
+    sampled = {camera.name: np.asarray(episode[IMAGES + camera.name][rows]) for camera in rig.cameras}
+    return replace(rig, backgrounds={name: _background(images, rig.mask) for name, images in sampled.items()})
+
+
+def _background(images: Array, mask: ColourMask) -> Array:
     """The background of a fixed camera [height, width, 3].
 
     The lower quartile over images in which the pixel neither shows the body nor is overexposed, since an arm may stand
     in one place for half of the time. Pixels that were never free take the median of the others.
     """
+    strength = mask.recorded_strength(images)
+    shown = np.stack([mask.segment(np.ascontiguousarray(image), strength, None)[0] for image in images])
     frames = images.astype(np.float32)
-    frames[(mask.soft(images, strength) > 0.1) | (images.max(axis=-1) > OVEREXPOSED_LEVEL)] = np.nan
+    frames[(shown > 0.1) | (images.max(axis=-1) > OVEREXPOSED_LEVEL)] = np.nan
     ordered = np.sort(frames, axis=0)  # NaN goes to the end
     known = np.sum(~np.isnan(frames[..., 0]), axis=0)
-    pick = np.maximum((known - 1) // 4, 0)
-    shape = (1, *images.shape[1:])
-    out = np.take_along_axis(ordered, np.broadcast_to(pick[None, ..., None], shape), axis=0)[0]
+    quartile = np.maximum((known - 1) // 4, 0)[None, ..., None]
+    out = np.take_along_axis(ordered, np.broadcast_to(quartile, (1, *images.shape[1:])), axis=0)[0]
     free = known >= max(2, len(images) // 10)
     out[~free] = np.median(out[free], axis=0) if free.any() else 0.0
     return out
 
 
-def segment(
-    mask: ColourMask, pixels: Array, strength: float, background: Array | None, halo: int = 2
-) -> tuple[Array, Array]:
-    """Mask and weight of pixels [height, width].
+def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
+    """The cameras of a scene that a recording holds, under the names of the recording.
 
-    A pixel is occluded if it shows neither the body nor the background in any shading, or is overexposed; so are `halo`
-    pixels around it.
+    Names match if one ends in the other, such as the serial number `220422302296` and `cam_220422302296`.
     """
-    behind = np.zeros((0, 0, 3), np.float32) if background is None else background
-    limits = (FULL_CHROMA_SHARE, MIN_PURITY, float(OVEREXPOSED_LEVEL), MAX_BACKGROUND_ERROR, *SHADING)
-    return silhouette_kernels.segment_pixels(pixels, mask.chroma, float(strength), behind, limits, halo)
+    shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES) and not c.endswith(".stamp")]
+    cameras: list[Camera] = []
+    for name, camera in scene.cameras.items():
+        alike = [label for label in shown if _same_camera(name, label)] if name not in shown else [name]
+        if len(alike) == 1 and (alike[0] == name or alike[0] not in scene.cameras):
+            cameras.append(replace(camera, name=alike[0]))
+    if not cameras:
+        raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
+    for camera in cameras:
+        if moves(scene.model, camera):
+            raise BadInput(
+                f"Camera {camera.name!r} moves with {camera.body!r}, and a recording is tracked without the joints of "
+                "the robot; leave its images out: instep data export, with --cameras and the names of the others."
+            )
+    return standing(scene.model, cameras)
+
+
+def _same_camera(one: str, other: str) -> bool:
+    """Whether one name is the other with something before it, such as `cam_`."""
+    short, long = sorted((one, other), key=len)
+    before = long.removesuffix(short)
+    return before != long and before[-1:] in ("_", "-", ".", "/")
+
+
+def recorded_frames(rig: CameraRig, episode: Episode, row: int) -> list[CameraFrame]:
+    """The frames of one row of a recording."""
+    names = [f"{IMAGES}{camera.name}{end}" for camera in rig.cameras for end in ("", ".stamp")]
+    shown = {name: np.asarray(episode[name][row]) for name in names if name in episode}
+    return [frame for frame in rig.frames(shown, float(episode.t[row])) if frame is not None]
+
+
+def align_stamps(episode: Episode) -> Episode:
+    """The episode with its image stamps on the clock of its rows.
+
+    Some recordings count stamps from the start of their clock; it is subtracted if stamps are then nearer to rows.
+    """
+    start, columns = float(episode.meta.get("start", 0.0)), dict[str, Array]()
+    for name in episode.columns:
+        if name.endswith(".stamp"):
+            stamps = np.asarray(episode[name], float)
+            ahead = float(np.median(stamps - episode.t))
+            columns[name] = stamps - start if abs(ahead - start) < abs(ahead) else stamps
+    return episode.with_columns(columns)

@@ -7,35 +7,43 @@ at the image's stamp to the image, and applies the same motion to all estimates 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.world import Array, Observation, State
+from instep.core.world import Array, Observation, State, options_dataclass
+from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
 from .body_appearance import PHASES, BodyTexture, LearnedAppearance, RegionColours
 from .body_outlines import Outline, body_faces, fitted_outline, outline_of, silhouette_kernels
-from .body_search import FOUND_OVERLAP, find_body, find_by_regions, resting_sides
-from .camera_frames import BUDGET_LOG, MAX_FRAME_GAP_S, Deadline, FrameBudget, healthy_frame, new_frames
-from .camera_rig import CameraFrame, CameraRig, MaskCrop, Shown, initial_strength, segmented_margin
-from .filter_state import (
-    HISTORY,
-    SMOOTHING,
-    FilterOptions,
-    FilterState,
-    adapted_spread,
-    exclude_outlier,
-    grown_covariance,
-    image_delay,
-    innovation_numbers,
-    systematic_spread,
-    widest_covariance,
+from .body_search import (
+    FOUND_OVERLAP,
+    find_body,
+    find_by_regions,
+    find_on_joint,
+    learned_crops,
+    refined_start,
+    resting_sides,
 )
+from .camera_frames import (
+    BUDGET_LOG,
+    MAX_FRAME_GAP_S,
+    Deadline,
+    FrameBudget,
+    ImageState,
+    WorkState,
+    healthy_frame,
+    new_frames,
+)
+from .camera_rig import CameraFrame, CameraRig, MaskCrop, Shown, segmented_margin
 from .pose_solver import (
+    MASK_NOISE,
     TEXTURE_POINTS,
+    PixelNoise,
     PoseSolution,
     SilhouetteFit,
     compare_silhouette,
@@ -45,10 +53,32 @@ from .pose_solver import (
     planar_basis,
     solve_pose,
 )
-from .scene_geometry import CameraMounts, Occluders, SupportPlane, resolve_penetration, support_plane
-from .start_search import find_on_joint, learn_texture, learned_crops, located_starts, refined_start
-from .tracked_body import FreeBody, JointedBody, tracked_bodies, with_joints
+from .scene_bodies import (
+    CameraMounts,
+    FreeBody,
+    JointedBody,
+    Occluders,
+    StartPose,
+    SupportPlane,
+    resolve_penetration,
+    support_plane,
+    tracked_bodies,
+)
 from .twin import CorrectedState
+
+Residual: TypeAlias = Literal["auto", "mask", "learned"]
+"""Segmentation of bodies: by the colour of the scene (mask), by learned colours and texture (learned), or auto."""
+HISTORY = 32
+"""Past estimates: half a second at 60 Hz, more than the latency of any useful camera."""
+SMOOTHING = 0.2
+"""Gain of the running means of chroma and of camera disagreement."""
+SYSTEMATIC_PX = 1.0
+"""Common error of all pixels of a silhouette by learned colours, as standard deviation [pixels]."""
+COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
+"""A length of 0.1 m makes rotations and translations comparable."""
+SLOW_M_S = 0.02
+"""Speed below which the image delay is not observable [m/s]."""
+
 
 MAX_MOTION_M = 0.01
 """Largest correction that counts as a motion of the body; a larger one corrects the estimate alone [m]."""
@@ -66,6 +96,100 @@ PER_BODY = (
 penetration, relocalization, whether its colours are learned, and orientations that fit the first image as well."""
 PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded", "fault")
 """Log per camera: overlap of silhouettes, visible share, latency, disagreement, exclusion, `ImageFault`."""
+
+
+@options_dataclass
+class FilterOptions:
+    """Options of the pose filter."""
+
+    residual: Residual = "auto"
+    """Auto is mask if the first images show the only body in its colour, and learned otherwise."""
+    iterations: int = 3
+    """Gauss-Newton steps."""
+    mask_noise: PixelNoise = MASK_NOISE
+    position_sigma: tuple[float, float] = (1e-4, 6e-3)
+    """Least and largest standard deviation of a predicted position [m]; recent innovations choose between them."""
+    orientation_sigma: tuple[float, float] = (7e-4, 6e-2)
+    """The same for an orientation [rad]."""
+    min_visible: float = 0.15
+    """Least unoccluded share of the silhouette in a camera that is used."""
+    min_shown: float = 0.3
+    """Least share of that in the body's colour; below, something unknown occludes it."""
+    inertia: float = 0.2
+    """Share of a correction that changes the velocity."""
+    lost_after: int = 12
+    """Frames without sight of an unoccluded body after which a global search starts."""
+    min_overlap: float = 0.65
+    """Overlap over all cameras, weighted by visibility, below which the estimate is doubtful."""
+    misfit_after: int = 4
+    """Doubtful frames after which a global search starts."""
+    bias: float = 6e-4
+    """Systematic error of silhouettes by shading, shape and lens, part of the reported standard deviation [m]."""
+    max_disagreement: float = 0.004
+    """Disagreement with the other cameras from which a camera is excluded [m]."""
+    exclude_after: int = 8
+    """Frames of such disagreement."""
+    starts: Mapping[str, StartPose] = field(default_factory=dict[str, StartPose])
+    """Where bodies start; the others are searched."""
+    held_out: tuple[str, ...] = ()
+    """Held-out cameras: scored, but not used by the correction."""
+    joints_known: bool = True
+    """Whether the robot's joints are known: bodies are moved out of the robot, and pixels it occludes do not count."""
+
+
+@dataclass(slots=True)
+class FilterState:
+    """State of the pose filter from frame to frame."""
+
+    t: Array
+    """Times of the past estimates [HISTORY]."""
+    poses: Array
+    """Past estimates, xyz + wxyz [HISTORY, bodies, 7]."""
+    joints: Array
+    """Past positions of the world [HISTORY, nq]."""
+    spread: Array
+    """Standard deviations of predicted position [m] and orientation [rad] [bodies, 2]."""
+    covariance: Array
+    """Of each pose [bodies, 6, 6]."""
+    frames_lost: Array
+    """Frames in a row without sight of a body [bodies]."""
+    misfits: Array
+    """Doubtful frames in a row [bodies]."""
+    drag: Array
+    """Running means of the image delay estimate [bodies, 2]."""
+    ambiguous: Array
+    """Other orientations that fit the first image as well [bodies]."""
+    strength: Array
+    """Chroma of the body in each camera [grey levels] [cameras]."""
+    disagreement: Array
+    """Running mean of the disagreement of each camera [m] [cameras]."""
+    disagreeing: Array
+    """Frames in a row above the limit [cameras]."""
+    excluded: Array
+    """Excluded cameras [cameras]."""
+    images: ImageState
+    work: WorkState
+    learned: LearnedAppearance | None = None
+    """None if bodies are segmented by the colour of the scene."""
+
+    @classmethod
+    def unknown(cls, state: State, bodies: int, cameras: int, options: FilterOptions) -> FilterState:
+        """The state before the first image."""
+        # The geometric mean of the bounds: the unknown start is in the covariance, not in the prediction error.
+        spread = np.sqrt([np.prod(options.position_sigma), np.prod(options.orientation_sigma)])
+        return cls(
+            t=np.full(HISTORY, state.t), poses=np.zeros((HISTORY, bodies, 7)), joints=np.tile(state.q, (HISTORY, 1)),
+            spread=np.tile(spread, (bodies, 1)), covariance=np.tile(widest_covariance(options), (bodies, 1, 1)),
+            frames_lost=np.zeros(bodies, int), misfits=np.zeros(bodies, int), drag=np.zeros((bodies, 2)),
+            ambiguous=np.zeros(bodies, int), strength=np.full(cameras, 100.0), disagreement=np.zeros(cameras),
+            disagreeing=np.zeros(cameras, int), excluded=np.zeros(cameras, bool),
+            images=ImageState.unknown(cameras, state.t), work=WorkState.unknown(bodies, cameras),
+        )  # fmt: skip
+
+    def copy(self) -> FilterState:
+        """A copy that may be changed."""
+        changes: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: None if value is None else value.copy() for name, value in changes.items()})
 
 
 @dataclass(slots=True)
@@ -128,19 +252,17 @@ class PoseFilter:
         frame = _Frame(images, memory, FrameBudget(None, memory.work), dict.fromkeys(self.logged, 0.0))
         for c, image in enumerate(images):
             if image is not None and self.rig.coloured:
-                memory.strength[c] = initial_strength(self.rig.mask, image.pixels)
-        q = state.q.copy()
-        starts = with_joints(self.options.starts, self._bodies)
-        started = located_starts(starts, self._outlines, self.mounts.cameras(state.q), images)
-        given_at = {name: one.world_from_body for name, one in started.items()}
-        memory.ambiguous[:] = [started[n].ambiguous if n in started else 0 for n in self._names]
+                memory.strength[c] = self.rig.mask.initial_strength(image.pixels)
+        q, starts = state.q.copy(), self.options.starts
+        cameras = {camera.name: camera for camera in self.mounts.cameras(state.q)}
+        given_at = {one.name: starts[one.name].transform(cameras, one) for one in self._bodies if one.name in starts}
         if self._regions and not self._shows_colour(q, frame, given_at):
             memory.learned = LearnedAppearance.unknown(self.rig.cameras, len(self._bodies))
             for texture in self._textures:
                 texture.reset(memory.learned)
         for b, body in enumerate(self._bodies):
-            at = body.nearest(given_at.get(body.name, body.transform(q)))
-            found = self._settle(b, at, frame) if body.name in given_at else self._find(b, at, frame)
+            at = given_at.get(body.name)
+            found = self._find(b, body.transform(q), frame) if at is None else self._settle(b, at, frame)
             q = q if found is None else body.put(q, found)
         memory.poses = np.tile(self._poses(q), (HISTORY, 1, 1))
         return CorrectedState(q, state.v, memory, frame.log | frame.budget.log())
@@ -157,10 +279,8 @@ class PoseFilter:
         memory.joints = np.concatenate([memory.joints[1:], [q]])
         images = self.mounts.frames(images, memory.t, memory.joints)
         log = dict.fromkeys(self.logged, 0.0) | memory.images.log(self.rig, t)
-        for b, name in enumerate(self._names):
-            log[f"{name}.learned"], log[f"{name}.ambiguous"] = (
-                float(memory.learned is not None), float(memory.ambiguous[b]),
-            )  # fmt: skip
+        log |= {f"{name}.learned": float(memory.learned is not None) for name in self._names}
+        log |= {f"{name}.ambiguous": float(memory.ambiguous[b]) for b, name in enumerate(self._names)}
         log |= {f"{camera.name}.excluded": float(memory.excluded[c]) for c, camera in enumerate(self.rig.cameras)}
         frame = _Frame(images, memory, FrameBudget(deadline, memory.work), log)
         order = frame.budget.body_order()
@@ -178,10 +298,8 @@ class PoseFilter:
                 q = apart
             memory.poses[:, b] = body.moved_poses(past, xi)
             # A jump corrects the position and says nothing about the velocity.
-            twist = (
-                np.zeros(6) if log[f"{body.name}.shift"] > MAX_MOTION_M else self.options.inertia * xi / self.scene.dt
-            )
-            v = body.add_twist(q, v, twist)
+            if log[f"{body.name}.shift"] <= MAX_MOTION_M:
+                v = body.add_twist(q, v, self.options.inertia * xi / self.scene.dt)
         if memory.learned is not None:
             memory.learned.phase = (memory.learned.phase + 1) % (1 << 16)
         return CorrectedState(q, v, memory, log | frame.budget.log())
@@ -221,7 +339,7 @@ class PoseFilter:
             return self._find(0, body.transform(q), frame) is not None
         crops = [self.crop(0, c, image, at, frame.state) for c, image in enumerate(frame.images) if image is not None]
         fits = [compare_silhouette(self._outlines[0], crop) for crop in crops if crop is not None]
-        return bool(fits) and sum(fit.overlap for fit in fits) / len(fits) > FOUND_OVERLAP
+        return bool(fits) and float(np.mean([fit.overlap for fit in fits])) > FOUND_OVERLAP
 
     def _crops(self, b: int, past: Array, frame: _Frame) -> list[MaskCrop | None]:
         """The segmented pixels around a body in the images that there is time for; None for the others."""
@@ -256,14 +374,14 @@ class PoseFilter:
         used = [c for c, crop in enumerate(crops) if crop is not None and self.usable(c, state)]
         picked = [crop for c in used if (crop := crops[c]) is not None]
         found = self._solved(b, picked, prior, basis, frame) if picked else None
-        good = [i for i, fit in enumerate(found.fits) if self._sees(fit)] if found else []
+        good = [i for i, fit in enumerate(found.fits) if fit.confirmed or self._sees(fit)] if found else []
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = self._solved(b, picked, prior, basis, frame, found.xi)
         found = found if good else None
         learns = bool(picked and state.learned is not None)
         bias = systematic_spread([crop.camera for crop in picked], T, outline.reach, basis) if learns else options.bias
-        numbers = innovation_numbers(found, prior, basis, bias)
+        numbers = _innovation_numbers(found, prior, basis, bias)
         frame.log |= {f"{name}.{word}": value for word, value in numbers.items()}
         fits = dict(zip(used, found.fits, strict=True)) if found is not None else {}
         state.work.compared(
@@ -299,10 +417,8 @@ class PoseFilter:
             rounds += int(fits := budget.fits(step=len(picked)))
             return fits
 
-        found = solve_pose(
-            self._outlines[b], picked, prior, basis, self.options.iterations, self.options.mask_noise, more=more,
-            start=start,
-        )  # fmt: skip
+        steps, noise = self.options.iterations, self.options.mask_noise
+        found = solve_pose(self._outlines[b], picked, prior, basis, steps, noise, more=more, start=start)
         budget.note("step", begun - budget.left(), rounds * len(picked))
         budget.leave("steps", found.left_out)
         return found
@@ -325,8 +441,7 @@ class PoseFilter:
                     self._textures[b].learn(image, c, at, crop, crop.points, state.learned)
 
     def _sees(self, fit: SilhouetteFit) -> bool:
-        shown = fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
-        return shown or fit.confirmed
+        return fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
 
     def _basis(self, b: int, T: Array) -> Array:
         """The motion of its joint, three motions on the support plane, or all six."""
@@ -406,12 +521,16 @@ class PoseFilter:
         if learned is None:
             return T
         colours, hide = self._regions[b], partial(self._occluders.hide_standing, b)
-        crops = learned_crops(colours, (T, T), shown, hide, learned)
-        if learn_texture(self._textures[b], T, shown, crops, learned) < TEXTURE_POINTS[0]:
-            return T  # without texture nothing keeps the error of the start
-        here, crops = refined_start(colours, T, self._basis(b, T), shown, hide, learned)
-        self._textures[b].reset(learned)
-        learn_texture(self._textures[b], here, shown, crops, learned)
+        texture, here, crops = self._textures[b], T, learned_crops(colours, (T, T), shown, hide, learned)
+        for refined in (False, True):
+            if refined:
+                here, crops = refined_start(colours, T, self._basis(b, T), shown, hide, learned)
+                texture.reset(learned)
+            for c, frame_shown in shown:
+                if c in crops:
+                    texture.learn(frame_shown, c, here, crops[c], None, learned)
+            if texture.known(learned) < TEXTURE_POINTS[0]:
+                break  # without texture nothing keeps the error of the start
         return here
 
     def _score_cameras(
@@ -424,3 +543,105 @@ class PoseFilter:
                 fit = fits[c] if c in fits else compare_silhouette(outline, crop, xi, noise=self.options.mask_noise)
                 frame.log[f"{camera.name}.overlap"] = fit.overlap
                 frame.log[f"{camera.name}.visible_share"] = fit.visible
+
+
+def widest_covariance(options: FilterOptions) -> Array:
+    """The covariance [6, 6] of a pose that is only known to be near."""
+    return np.diag([options.position_sigma[1] ** 2] * 3 + [options.orientation_sigma[1] ** 2] * 3)
+
+
+def _innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:
+    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible.
+
+    Without a correction those that need an image are NaN.
+    """
+    if found is None:
+        return dict.fromkeys(("nis", "residual", "weakest_sigma"), np.nan)
+    M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
+    eta = basis.T @ found.xi
+    gradient = (M + prior_information) @ eta
+    nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
+    # The weakest direction is the least observable.
+    scale = np.diag(1.0 / np.linalg.norm(COMPARABLE[:, None] * basis, axis=0))
+    return {
+        "nis": float(nis),
+        "shift": float(np.linalg.norm(found.xi[:3])),
+        "turn": float(np.linalg.norm(found.xi[3:])),
+        "residual": float(np.mean([fit.residual for fit in found.fits])),
+        "sigma": float(np.sqrt(np.trace(found.covariance[:3, :3]) + bias**2)),
+        "weakest_sigma": float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf,
+        "visible": max(fit.visible for fit in found.fits),
+    }
+
+
+def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: float, basis: Array) -> float:
+    """Standard deviation of a position by the common errors of a silhouette [m].
+
+    Each camera is taken to show a body of radius `reach` [m] with an error of `SYSTEMATIC_PX` in both image coordinates
+    and in size: wrong shape, shadows, similar colours. Neither averaging nor innovations reveal it.
+    """
+    information = np.zeros((3, 3))
+    for camera in cameras:
+        R, f = camera.body_from_camera[:3, :3], camera.focal
+        x, y, z = R.T @ (world_from_body[:3, 3] - camera.body_from_camera[:3, 3])
+        shown = np.array(
+            [f[0] * (R[:, 0] - x / z * R[:, 2]), f[1] * (R[:, 1] - y / z * R[:, 2]), reach * f[0] / z * R[:, 2]]
+        )
+        information += shown.T @ shown / z**2
+    directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
+    directions: Array = directions / np.linalg.norm(directions, axis=0)
+    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
+
+
+def exclude_outlier(
+    fits: Sequence[SilhouetteFit], used: Sequence[int], state: FilterState, options: FilterOptions
+) -> dict[int, float]:
+    """Exclude a camera that keeps disagreeing with the others; returns the disagreement by camera [m]."""
+    if len(used) < 3:
+        return {}
+    for c, excess in zip(used, camera_excess(fits), strict=True):
+        state.disagreement[c] += SMOOTHING * (excess - state.disagreement[c])
+        apart = state.disagreement[c] > options.max_disagreement
+        state.disagreeing[c] = state.disagreeing[c] + 1 if apart else 0
+    worst = max(used, key=lambda c: float(state.disagreement[c]))
+    if state.disagreeing[worst] >= options.exclude_after:
+        state.excluded[worst] = True
+    return {c: float(state.disagreement[c]) for c in used}
+
+
+def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
+    """Distance of each camera's own optimum from that of the others, less the largest distance among those [m]."""
+    M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
+    small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
+    # First each camera alone, then all others.
+    curvature, slope = np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])
+    wanted: Array = -np.asarray(np.linalg.solve(curvature, slope[..., None]), float)[:, :2, 0]
+    steps, agreed = wanted[: len(fits)], wanted[len(fits) :]
+    apart: Array = np.asarray(np.linalg.norm(steps - agreed[:, None], axis=-1), float)
+    own = np.diag(apart).copy()
+    np.fill_diagonal(apart, 0.0)
+    return list(own - apart.max(axis=1))
+
+
+def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
+    """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
+
+    Images that are late by d pull a body that moves at v back by d v. `drag` [2] holds the running means of both over
+    about ten frames; a body at rest gives zero.
+    """
+    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
+    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
+    return float(drag[0] / (drag[1] + SLOW_M_S**2))
+
+
+def adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
+    """Standard deviations of predictions, adapted to the last innovations within their bounds."""
+    new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
+    low, high = np.array([options.position_sigma, options.orientation_sigma]).T
+    return np.clip(new, low, high)
+
+
+def grown_covariance(covariance: Array) -> Array:
+    """The covariance [..., 6, 6] of poses after a frame without a correction."""
+    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
+    return np.minimum(covariance + 0.01 * ceiling, ceiling)

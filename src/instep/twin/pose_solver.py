@@ -20,8 +20,8 @@ import numpy as np
 from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array, array_dataclass, options_dataclass
 
-from .body_outlines import MARGIN_PX, Outline, calibrated, silhouette_kernels
-from .camera_rig import MaskCrop
+from .body_outlines import MARGIN_PX, Outline, calibrated, project_points, silhouette_kernels
+from .camera_rig import MaskCrop, PointTracks
 from .silhouette_kernels import BodyMotion, EdgeModel
 
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
@@ -116,9 +116,9 @@ def solve_pose(
     """
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1]) if start is None else np.linalg.pinv(basis) @ start
-
+    few, many = TEXTURE_POINTS
     points = sum(len(crop.points.places) for crop in crops if crop.points is not None)
-    weight = _silhouette_share(points) if share is None else share
+    weight = TEXTURED_SHARE ** min(max((points - few) / (many - few), 0.0), 1.0) if share is None else share
 
     def compare(soft: float, far: float = 1.0) -> tuple[SilhouetteFit, ...]:
         return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, weight, far) for crop in crops)
@@ -132,14 +132,14 @@ def solve_pose(
         soft = edge_width(fits) if left > 1 else EDGE_WIDTH_PX
         far = FAR_POINTS if left > 1 and any(fit.fitting < FEW_FITTING for fit in fits) else 1.0
         near = soft == EDGE_WIDTH_PX and far == 1
-        information, gradient = _summed(fits if near else compare(soft, far))
-        curvature = information + prior_information
-        step = np.linalg.solve(curvature, gradient + prior_information @ eta)
+        compared = fits if near else compare(soft, far)
+        curvature = sum((fit.information for fit in compared), prior_information)
+        step = np.linalg.solve(curvature, sum((fit.gradient for fit in compared), prior_information @ eta))
         eta = eta - step
         if near and step @ curvature @ step < MIN_STEP**2:
             break  # the fits before so small a step still hold
         fits = compare(EDGE_WIDTH_PX)
-    information, _ = _summed(fits)
+    information = sum((fit.information for fit in fits), np.zeros_like(prior_information))
     covariance = np.linalg.inv(information + prior_information)
     return PoseSolution(basis @ eta, basis @ covariance @ basis.T, information, fits, left_out)
 
@@ -161,14 +161,9 @@ def compare_silhouette(
     information, gradient = H * noise.scale * share, g * noise.scale * share
     confirmed, found, share_fitting = False, 0.0, 1.0
     if crop.points is not None and len(crop.points.places):
-        by_points = texture_kernels.point_equations(
-            crop.points.places, crop.points.measured, (moved(crop.world_from_body, motion[1]), basis),
-            calibrated(crop.camera), (crop.points.sigma, far * MAX_POINT_ERROR),
-        )  # fmt: skip
-        information, gradient = information + by_points[0], gradient + by_points[1]
-        share_fitting = float(by_points[2])
-        fitting = share_fitting * len(crop.points.places)
-        found = fitting / crop.points.followed
+        H, g, fitting = _point_equations(crop.points, crop, motion, far * MAX_POINT_ERROR)
+        information, gradient = information + H, gradient + g
+        share_fitting, found = fitting / len(crop.points.places), fitting / crop.points.followed
         confirmed = bool(fitting >= TEXTURE_POINTS[0] and found >= CONFIRMING_SHARE)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
     return SilhouetteFit(
@@ -189,10 +184,19 @@ def mean_overlap(fits: Sequence[SilhouetteFit]) -> float:
     return agreed / max(sum(fit.visible for fit in fits), 1e-9)
 
 
-def _silhouette_share(points: int) -> float:
-    """Weight of silhouettes beside so many points of the texture, which falls from 1 to `TEXTURED_SHARE`."""
-    few, many = TEXTURE_POINTS
-    return TEXTURED_SHARE ** min(max((points - few) / (many - few), 0.0), 1.0)
+def _point_equations(
+    tracks: PointTracks, crop: MaskCrop, motion: BodyMotion, limit: float
+) -> tuple[Array, Array, float]:
+    """J^T W J and J^T W r of points on a body, by Tukey's weights with a limit [standard deviations], and their sum."""
+    world_from_body, xi, basis = motion
+    shown, jacobian = project_points(tracks.places, moved(world_from_body, xi), crop.camera)
+    if not np.isfinite(shown[0, 0]):
+        return np.zeros((basis.shape[1], basis.shape[1])), np.zeros(basis.shape[1]), 0.0
+    off = shown - tracks.measured
+    weight = np.maximum(1.0 - np.sum(off * off, axis=1) / (tracks.sigma * limit) ** 2, 0.0) ** 2
+    J = (jacobian @ basis).reshape(-1, basis.shape[1])
+    weighted = J * np.repeat(weight / tracks.sigma**2, 2)[:, None]
+    return weighted.T @ J, weighted.T @ off.ravel(), float(weight.sum())
 
 
 def _silhouette_equations(
@@ -221,23 +225,12 @@ def motion_between(before: Array, after: Array) -> Array:
 def planar_basis(normal: Array) -> Array:
     """Motions on a plane [6, 3]: two translations along it, one rotation about its normal."""
     # By hand: this is computed for each body and image, and numpy takes half a millisecond for two cross products.
-    x, y, z = normal.tolist()
-    size = math.sqrt(x * x + y * y + z * z)
-    x, y, z = x / size, y / size, z / size
+    x, y, z = (normal / math.hypot(*normal)).tolist()
     first = (y, -x, 0.0) if abs(z) < 0.9 else (-z, 0.0, x)
-    size = math.hypot(*first)
-    a, b, c = first[0] / size, first[1] / size, first[2] / size
+    a, b, c = (one / math.hypot(*first) for one in first)
     basis = np.zeros((6, 3))
     basis[:3, 0], basis[:3, 1], basis[3:, 2] = (a, b, c), (y * c - z * b, z * a - x * c, x * b - y * a), (x, y, z)
     return basis
-
-
-def _summed(fits: Sequence[SilhouetteFit]) -> tuple[Array, Array]:
-    information, gradient = fits[0].information.copy(), fits[0].gradient.copy()
-    for fit in fits[1:]:
-        information += fit.information
-        gradient += fit.gradient
-    return information, gradient
 
 
 def edge_width(fits: Sequence[SilhouetteFit]) -> float:

@@ -1,4 +1,4 @@
-"""Compiled colour statistics of a body and of what lies around it: histograms, backgrounds by pixel, and the masks.
+"""Compiled colours of a body and of its surroundings: learned histograms and backgrounds, a named colour, and masks.
 
 A pixel of colour c belongs to the body, to the background, or to something unknown:
 
@@ -264,7 +264,7 @@ def contrasts(parts, poses, camera, bins, bands):  # pragma: no cover - compiled
     _, _, width, height = camera
     counts = np.zeros((2, LEVELS**3))
     for n in range(poses.shape[0]):
-        points, _ = project_corners(corners, poses[n], camera, poses[n][:3, 3])
+        points, _ = project_corners(corners, poses[n], camera)
         if not np.isfinite(points[0, 0]):
             continue
         left, top, right, bottom = region_around(points, int(bands[1]) + 1, 1 << 20, 1 << 20)
@@ -289,3 +289,59 @@ def contrasts(parts, poses, camera, bins, bands):  # pragma: no cover - compiled
                     alike += math.sqrt(counts[0, k] * counts[1, k])
             out[n] = 1.0 - alike / math.sqrt(inside * around)
     return out
+
+
+@njit(**OPTIONS)
+def segment_pixels(pixels, chroma, strength, background, limits, halo):  # pragma: no cover - compiled
+    """Body mask and pixel weight [height, width] of pixels [height, width, 3] by colour and background.
+
+    `limits` holds the full-chroma share, least purity, overexposure level, background tolerance and range of shading;
+    an empty `background` is not known. `halo` widens occluders by that many pixels.
+    """
+    height, width = pixels.shape[:2]
+    mask, weight = np.empty((height, width), np.float32), np.ones((height, width), np.float32)
+    full, pale, white, tolerance, low, high = limits
+    for i in range(height):
+        for j in range(width):
+            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
+            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
+            purity = min(max((along / max(r, g, b, 1.0) - pale) / 0.08, 0.0), 1.0)
+            mask[i, j] = min(max(along / (full * strength), 0.0), 1.0) * purity
+            if len(background) == 0 or mask[i, j] >= 0.08:
+                continue
+            if min(r, g, b) > white or _departure(pixels[i, j], background[i, j], low, high) > tolerance:
+                weight[i, j] = -1.0
+    for i in range(height):
+        for j in range(width):
+            if weight[i, j] >= 0:
+                continue
+            for a in range(max(i - halo, 0), min(i + halo + 1, height)):
+                reach = halo - abs(a - i)
+                for c in range(max(j - reach, 0), min(j + reach + 1, width)):
+                    if weight[a, c] > 0 and mask[a, c] < 0.95:
+                        weight[a, c] = 0.0
+    for i in range(height):
+        for j in range(width):
+            weight[i, j] = max(weight[i, j], 0.0)
+    return mask, weight
+
+
+@njit(**OPTIONS)
+def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compiled
+    """The median chroma of every second pixel that clearly shows the body, to half a grey level."""
+    bins, n = np.zeros(1024, np.int64), 0
+    for i in range(0, pixels.shape[0], 2):
+        for j in range(0, pixels.shape[1], 2):
+            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
+            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
+            if along > 0.5 * expected and along > purity * max(r, g, b):
+                bins[min(int(2.0 * along), 1023)] += 1
+                n += 1
+    if n < 20:
+        return expected
+    seen = 0
+    for i in range(1024):
+        seen += bins[i]
+        if 2 * seen >= n:
+            return 0.5 * i + 0.25
+    return expected

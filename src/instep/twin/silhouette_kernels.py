@@ -1,9 +1,7 @@
-"""Compiled geometry of silhouettes: project corners, take convex hulls, measure distances to the outline; pixel masks.
+"""Compiled silhouettes: projected corners, convex hulls, distances to the outline, normal equations against a mask.
 
 A body is a union of convex parts. The silhouette of a part is the convex hull of its projected corners; the signed
 distance of a pixel to the silhouette of the body is the least over its parts (negative inside).
-
-Compiled normal equations of silhouettes: the residual between a predicted outline and a mask, by motions of a body.
 
 With d the signed distance of a pixel to the projected outline (negative inside), the predicted coverage is
 
@@ -58,7 +56,7 @@ class ProjectedOutline(NamedTuple):
     points: Array
     """Projected corners [n, 2] [pixels]."""
     jacobian: Array
-    """Their derivatives by (translation, rotation about `centre`) in the world [n, 2, 6]."""
+    """Their derivatives by (translation, rotation about the body's origin) in the world [n, 2, 6]."""
     edges: Array
     """Those of `edges_of` [edges, 7]."""
     region: Region
@@ -133,11 +131,11 @@ def edges_of(points, starts):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def project_corners(corners, world_from_body, camera, centre):  # pragma: no cover - compiled
-    """Projected corners [n, 2] and their derivatives by (translation, rotation about `centre`) [n, 2, 6].
+def project_corners(corners, world_from_body, camera):  # pragma: no cover - compiled
+    """Projected corners [n, 2] and their derivatives by motions of the body (translation, rotation) [n, 2, 6].
 
     With the camera's rotation R and the motion (dt, dw) of a corner p,
-    d p_camera = R^T (dt + dw x (p - centre)); the pinhole's derivative takes it to pixels. Lens distortion moves
+    d p_camera = R^T (dt + dw x (p - origin)); the pinhole's derivative takes it to pixels. Lens distortion moves
     corners; its effect on the derivative, a few per cent at the border of a wide lens, is neglected. The first corner
     is NaN where the body is not wholly in front of the camera.
     """
@@ -164,7 +162,7 @@ def project_corners(corners, world_from_body, camera, centre):  # pragma: no cov
         bx = x * radial + 2 * lens[6] * x * y + lens[7] * (r2 + 2 * x * x)
         by = y * radial + lens[6] * (r2 + 2 * y * y) + 2 * lens[7] * x * y
         points[i, 0], points[i, 1] = lens[0] * bx + lens[2], lens[1] * by + lens[3]
-        ax, ay, az = p[0] - centre[0], p[1] - centre[1], p[2] - centre[2]
+        ax, ay, az = p[0] - world_from_body[0, 3], p[1] - world_from_body[1, 3], p[2] - world_from_body[2, 3]
         for row in range(2):
             f, ratio = lens[row] / z, (x if row == 0 else y)
             for b in range(3):
@@ -208,46 +206,6 @@ def signed_distance(x, y, edges):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def segment_pixels(pixels, chroma, strength, background, limits, halo):  # pragma: no cover - compiled
-    """Body mask and pixel weight [height, width] of pixels [height, width, 3] by colour and background.
-
-    `limits` holds the full-chroma share, least purity, overexposure level, background tolerance and range of shading;
-    an empty `background` is not known. `halo` widens occluders by that many pixels.
-    """
-    height, width = pixels.shape[:2]
-    mask, weight = np.empty((height, width), np.float32), np.ones((height, width), np.float32)
-    full, pale, white, tolerance, low, high = limits
-    for i in range(height):
-        for j in range(width):
-            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
-            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
-            purity = min(max((along / max(r, g, b, 1.0) - pale) / 0.08, 0.0), 1.0)
-            mask[i, j] = min(max(along / (full * strength), 0.0), 1.0) * purity
-            if len(background) == 0 or mask[i, j] >= 0.08:
-                continue
-            odd = min(r, g, b) > white
-            if not odd:
-                x, y, z = background[i, j, 0], background[i, j, 1], background[i, j, 2]
-                k = min(max((r * x + g * y + b * z) / max(x * x + y * y + z * z, 1.0), low), high)
-                odd = max(abs(r - k * x), abs(g - k * y), abs(b - k * z)) > tolerance
-            if odd:
-                weight[i, j] = -1.0
-    for i in range(height):
-        for j in range(width):
-            if weight[i, j] >= 0:
-                continue
-            for a in range(max(i - halo, 0), min(i + halo + 1, height)):
-                reach = halo - abs(a - i)
-                for c in range(max(j - reach, 0), min(j + reach + 1, width)):
-                    if weight[a, c] > 0 and mask[a, c] < 0.95:
-                        weight[a, c] = 0.0
-    for i in range(height):
-        for j in range(width):
-            weight[i, j] = max(weight[i, j], 0.0)
-    return mask, weight
-
-
-@njit(**OPTIONS)
 def soft_silhouette(edges, region, soft):  # pragma: no cover - compiled
     """Soft silhouette of the pixels of a region [height, width]: 1 / (1 + exp(distance / soft))."""
     left, top, right, bottom = region
@@ -258,10 +216,6 @@ def soft_silhouette(edges, region, soft):  # pragma: no cover - compiled
             z = min(max(d / soft, -30.0), 30.0)
             out[i, j] = 1.0 / (1.0 + math.exp(z))
     return out
-
-
-# pyright: basic, reportUnknownParameterType=false
-# Numba compiles these functions; its decorators have no types.
 
 
 BLOCK = 4
@@ -285,23 +239,33 @@ class CandidateEdges(NamedTuple):
     """How many there are."""
 
 
+@njit(**INLINE)
+def _quaternion(xi):  # pragma: no cover - compiled
+    """The quaternion wxyz of the rotation vector xi[3:]."""
+    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
+    share = 0.5 if angle < 2e-9 else math.sin(0.5 * angle) / angle
+    return math.cos(0.5 * angle), share * xi[3], share * xi[4], share * xi[5]
+
+
+@njit(**INLINE)
+def _rotate(w, x, y, z, out):  # pragma: no cover - compiled
+    """Write the rotation matrix of a unit quaternion to out[:3, :3]."""
+    out[0, 0], out[0, 1], out[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+    out[1, 0], out[1, 1], out[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+    out[2, 0], out[2, 1], out[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+
+
 @njit(**OPTIONS)
 def moved_transform(world_from_body, xi):  # pragma: no cover - compiled
     """A transform (4 x 4) translated by xi[:3] and rotated about its own origin by the rotation vector xi[3:]."""
-    out = world_from_body.copy()
-    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
-    half = 0.5 * angle
-    share = 0.5 if half < 1e-9 else math.sin(half) / angle
-    w, x, y, z = math.cos(half), share * xi[3], share * xi[4], share * xi[5]
-    R = np.empty((3, 3))
-    R[0, 0], R[0, 1], R[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
-    R[1, 0], R[1, 1], R[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
-    R[2, 0], R[2, 1], R[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    out, R = world_from_body.copy(), np.empty((3, 3))
+    w, x, y, z = _quaternion(xi)
+    _rotate(w, x, y, z, R)
     for a in range(3):
         for b in range(3):
-            out[a, b] = (
-                R[a, 0] * world_from_body[0, b] + R[a, 1] * world_from_body[1, b] + R[a, 2] * world_from_body[2, b]
-            )
+            out[a, b] = 0.0
+            for c in range(3):
+                out[a, b] += R[a, c] * world_from_body[c, b]
         out[a, 3] += xi[a]
     return out
 
@@ -331,11 +295,8 @@ def transform_at(times, poses, t):  # pragma: no cover - compiled
 def transform_of_pose(pose):  # pragma: no cover - compiled
     """The transform (4 x 4) of a pose xyz + wxyz."""
     size = math.sqrt(pose[3] ** 2 + pose[4] ** 2 + pose[5] ** 2 + pose[6] ** 2)
-    w, x, y, z = pose[3] / size, pose[4] / size, pose[5] / size, pose[6] / size
     out = np.zeros((4, 4))
-    out[0, 0], out[0, 1], out[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
-    out[1, 0], out[1, 1], out[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
-    out[2, 0], out[2, 1], out[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    _rotate(pose[3] / size, pose[4] / size, pose[5] / size, pose[6] / size, out)
     out[0, 3], out[1, 3], out[2, 3], out[3, 3] = pose[0], pose[1], pose[2], 1.0
     return out
 
@@ -344,9 +305,7 @@ def transform_of_pose(pose):  # pragma: no cover - compiled
 def moved_poses(poses, xi):  # pragma: no cover - compiled
     """Poses xyz + wxyz [n, 7], moved by one motion xi: translated, and rotated each about its own origin."""
     out = poses.copy()
-    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
-    share = 0.5 if angle < 2e-9 else math.sin(0.5 * angle) / angle
-    aw, ax, ay, az = math.cos(0.5 * angle), share * xi[3], share * xi[4], share * xi[5]
+    aw, ax, ay, az = _quaternion(xi)
     for i in range(poses.shape[0]):
         for k in range(3):
             out[i, k] += xi[k]
@@ -378,7 +337,7 @@ def region_around(points, margin, width, height):  # pragma: no cover - compiled
 @njit(**OPTIONS)
 def body_region(corners, world_from_body, camera, margin):  # pragma: no cover - compiled
     """The bounding box of a body in a camera; empty where the body is not wholly in front of it."""
-    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
+    points, _ = project_corners(corners, world_from_body, camera)
     if not np.isfinite(points[0, 0]):
         return (0, 0, 0, 0)
     _, _, width, height = camera
@@ -394,7 +353,7 @@ def pose_equations(parts, motion, camera, pixels, edge, margin):  # pragma: no c
     (corners, starts), (world_from_body, xi, basis) = parts, motion
     k = basis.shape[1]
     here = moved_transform(world_from_body, xi)
-    points, jacobian = project_corners(corners, here, camera, here[:3, 3])
+    points, jacobian = project_corners(corners, here, camera)
     if not np.isfinite(points[0, 0]):
         return np.zeros((k, k)), np.zeros(k), np.zeros(8)
     _, _, region = pixels
@@ -581,7 +540,7 @@ def _assemble(edges, jacobian, basis, sums, H, g):  # pragma: no cover - compile
 def mask_out_body(parts, world_from_body, camera, pixels, margin_px):  # pragma: no cover - compiled
     """Set the weight of the pixels that a body occludes, and of `margin_px` pixels around it, to zero."""
     (corners, starts), (_, weight, region) = parts, pixels
-    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
+    points, _ = project_corners(corners, world_from_body, camera)
     if not np.isfinite(points[0, 0]):
         return
     left, top, right, bottom = region_around(points, 2, region[2], region[3])
@@ -593,24 +552,3 @@ def mask_out_body(parts, world_from_body, camera, pixels, margin_px):  # pragma:
                 d, _ = signed_distance(x + 0.5, y + 0.5, edges)
                 if d < margin_px:
                     weight[y - region[1], x - region[0]] = 0.0
-
-
-@njit(**OPTIONS)
-def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compiled
-    """The median chroma of every second pixel that clearly shows the body, to half a grey level."""
-    bins, n = np.zeros(1024, np.int64), 0
-    for i in range(0, pixels.shape[0], 2):
-        for j in range(0, pixels.shape[1], 2):
-            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
-            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
-            if along > 0.5 * expected and along > purity * max(r, g, b):
-                bins[min(int(2.0 * along), 1023)] += 1
-                n += 1
-    if n < 20:
-        return expected
-    seen = 0
-    for i in range(1024):
-        seen += bins[i]
-        if 2 * seen >= n:
-            return 0.5 * i + 0.25
-    return expected

@@ -1,14 +1,13 @@
-"""Compiled tracking of texture on a body: depth of its faces, corners of the texture, patches that follow it.
+"""Compiled tracking of texture on the faces of a body, and the silhouette of a triangle mesh.
 
 A point of the texture is a place X on the body with two tangents A = dX/d(u, v), which map steps in the image that it
 was learned from to steps on its face. At another pose the patch around it appears warped by W = du'/dX A; only its
 translation is searched, from coarse to fine, by inverse compositional alignment of normalised grey levels.
 
-Compiled normal equations of the silhouette of a triangle mesh, which need not be convex.
-
-The mesh is drawn at its pose. A pixel of it that borders on one that shows no mesh is on the contour, with the point of
-the surface that it shows and the outward normal n of the silhouette. A pixel at the signed distance d of its nearest
-contour pixel is predicted to show the body by c(d) = 1 / (1 + exp(d / s)), as beside a convex outline, and
+A mesh need not be convex. It is drawn at its pose. A pixel of it that borders on one that shows no mesh is on the
+contour, with the point of the surface that it shows and the outward normal n of the silhouette. A pixel at the signed
+distance d of its nearest contour pixel is predicted to show the body by c(d) = 1 / (1 + exp(d / s)), as beside a convex
+outline, and
 
     dc/dxi = c (1 - c) / s  n . du/dxi,     u the contour point
 
@@ -185,40 +184,6 @@ def _aligned(image, place, warp, template, scale, room):  # pragma: no cover - c
 
 
 @njit(**OPTIONS)
-def point_equations(places, measured, motion, camera, noise):  # pragma: no cover - compiled
-    """J^T W J [k, k], J^T W r [k] of points on a body [n, 3] that were measured [n, 2], and the share that fits.
-
-    `motion` is (transform, basis); `noise` holds the standard deviation [pixels] and Tukey's threshold, in deviations.
-    """
-    world_from_body, basis = motion
-    k = basis.shape[1]
-    H, g, fits = np.zeros((k, k)), np.zeros(k), 0.0
-    points, jacobian = project_corners(places, world_from_body, camera, world_from_body[:3, 3])
-    if not np.isfinite(points[0, 0]):
-        return H, g, 0.0
-    sigma, limit = noise
-    row = np.empty((2, k))
-    for n in range(places.shape[0]):
-        dx, dy = points[n, 0] - measured[n, 0], points[n, 1] - measured[n, 1]
-        size = math.sqrt(dx * dx + dy * dy) / (sigma * limit)
-        if size >= 1.0:
-            continue
-        w = (1.0 - size * size) ** 2
-        fits += w
-        w /= sigma * sigma
-        for a in range(2):
-            for b in range(k):
-                row[a, b] = 0.0
-                for s in range(6):
-                    row[a, b] += jacobian[n, a, s] * basis[s, b]
-        for b in range(k):
-            g[b] += w * (row[0, b] * dx + row[1, b] * dy)
-            for s in range(k):
-                H[b, s] += w * (row[0, b] * row[0, s] + row[1, b] * row[1, s])
-    return H, g, fits / places.shape[0]
-
-
-@njit(**OPTIONS)
 def render_faces(faces, world_from_body, camera, region, depth, owner):  # pragma: no cover - compiled
     """Draw the triangles of a body into a depth image [height, width] [m]; `owner` takes the number of the nearest.
 
@@ -227,7 +192,7 @@ def render_faces(faces, world_from_body, camera, region, depth, owner):  # pragm
     vertices, triangles = faces
     world_from_camera, _, _, _ = camera
     left, top, right, bottom = region
-    points, _ = project_corners(vertices, world_from_body, camera, world_from_body[:3, 3])
+    points, _ = project_corners(vertices, world_from_body, camera)
     if not np.isfinite(points[0, 0]):
         return
     z = np.empty(vertices.shape[0])
@@ -277,30 +242,6 @@ def _span(start, slope, low, high):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def free_pixels(shown, steps, points, spacing):  # pragma: no cover - compiled
-    """Pixels that are farther than so many steps, along rows and columns, from one that is not shown or outside.
-
-    Those within a square of `spacing` pixels around points [n, 2] do not count.
-    """
-    height, width = shown.shape
-    far = np.zeros((height + 2, width + 2), np.int32)
-    for i in range(height):
-        for j in range(width):
-            far[i + 1, j + 1] = min(far[i, j + 1], far[i + 1, j]) + 1 if shown[i, j] else 0
-    out = np.empty((height, width), np.bool_)
-    for i in range(height - 1, -1, -1):
-        for j in range(width - 1, -1, -1):
-            far[i + 1, j + 1] = min(far[i + 1, j + 1], min(far[i + 2, j + 1], far[i + 1, j + 2]) + 1)
-            out[i, j] = far[i + 1, j + 1] > steps
-    for n in range(points.shape[0]):
-        x, y = int(points[n, 0]), int(points[n, 1])
-        for i in range(max(y - spacing, 0), min(y + spacing + 1, height)):
-            for j in range(max(x - spacing, 0), min(x + spacing + 1, width)):
-                out[i, j] = False
-    return out
-
-
-@njit(**OPTIONS)
 def texture_corners(grey, allowed, spacing, least, out):  # pragma: no cover - compiled
     """Write the places of texture corners to `out` [n, 2], strongest first, `spacing` pixels apart; return how many.
 
@@ -342,10 +283,6 @@ def texture_corners(grey, allowed, spacing, least, out):  # pragma: no cover - c
             for x in range(max(j - spacing, 0), min(j + spacing + 1, width)):
                 strength[y, x] = 0.0
     return n
-
-
-# pyright: basic, reportUnknownParameterType=false
-# Numba compiles these functions; its decorators have no types.
 
 
 SMOOTHING = 3

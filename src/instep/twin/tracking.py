@@ -21,9 +21,9 @@ from instep.scene.camera import Camera, standing
 from instep.scene.camera_files import Calibration, known_sizes
 from instep.scene.folder import Scene
 
-from .body_appearance import PHASES, LearnedAppearance, RegionColours
 from .body_outlines import Outline, draw_outline, outline_of, project_outline, transform_at
-from .camera_refinement import RefinedRig, RefineOptions, calibrated_rig, refine_focal, refine_rig
+from .body_search import RecordedBody
+from .camera_calibration import RefinedRig, calibrated_rig, refine_rig
 from .camera_rig import (
     IMAGES,
     CameraRig,
@@ -32,13 +32,10 @@ from .camera_rig import (
     recorded_cameras,
     recorded_frames,
     recorded_rig,
-    recorded_strength,
 )
-from .filter_state import FilterOptions, Residual
-from .pose_filter import COLOUR_LEARNING_OVERLAP, PoseFilter
+from .pose_filter import COLOUR_LEARNING_OVERLAP, FilterOptions, PoseFilter, Residual
 from .pose_solver import compare_silhouette
-from .scene_geometry import CameraMounts, parked_joints
-from .tracked_body import StartPose, load_starts, tracked_bodies
+from .scene_bodies import CameraMounts, StartPose, load_starts, parked_joints, tracked_bodies
 from .trust import Trust, shipped_trust
 from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import STAGES, Correction, JointBlend, NoCorrection, Twin
@@ -75,7 +72,7 @@ class TwinOptions:
     def rig(self, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
         """The cameras, with the colour of the body if the residual uses it."""
         if self.residual == "learned":
-            return CameraRig.unnamed(cameras)
+            return CameraRig(cameras)
         return CameraRig.automatic(scene, cameras) if self.residual == "auto" else CameraRig.of(scene, cameras)
 
     def starts(self) -> dict[str, StartPose]:
@@ -159,7 +156,7 @@ def flat_images(scene: Scene, state: State, t: float, coloured: bool = True) -> 
     for camera in CameraMounts(scene, tuple(scene.cameras.values())).cameras(state.q):
         ramp = np.linspace(60, 140, camera.width) + round(t / scene.dt) % 20
         image = np.tile(ramp[:, None], (camera.height, 1, 3)).astype(np.uint8)
-        projected = project_outline(outline, camera, T, T[:3, 3])
+        projected = project_outline(outline, camera, T)
         if projected.visible:
             left, top, right, bottom = projected.region
             image[top:bottom, left:right][projected.coverage() > 0.5] = colour
@@ -190,8 +187,8 @@ class TrackedRecording:
         """The cameras that the run used, and the size of the body that they were refined by."""
         if self.options.calibration is not None:
             return self.options.calibration
-        refined = self.cameras.refined
-        return Calibration(refined.cameras, {self.scene.objects[0]: refined.size}, f"refined in {self.scene.name}")
+        cameras = {camera.name: camera for camera in self.cameras.rig.cameras}
+        return Calibration(cameras, {self.scene.objects[0]: self.cameras.size}, f"refined in {self.scene.name}")
 
     @property
     def poses(self) -> Array:
@@ -201,40 +198,27 @@ class TrackedRecording:
 
     def overlaps(self) -> SilhouetteOverlaps:
         """The overlap of the twin's silhouette with every image, in the refined cameras."""
-        outline = self.cameras.refined.outline
-        compare = silhouette_overlaps if self.options.residual == "mask" else region_overlaps
-        return compare(self.cameras.rig, outline, self.episode, self.run.t, self.poses)
+        return silhouette_overlaps(self.cameras.rig, self.cameras.outline, self.episode, self.run.t, self.poses)
 
     def scores(self, found: SilhouetteOverlaps) -> dict[str, Estimate]:
         """The scores of the run: overlaps per camera, jitter at rest, time per frame."""
-        refined, key_rows = self.cameras.refined, self.cameras.key_rows
-        scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
-        if self.options.held_out and self.options.calibration is None:
-            compare = silhouette_overlaps if self.options.residual == "mask" else region_overlaps
-            given = compare(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
-            scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.held_out}
-        for name in found.cameras:
-            hidden = float(found.excluded(name))
+        scores = {f"overlap {name}": found.score(name, self.cameras.key_rows) for name in found.cameras}
+        for c, name in enumerate(found.cameras):
+            hidden = float(np.sum(found.visible[:, c] < MIN_VISIBLE_SHARE))
             scores[f"rows with too little of the body {name}"] = Estimate(hidden, hidden, hidden, len(self.run), "rows")
         scores["jitter at rest"], scores["jitter at rest, orientation"] = jitter(self.poses)
-        if self.cameras.focal_sigma is not None:
-            [camera] = refined.cameras.values()
-            reach = 1.96 * self.cameras.focal_sigma
-            focal = camera.focal[0]
-            scores["focal length"] = Estimate(focal, focal - reach, focal + reach, len(self.run), "px")
         stages = self.run["twin.stages"][1:]
         waiting = stages[:, STAGES.index("follow")] + stages[:, STAGES.index("observe")]
         scores["time per frame"] = bootstrap(stages.sum(axis=1) - waiting, unit="s")
-        for c, name in enumerate(refined.cameras if len(refined.before) else ()):
-            before = refined.before[:, c]
-            finite = before[np.isfinite(before)]
-            scores[f"overlap before refining {name}"] = bootstrap(finite if len(finite) else np.zeros(1))
+        for name, before in zip(found.cameras, self.cameras.before.T, strict=True):
+            if np.isfinite(before).any():
+                scores[f"overlap before refining {name}"] = bootstrap(before[np.isfinite(before)])
         return scores
 
     def columns(self, found: SilhouetteOverlaps) -> dict[str, Array]:
         """The run row by row: time, pose, overlaps, and the numbers of the correction."""
-        labels = ("x", "y", "z", "qw", "qx", "qy", "qz")
-        columns = {"timestamp": self.run.t, **{name: self.poses[:, i] for i, name in enumerate(labels)}}
+        columns = {"timestamp": self.run.t}
+        columns |= zip(("x", "y", "z", "qw", "qx", "qy", "qz"), self.poses.T, strict=True)
         columns |= {f"{name}.overlap": found.overlap[:, c] for c, name in enumerate(found.cameras)}
         columns |= {f"{name}.visible": found.visible[:, c] for c, name in enumerate(found.cameras)}
         if "twin.correction" in self.run.columns:
@@ -245,9 +229,9 @@ class TrackedRecording:
     def overlay(self, row: int) -> Array:
         """The images of all cameras side by side with the twin's silhouette."""
         frames = recorded_frames(self.cameras.rig, self.episode, row)
-        outline, t, poses = self.cameras.refined.outline, self.run.t, self.poses
-        images = [draw_outline(f.pixels, f.camera, outline, transform_at(t, poses, f.stamp)) for f in frames]
-        return np.concatenate(images, axis=1)
+        at = [transform_at(self.run.t, self.poses, frame.stamp) for frame in frames]
+        drawn = [draw_outline(f.pixels, f.camera, self.cameras.outline, T) for f, T in zip(frames, at, strict=True)]
+        return np.concatenate(drawn, axis=1)
 
 
 def track_recording(
@@ -256,8 +240,8 @@ def track_recording(
 ) -> TrackedRecording:  # fmt: skip
     """Run a twin through a recording without joint readings: its robot is parked, the real one an unknown occluder.
 
-    Cameras are refined from the recording, unless the options give a calibration.
-    `watch` makes the watchers of the rollout from the spec of the twin.
+    Cameras are refined from the recording, unless the options give a calibration. A single camera without a named
+    colour is taken as it is. `watch` makes the watchers of the rollout from the spec of the twin.
     """
     if not scene.objects:
         raise BadInput(
@@ -267,64 +251,37 @@ def track_recording(
     options, episode = options or TwinOptions(), align_stamps(recording)
     scene = options.calibrated(scene)
     options = replace(options, residual=recorded_residual(scene, episode, options))
-    if options.calibration is not None:
-        sizes = known_sizes(options.calibration, scene)
-        rig = (
-            recorded_rig(scene, episode)
-            if options.residual == "mask"
-            else CameraRig.unnamed(recorded_cameras(scene, episode))
-        )
-        cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
-    elif options.residual == "learned" and len(recorded_cameras(scene, episode)) == 1:
-        cameras = _with_focal_length(scene, episode, options)
+    named, shown = options.residual == "mask", recorded_cameras(scene, episode)
+    if options.calibration is None and (named or len(shown) > 1):
+        cameras = refine_rig(scene, episode, named=named, held=options.held_out)
     else:
-        cameras = refine_rig(scene, episode, RefineOptions(named=options.residual == "mask"), held=options.held_out)
-    return _tracked(scene, episode, options, cameras, watch)
+        sizes = {} if options.calibration is None else known_sizes(options.calibration, scene)
+        rig = recorded_rig(scene, episode) if named else CameraRig(shown)
+        cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
+    parked, sim = parked_joints(scene), open_world(scene)
+    outlines = {scene.objects[0]: cameras.outline}
+    correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
+    # Nothing is driven, so that trust is recorded and stops nothing.
+    watched = replace(options, stages=replace(options.stages, acts=False))
+    plain = Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked), budget=options.budget)
+    twin, action = supervised(plain, watched), rest_action(sim)
+    for i, label in enumerate(sim.spec.action.labels):
+        action[i] = parked.get(label, action[i])
+    run = rollout(twin, Constant(action), steps=len(episode), watch=watch(twin.spec))
+    return TrackedRecording(scene, episode, run, cameras, options)
 
 
 def recorded_residual(scene: Scene, episode: Episode, options: TwinOptions) -> Residual:
     """What a twin of a recording compares; auto is decided by its first images, as a pose filter decides it."""
     if options.residual != "auto":
         return options.residual
-    rig = CameraRig.automatic(scene, recorded_cameras(scene, episode))
-    if not rig.coloured:
+    if not CameraRig.automatic(scene, recorded_cameras(scene, episode)).coloured:
         return "learned"
     finder = PoseFilter(scene, recorded_rig(scene, episode), FilterOptions(starts=options.starts()))
     q, v = scene.start(0)
     first = {name: np.asarray(episode[name][0]) for name in episode.columns if name.startswith(IMAGES)}
     begun = finder.begin(State(float(episode.t[0]), q, v, {}), first)
     return "mask" if begun.memory.learned is None else "learned"
-
-
-def _with_focal_length(scene: Scene, episode: Episode, options: TwinOptions) -> RefinedRig:
-    """The only camera of a recording with its focal length refined on a first way through it."""
-    given = CameraRig.unnamed(recorded_cameras(scene, episode))
-    kept = calibrated_rig(scene, given, np.ones(3))
-    first = _tracked(scene, episode, options, kept)
-    clicked = options.starts().get(scene.objects[0], StartPose())
-    found = refine_focal(given, kept.refined.outline, episode, (first.run.t, first.poses), clicked)
-    refined = replace(kept.refined, cameras={found.camera.name: found.camera})
-    rig = replace(given, cameras=(found.camera,))
-    return replace(kept, rig=rig, refined=refined, focal_sigma=found.sigma)
-
-
-def _tracked(
-    scene: Scene, episode: Episode, options: TwinOptions, cameras: RefinedRig,
-    watch: Callable[[Spec], Sequence[Watcher]] = lambda spec: (),
-) -> TrackedRecording:  # fmt: skip
-    """The run of a twin through a recording with known cameras."""
-    parked, sim = parked_joints(scene), open_world(scene)
-    outlines = {scene.objects[0]: cameras.refined.outline}
-    correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
-    # Nothing is driven, so that trust is recorded and stops nothing.
-    watched = replace(options, stages=replace(options.stages, acts=False))
-    blend = JointBlend(park=parked)
-    twin = supervised(Twin(sim, Recording(episode), correct, blend=blend, budget=options.budget), watched)
-    action = rest_action(sim)
-    for i, label in enumerate(sim.spec.action.labels):
-        action[i] = parked.get(label, action[i])
-    run = rollout(twin, Constant(action), steps=len(episode), watch=watch(twin.spec))
-    return TrackedRecording(scene, episode, run, cameras, options)
 
 
 @array_dataclass
@@ -344,46 +301,27 @@ class SilhouetteOverlaps:
         rows[list(without)] = False
         return block_median(self.overlap[rows, c])
 
-    def excluded(self, camera: str) -> int:
-        """Rows in which the camera sees too little of the body."""
-        return int(np.sum(self.visible[:, self.cameras.index(camera)] < MIN_VISIBLE_SHARE))
-
 
 def silhouette_overlaps(
     rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array
 ) -> SilhouetteOverlaps:
-    """Compare poses xyz + wxyz [rows, 7] at times [rows] with every image of a recording, at the image's own stamp."""
-    rows = len(poses)
-    overlap, visible = np.zeros((rows, len(rig.cameras))), np.zeros((rows, len(rig.cameras)))
-    strengths = [recorded_strength(rig.mask, episode[IMAGES + camera.name]) for camera in rig.cameras]
-    for row in range(rows):
-        for c, frame in enumerate(recorded_frames(rig, episode, row)):
-            crop = rig.crop(frame, outline, transform_at(times, poses, frame.stamp), strengths[c])
-            if crop is not None:
-                fit = compare_silhouette(outline, crop)
-                overlap[row, c], visible[row, c] = fit.overlap, fit.visible
-    return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
+    """Compare poses xyz + wxyz [rows, 7] at times [rows] with every image of a recording, at the image's own stamp.
 
-
-def region_overlaps(
-    rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array
-) -> SilhouetteOverlaps:
-    """The same as `silhouette_overlaps`, by colours that are learned row by row at the given poses."""
-    rows = len(poses)
-    overlap, visible = np.zeros((rows, len(rig.cameras))), np.zeros((rows, len(rig.cameras)))
-    colours, memory = RegionColours(outline, rig.cameras), LearnedAppearance.unknown(rig.cameras)
-    for row in range(rows):
+    Without a named colour the body's colours are learned row by row at the given poses.
+    """
+    overlap, visible = np.zeros((len(poses), len(rig.cameras))), np.zeros((len(poses), len(rig.cameras)))
+    body = RecordedBody(rig, outline, episode)
+    for row in range(len(poses)):
         for c, frame in enumerate(recorded_frames(rig, episode, row)):
             T = transform_at(times, poses, frame.stamp)
-            if not colours.learned(memory, c):
-                colours.learn(frame, c, None, T, memory)
-            crop = colours.crop(frame, c, T, memory)
+            body.learn(c, frame, None, T)
+            crop = body.crop(c, frame, T)
             if crop is not None:
                 fit = compare_silhouette(outline, crop)
                 overlap[row, c], visible[row, c] = fit.overlap, fit.visible
                 if fit.overlap > COLOUR_LEARNING_OVERLAP:
-                    colours.learn(frame, c, crop, T, memory)
-        memory.phase = (memory.phase + 1) % PHASES
+                    body.learn(c, frame, crop, T)
+        body.next_row()
     return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
 
 

@@ -13,8 +13,7 @@ so that a new nominal run falls below `alpha` with probability alpha at most, wh
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -91,11 +90,7 @@ class Trust:
 
     def frames(self, log: Mapping[str, Array]) -> Array:
         """The level of each frame of a log [rows]."""
-        return self.run_levels(feature_rows(log))
-
-    def run_levels(self, features: Array) -> Array:
-        """The level of each frame of a run [rows], of its features [rows, features]."""
-        return self.levels(_window_means(self.excess(features), self.skip)).max(axis=1)
+        return self.levels(_window_means(self.excess(feature_rows(log)), self.skip)).max(axis=1)
 
     def of(self, level: Array | float) -> Array:
         """Trust in [0, 1] for levels."""
@@ -113,24 +108,12 @@ class Trust:
         A fault that is there from the beginning can so hide no more than one spread of a feature. Mild features and
         lost frames are not moved: their nominal value is none.
         """
-        fixed = np.array([name in (*MILD, "lost") for name in FEATURES])
-        known = np.isfinite(features).sum(axis=0) > WINDOW_FRAMES
-        own = np.array([np.median(f[np.isfinite(f)]) if k else np.nan for f, k in zip(features.T, known, strict=True)])
-        move = np.clip(
-            np.where(known & ~fixed, own, self.centre) - self.centre, -OWN_SHIFT * self.spread, OWN_SHIFT * self.spread
-        )
-        return replace(self, centre=self.centre + move)
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        columns = {name: getattr(self, name) for name in ("centre", "spread", "largest")}
-        rounded = {name: [float(f"{x:.4g}") for x in values] for name, values in columns.items()}
-        table = {
-            kind: dict(zip(rounded, values, strict=True))
-            for kind, values in zip(FEATURES, zip(*rounded.values(), strict=True), strict=True)
-        }
-        content = {"features": table, "scores": [float(f"{x:.4g}") for x in self.scores], "skip": self.skip}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        centre, reach = self.centre.copy(), OWN_SHIFT * self.spread
+        for i, name in enumerate(FEATURES):
+            known = features[np.isfinite(features[:, i]), i]
+            if len(known) > WINDOW_FRAMES and name not in (*MILD, "lost"):
+                centre[i] = np.clip(np.median(known), centre[i] - reach[i], centre[i] + reach[i])
+        return replace(self, centre=centre)
 
 
 @cache
@@ -163,91 +146,65 @@ def calibrate_features(runs: Sequence[Array], skip: int = WARMUP_ROWS) -> Trust:
             centre[i] = np.median(known)
             spread[i] = max(float(np.quantile(known, 0.95)) - centre[i], least[i])
     plain = Trust(centre, spread, np.ones(len(FEATURES)), np.array([np.inf]), skip)
-    means = np.concatenate([_window_means(plain.excess(run), skip)[skip:] for run in runs[:third]])
-    plain = replace(plain, largest=np.maximum(means.max(axis=0), 1.0))
-    return replace(plain, scores=np.sort([float(plain.run_levels(run)[skip:].max()) for run in runs[third:]]))
+    means = [_window_means(plain.excess(run), skip)[skip:] for run in runs]
+    plain = replace(plain, largest=np.maximum(np.concatenate(means[:third]).max(axis=0), 1.0))
+    return replace(plain, scores=np.sort([float(plain.levels(mean).max()) for mean in means[third:]]))
 
 
 def feature_rows(log: Mapping[str, Array]) -> Array:
     """The features of each row of a log [rows, features]; between two images those of the last one, NaN before."""
     columns = {name: np.asarray(values, float) for name, values in log.items()}
     rows = max((len(values) for values in columns.values()), default=0)
-    found = np.full((rows, len(FEATURES)), np.nan)
-    for i, feature in enumerate(_FEATURE_OF.values()):
-        values = feature(columns)
-        if values is not None:
+    found, features = np.full((rows, len(FEATURES)), np.nan), _features(columns)
+    for i, name in enumerate(FEATURES):
+        if (values := features[name]) is not None:
             found[:, i] = values
-    # Values [rows, features] with each unknown one replaced by the last known.
-    known = np.where(np.isfinite(found), np.arange(len(found))[:, None], -1)
-    last = np.maximum.accumulate(known, axis=0)
-    return np.where(last >= 0, np.take_along_axis(found, np.maximum(last, 0), axis=0), np.nan)
+    # Each unknown value is replaced by the last known one; where there is none, by its own NaN.
+    last = np.maximum.accumulate(np.where(np.isfinite(found), np.arange(rows)[:, None], 0), axis=0)
+    return np.take_along_axis(found, last, axis=0)
 
 
-def _named(columns: Mapping[str, Array], word: str) -> list[Array]:
-    return [values for name, values in columns.items() if name.endswith("." + word)]
+def _features(columns: Mapping[str, Array]) -> dict[str, Array | None]:
+    """The features of each row of a log [rows]; None where the log does not hold their numbers."""
+    bodies: dict[str, dict[str, Array]] = {}
+    for name, values in columns.items():
+        body, _, word = name.rpartition(".")
+        bodies.setdefault(body, {})[word] = values
 
+    def named(word: str) -> list[Array]:
+        return [one[word] for one in bodies.values() if word in one]
 
-def _largest(columns: Mapping[str, Array], word: str) -> Array | None:
-    """The largest of a number over bodies or cameras; NaN where none has one."""
-    found = _named(columns, word)
-    if not found:
-        return None
-    stacked = np.where(np.isfinite(found), found, -np.inf).max(axis=0)
-    return np.where(np.isfinite(stacked), stacked, np.nan)
+    def largest(found: Sequence[Array]) -> Array | None:
+        """The largest over bodies or cameras; NaN where none has a number."""
+        return None if not found else np.fmax.reduce([np.where(np.isfinite(one), one, np.nan) for one in found])
 
+    def over_sigma(word: str) -> Array | None:
+        """A length of a body over its standard deviation, where an image corrected it."""
+        known = [one for one in bodies.values() if {word, "sigma", "nis"} <= one.keys()]
+        return largest([np.where(np.isfinite(b["nis"]), b[word] / np.maximum(b["sigma"], 1e-6), np.nan) for b in known])
 
-def _over_sigma(columns: Mapping[str, Array], word: str) -> Array | None:
-    """A length of a body over its standard deviation, the largest of all bodies, where an image corrected it."""
-    parts: list[Array] = []
-    for name in columns:
-        body, _, ending = name.rpartition(".")
-        if ending == word and f"{body}.sigma" in columns and f"{body}.nis" in columns:
-            seen = np.isfinite(columns[f"{body}.nis"])
-            parts.append(np.where(seen, columns[name] / np.maximum(columns[f"{body}.sigma"], 1e-6), np.nan))
-    return _largest({f"{i}.part": part for i, part in enumerate(parts)}, "part")
+    def share(word: str) -> Array | None:
+        """The share of cameras for which a number is not zero."""
+        return np.mean(np.asarray(found) > 0, axis=0) if (found := named(word)) else None
 
-
-def _worst_overlap(columns: Mapping[str, Array]) -> Array | None:
-    """How much the worst overlap of a camera that sees enough of the body is short of 1."""
-    short = {
-        name: np.where(columns[name.removesuffix("overlap") + "visible_share"] > MIN_SEEN, 1.0 - values, np.nan)
-        for name, values in columns.items()
-        if name.endswith(".overlap") and name.removesuffix("overlap") + "visible_share" in columns
+    seen = [one for one in bodies.values() if {"overlap", "visible_share"} <= one.keys()]
+    return {
+        "innovation": over_sigma("shift"),
+        "lost": largest(named("frames_lost")),
+        # How much the worst overlap of a camera that sees enough of the body is short of 1.
+        "overlap": largest([np.where(one["visible_share"] > MIN_SEEN, 1.0 - one["overlap"], np.nan) for one in seen]),
+        "disagreement": largest([apart / MAX_DISAGREEMENT_M for apart in named("disagreement")]),
+        "penetration": over_sigma("penetration"),
+        "joint_error": columns.get("joints.error"),
+        "excluded": share("excluded"),
+        "fault": share("fault"),
+        **{word: largest(named(word)) for word in ("nis", "residual", "image_delay", "relocalized")},
     }
-    return _largest(short, "overlap")
-
-
-def _disagreement(columns: Mapping[str, Array]) -> Array | None:
-    found = _largest(columns, "disagreement")
-    return None if found is None else found / MAX_DISAGREEMENT_M
-
-
-def _share(columns: Mapping[str, Array], word: str) -> Array | None:
-    """The share of cameras for which a number is not zero."""
-    found = _named(columns, word)
-    return np.mean(np.asarray(found) > 0, axis=0) if found else None
-
-
-Feature = Callable[[Mapping[str, Array]], "Array | None"]
-_FEATURE_OF: dict[str, Feature] = {
-    "nis": lambda c: _largest(c, "nis"),
-    "innovation": lambda c: _over_sigma(c, "shift"),
-    "residual": lambda c: _largest(c, "residual"),
-    "lost": lambda c: _largest(c, "frames_lost"),
-    "overlap": _worst_overlap,
-    "disagreement": _disagreement,
-    "penetration": lambda c: _over_sigma(c, "penetration"),
-    "joint_error": lambda c: c.get("joints.error"),
-    "image_delay": lambda c: _largest(c, "image_delay"),
-    "relocalized": lambda c: _largest(c, "relocalized"),
-    "excluded": lambda c: _share(c, "excluded"),
-    "fault": lambda c: _share(c, "fault"),
-}
 
 
 def _window_means(values: Array, skip: int) -> Array:
     """Means over the last frames [rows, features]; those before the run and before `skip` count as zero."""
-    judged = np.where(np.arange(len(values))[:, None] < skip, 0.0, values)
-    total = np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), judged]), axis=0)
-    begin = np.maximum(np.arange(len(values)) + 1 - WINDOW_FRAMES, 0)
-    return (total[1:] - total[begin]) / WINDOW_FRAMES
+    judged = np.concatenate([np.zeros((WINDOW_FRAMES, values.shape[1])), values])
+    judged[WINDOW_FRAMES : WINDOW_FRAMES + skip] = 0.0
+    total = np.cumsum(judged, axis=0)
+    return (total[WINDOW_FRAMES:] - total[:-WINDOW_FRAMES]) / WINDOW_FRAMES

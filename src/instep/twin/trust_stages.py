@@ -1,4 +1,6 @@
-"""Stages of a twin that loses trust: it slows down, coasts, holds, and hands over to the operator.
+"""Stages of a twin that loses trust.
+
+A twin that loses trust slows down, coasts, holds, and hands over to the operator:
 
     slow         position targets move at reduced speed (`Limits.reduced`)
     coast        images correct nothing: physics alone predicts
@@ -67,23 +69,14 @@ class TrustCause(IntEnum):
     DIVERGED = 7
 
 
-STAGE_WORDS: Mapping[TrustStage, str] = {
-    TrustStage.NORMAL: "normal",
-    TrustStage.SLOW: "slow",
-    TrustStage.COAST: "coast on physics",
-    TrustStage.HOLD: "hold",
-    TrustStage.HANDED_OVER: "handed over to the operator",
-}
-CAUSE_WORDS: Mapping[TrustCause, str] = {
-    TrustCause.NONE: "",
-    TrustCause.ANOMALY: "the run is unlike any nominal one",
-    TrustCause.BLIND: "no camera gives usable images",
-    TrustCause.RELOCALIZED: "a body was found elsewhere than predicted",
-    TrustCause.UNSTABLE: "corrections oscillate",
-    TrustCause.LAG: "the robot does not follow the twin",
-    TrustCause.READINGS: "no valid joint readings come",
-    TrustCause.DIVERGED: "the simulation diverged and was restored to its last good state",
-}
+_STAGES = ("normal", "slow", "coast on physics", "hold", "handed over to the operator")
+_CAUSES = (
+    "", "the run is unlike any nominal one", "no camera gives usable images",
+    "a body was found elsewhere than predicted", "corrections oscillate", "the robot does not follow the twin",
+    "no valid joint readings come", "the simulation diverged and was restored to its last good state",
+)  # fmt: skip
+STAGE_WORDS: Mapping[TrustStage, str] = dict(zip(TrustStage, _STAGES, strict=True))
+CAUSE_WORDS: Mapping[TrustCause, str] = dict(zip(TrustCause, _CAUSES, strict=True))
 
 
 @options_dataclass
@@ -156,10 +149,6 @@ class TrustEvent:
         return f"{self.t:.2f} s: {STAGE_WORDS[self.stage]}{f': {why}{more}' if why else ''}."
 
 
-def _none() -> Array:
-    return np.zeros(0)
-
-
 @dataclass(slots=True)
 class TrustState:
     """State of a trust monitor."""
@@ -180,9 +169,9 @@ class TrustState:
     """Last known value of each feature."""
     excess: Array = field(default_factory=lambda: np.zeros((WINDOW_FRAMES, len(FEATURES))))
     """Excesses of the last frames."""
-    own: Array = field(default_factory=_none)
+    own: Array = field(default_factory=lambda: np.zeros(0))
     """Features of the first seconds [rows, features]; NaN for those to come."""
-    centre: Array = field(default_factory=_none)
+    centre: Array = field(default_factory=lambda: np.zeros(0))
     """Nominal medians of this run [features]."""
     usual: bool = True
     """Whether no stage was reached so far."""
@@ -196,19 +185,14 @@ class TrustState:
     """Readings in a row beyond the lag of slow and of hold."""
     relocalized_at: float = -np.inf
     unstable_at: float = -np.inf
-    last_correction: Array = field(default_factory=_none)
+    last_correction: Array = field(default_factory=lambda: np.zeros(0))
     flips: int = 0
     diverged: Array = field(default_factory=lambda: np.full(MAX_DIVERGED, -np.inf))
     """Times of the last divergences [s]."""
-    command: Array = field(default_factory=_none)
+    command: Array = field(default_factory=lambda: np.zeros(0))
     """The command that a limited motion continues from, as rows of `LimitedCommand`."""
     stepping: bool = False
     """Whether commands are limited."""
-
-    @classmethod
-    def unknown(cls, t: float) -> TrustState:
-        """The state at time t [s] before any step."""
-        return cls(t, t, t)
 
     def copy(self) -> TrustState:
         """A copy that may be changed."""
@@ -239,7 +223,7 @@ class TrustMonitor:
         """The state at the beginning of a run."""
         own = np.full((round(OWN_SECONDS / self.spec.dt), len(FEATURES)), np.nan)
         rows = self.limits.rest(np.zeros(len(self.limits.labels))).rows
-        return replace(TrustState.unknown(t), own=own, centre=self.trust.centre.copy(), command=rows)
+        return TrustState(t, t, t, own=own, centre=self.trust.centre.copy(), command=rows)
 
     def stage(self, state: TrustState) -> TrustStage:
         """The stage that acts."""
@@ -292,8 +276,8 @@ class TrustMonitor:
         kept = state.copy()
         self._score(kept, evidence)
         self._note(kept, evidence)
-        wanted, cause = self._wanted(kept, evidence.t)
-        self._change(kept, wanted, cause, evidence.t)
+        self._note_flips(kept, evidence)
+        self._change(kept, evidence.t)
         return kept
 
     def _rests(self, state: TrustState, sim: State) -> bool:
@@ -346,7 +330,6 @@ class TrustMonitor:
             kept.relocalized_at = t
         if evidence.diverged:
             kept.diverged = np.append(kept.diverged[1:], t)
-        self._note_flips(kept, evidence)
 
     def _note_flips(self, kept: TrustState, evidence: Evidence) -> None:
         innovations = [value for name, value in evidence.log.items() if name.endswith(".nis")]
@@ -388,8 +371,8 @@ class TrustMonitor:
         ]
         return next(((stage, cause) for holds, stage, cause in asked if holds), (TrustStage.NORMAL, TrustCause.NONE))
 
-    def _change(self, kept: TrustState, wanted: TrustStage, cause: TrustCause, t: float) -> None:
-        now = kept.stage
+    def _change(self, kept: TrustState, t: float) -> None:
+        (wanted, cause), now = self._wanted(kept, t), kept.stage
         if now == TrustStage.HANDED_OVER:
             return
         if now == TrustStage.HOLD and t - kept.entered > self.options.hand_over_after:

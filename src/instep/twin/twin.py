@@ -35,6 +35,7 @@ from instep.core.world import (
 )
 
 from .camera_frames import FALL, RISE, Deadline
+from .camera_rig import IMAGES
 from .trust_stages import CHANNEL, LABELS, Evidence, TrustMonitor, TrustStage, TrustState
 
 KEY = "twin"
@@ -105,11 +106,7 @@ class NoCorrection:
 
     finder: Correction | None = None
     """Finds the bodies in the first images; without it they start where the scene has them."""
-
-    @property
-    def logged(self) -> tuple[str, ...]:
-        """Nothing is logged."""
-        return ()
+    logged: tuple[str, ...] = ()
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
         """Leave the state as it is, or as the finder sees it."""
@@ -122,9 +119,8 @@ class NoCorrection:
         """Leave the prediction as it is."""
         return CorrectedState(predicted.q, predicted.v, None, {})
 
-    def coast(self, memory: Any, found: CorrectedState, predicted: State) -> Any:
+    def coast(self, memory: Any, found: CorrectedState, predicted: State) -> None:
         """There is no state."""
-        return None
 
 
 class ParameterUpdates(Protocol):
@@ -255,9 +251,9 @@ class Twin:
 
     def resume(self, state: State) -> State:
         """The state after the operator has resumed a twin that was handed over."""
-        memory = _memory(state)
         if self.trust is None:
             raise BadInput("This twin is not supervised, so it was never handed over and cannot be resumed.")
+        memory: TwinState = state.hidden[KEY]
         return State(state.t, state.q, state.v, {KEY: replace(memory, trust=self.trust.resume(memory.trust, state.t))})
 
     @property
@@ -268,20 +264,27 @@ class Twin:
     @property
     def spec(self) -> Spec:
         """The simulated world's spec, and the channels `twin.*`."""
-        inner, named = self.sim.spec, dict[str, Channel]()
-        if self.correct.logged:
-            named["twin.correction"] = vector(self.correct.logged)
-        if self.joints:
-            named["twin.joint_error"] = vector(self.joints)
-        named["twin.measured"], named["twin.sent"] = self.real.spec.q, self.real.spec.action
-        named["twin.stages"], named["twin.counts"] = vector(STAGES, "s"), vector(COUNTS)
-        if self.trust is not None:
-            named[CHANNEL] = vector(LABELS)
-        if self.updates is not None:
-            named[PARAMETERS] = self.updates.channel
+        inner, named = self.sim.spec, {name: channel for name, (channel, _) in self._observed().items()}
         if self.images:
-            named |= {k: c for k, c in self.real.spec.observation.items() if k.startswith("observation.images.")}
+            named |= {k: c for k, c in self.real.spec.observation.items() if k.startswith(IMAGES)}
         return replace(inner, observation={**inner.observation, **named})
+
+    def _observed(self) -> dict[str, tuple[Channel, Callable[[TwinState], Array]]]:
+        """The channels `twin.*`, and how each is read from the state."""
+        found: dict[str, tuple[Channel, Callable[[TwinState], Array]]] = {}
+        if self.correct.logged:
+            found["twin.correction"] = vector(self.correct.logged), lambda memory: memory.log
+        if self.joints:
+            found["twin.joint_error"] = vector(self.joints), lambda memory: memory.joint_error
+        found["twin.measured"] = self.real.spec.q, lambda memory: memory.real.q
+        found["twin.sent"] = self.real.spec.action, lambda memory: memory.sent
+        found["twin.stages"] = vector(STAGES, "s"), lambda memory: memory.stages
+        found["twin.counts"] = vector(COUNTS), lambda memory: memory.counts
+        if self.trust is not None:
+            found[CHANNEL] = vector(LABELS), lambda memory: memory.trust.observed()
+        if (updates := self.updates) is not None:
+            found[PARAMETERS] = updates.channel, lambda memory: updates.observed()
+        return found
 
     def reset(self, seed: int = 0) -> State:
         """Begin where the real world is: its joints, and the bodies its cameras show."""
@@ -305,17 +308,21 @@ class Twin:
             joints=np.tile(sim.q[self._sim_q], (HISTORY, 1)), log=self._logged(found),
             joint_error=np.full(len(self.joints), np.nan), stages=np.zeros(len(STAGES)), counts=np.zeros(len(COUNTS)),
             lead=0.0, sent=self._command(sim, rest, 0.0), rest=0.0, corrected=np.nan,
-            trust=TrustState.unknown(real.t) if self.trust is None else self.trust.begin(real.t),
+            trust=TrustState(real.t, real.t, real.t) if self.trust is None else self.trust.begin(real.t),
         )  # fmt: skip
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
     def step(self, state: State, action: Array) -> State:
         """Predict, let the real world follow, measure, correct."""
         action = checked_action(action, self.sim.spec, state.batch)
-        memory, timer = _memory(state), _StageTimer(self._clock)
-        new = None if self.updates is None else self.updates.retuned(self.sim)
-        self.sim = self.sim if new is None else new  # states do not depend on parameters
-        action, watched, stage = self._allowed(memory, action)
+        memory: TwinState = state.hidden[KEY]
+        timer, watched, stage = _StageTimer(self._clock), memory.trust, TrustStage.NORMAL
+        if self.updates is not None:
+            new = self.updates.retuned(self.sim)
+            self.sim = self.sim if new is None else new  # states do not depend on parameters
+        if self.trust is not None:
+            action, watched = self.trust.act(watched, memory.sim, action)
+            stage = self.trust.stage(watched)
         past = np.concatenate([memory.past[1:], [action]])
         sim, diverged = self._predict(memory.sim, action, past)
         timer("predict")
@@ -331,7 +338,10 @@ class Twin:
         if self.updates is not None:
             self.updates.sample(memory.real.t, real.q, np.asarray(observation.get("action.sent", sent)), stamp)
         timer("observe")
-        sim, extra = self._caught_up(sim, real.t, action)
+        # The real world may have taken longer than a period.
+        extra = min(max(round((real.t - sim.t) / self.sim.spec.dt), 0), MAX_CATCH_UP_STEPS)
+        for _ in range(extra):
+            sim = self.sim.step(sim, action)
         timer("predict")
         times, joints = np.append(memory.t[1:], real.t), np.concatenate([memory.joints[1:], [sim.q[self._sim_q]]])
         blended, error, read = self._blended(sim, real, stamp, times, joints)
@@ -358,40 +368,16 @@ class Twin:
 
     def observe(self, state: State) -> Observation:
         """The observation of the simulated world, and the numbers of the twin."""
-        memory = _memory(state)
-        seen = dict(self.sim.observe(memory.sim))
-        if self.correct.logged:
-            seen["twin.correction"] = memory.log
-        if self.joints:
-            seen["twin.joint_error"] = memory.joint_error
-        seen["twin.measured"], seen["twin.sent"] = memory.real.q, memory.sent
-        seen["twin.stages"], seen["twin.counts"] = memory.stages, memory.counts
-        if self.trust is not None:
-            seen[CHANNEL] = memory.trust.observed()
-        if self.updates is not None:
-            seen[PARAMETERS] = self.updates.observed()
+        memory: TwinState = state.hidden[KEY]
+        seen = dict(self.sim.observe(memory.sim)) | {n: read(memory) for n, (_, read) in self._observed().items()}
         if self.images:
-            shown = self.real.observe(memory.real)
-            seen |= {k: value for k, value in shown.items() if k.startswith("observation.images.")}
+            seen |= {k: v for k, v in self.real.observe(memory.real).items() if k.startswith(IMAGES)}
         return seen
 
     def sent(self, state: State) -> Array:
         """The last set point of the real robot."""
-        return _memory(state).sent
-
-    def _allowed(self, memory: TwinState, action: Array) -> tuple[Array, TrustState, TrustStage]:
-        """The action that trust allows, the state of its monitor, and its stage."""
-        if self.trust is None:
-            return action, memory.trust, TrustStage.NORMAL
-        action, watched = self.trust.act(memory.trust, memory.sim, action)
-        return action, watched, self.trust.stage(watched)
-
-    def _caught_up(self, sim: State, t: float, action: Array) -> tuple[State, int]:
-        """The simulated world stepped on to the time of the real one, which took longer than a period."""
-        extra = min(max(round((t - sim.t) / self.sim.spec.dt), 0), MAX_CATCH_UP_STEPS)
-        for _ in range(extra):
-            sim = self.sim.step(sim, action)
-        return sim, extra
+        memory: TwinState = state.hidden[KEY]
+        return memory.sent
 
     def _predict(self, sim: State, action: Array, past: Array) -> tuple[State, bool]:
         """The next state; if the simulation diverges, a supervised twin stays at its last good one, at rest."""
@@ -439,11 +425,6 @@ class Twin:
 
     def _logged(self, found: CorrectedState) -> Array:
         return np.array([found.log.get(name, np.nan) for name in self.correct.logged])
-
-
-def _memory(state: State) -> TwinState:
-    memory: TwinState = state.hidden[KEY]
-    return memory
 
 
 class _StageTimer:

@@ -171,8 +171,8 @@ def _track(scene: str, recording: Episode, options: TwinOptions, args: TwinArgs,
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
     chosen = {"correct": options.correct, "residual": tracked.options.residual, "held cameras": list(options.held_out)}
-    refined = tracked.cameras.refined
-    moved = {name: {"m": refined.shift[name], "rad": refined.turn[name]} for name in refined.cameras}
+    refined = tracked.cameras
+    moved = {name: {"m": shift, "rad": turn} for name, (shift, turn) in refined.motions.items()}
     scores |= part.scores
     output.write(
         scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved,
