@@ -20,8 +20,14 @@ from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionCo
 from instep.twin.body_outlines import Outline, hull_faces, outline_of, project_outline
 from instep.twin.body_search import find_by_regions, refined_start, resting_sides
 from instep.twin.camera_rig import CameraFrame
-from instep.twin.pose_filter import systematic_spread
-from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
+from instep.twin.pose_solver import (
+    compare_silhouette,
+    motion_between,
+    moved,
+    planar_basis,
+    solve_pose,
+    systematic_spread,
+)
 from instep.twin.scene_bodies import load_starts, pose_from_points
 
 from .conftest import RenderedRecording, Run, looking_down

@@ -15,7 +15,6 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, State, options_dataclass
-from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
 from .body_appearance import PHASES, BodyTexture, LearnedAppearance, RegionColours
@@ -46,12 +45,15 @@ from .pose_solver import (
     PixelNoise,
     PoseSolution,
     SilhouetteFit,
+    camera_excess,
     compare_silhouette,
+    innovation_numbers,
     mean_overlap,
     motion_between,
     moved,
     planar_basis,
     solve_pose,
+    systematic_spread,
 )
 from .scene_bodies import (
     CameraMounts,
@@ -72,10 +74,6 @@ HISTORY = 32
 """Past estimates: half a second at 60 Hz, more than the latency of any useful camera."""
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
-SYSTEMATIC_PX = 1.0
-"""Common error of all pixels of a silhouette by learned colours, as standard deviation [pixels]."""
-COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
-"""A length of 0.1 m makes rotations and translations comparable."""
 SLOW_M_S = 0.02
 """Speed below which the image delay is not observable [m/s]."""
 
@@ -381,7 +379,7 @@ class PoseFilter:
         found = found if good else None
         learns = bool(picked and state.learned is not None)
         bias = systematic_spread([crop.camera for crop in picked], T, outline.reach, basis) if learns else options.bias
-        numbers = _innovation_numbers(found, prior, basis, bias)
+        numbers = innovation_numbers(found, prior, basis, bias)
         frame.log |= {f"{name}.{word}": value for word, value in numbers.items()}
         fits = dict(zip(used, found.fits, strict=True)) if found is not None else {}
         state.work.compared(
@@ -550,49 +548,6 @@ def widest_covariance(options: FilterOptions) -> Array:
     return np.diag([options.position_sigma[1] ** 2] * 3 + [options.orientation_sigma[1] ** 2] * 3)
 
 
-def _innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:
-    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible.
-
-    Without a correction those that need an image are NaN.
-    """
-    if found is None:
-        return dict.fromkeys(("nis", "residual", "weakest_sigma"), np.nan)
-    M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
-    eta = basis.T @ found.xi
-    gradient = (M + prior_information) @ eta
-    nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
-    # The weakest direction is the least observable.
-    scale = np.diag(1.0 / np.linalg.norm(COMPARABLE[:, None] * basis, axis=0))
-    return {
-        "nis": float(nis),
-        "shift": float(np.linalg.norm(found.xi[:3])),
-        "turn": float(np.linalg.norm(found.xi[3:])),
-        "residual": float(np.mean([fit.residual for fit in found.fits])),
-        "sigma": float(np.sqrt(np.trace(found.covariance[:3, :3]) + bias**2)),
-        "weakest_sigma": float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf,
-        "visible": max(fit.visible for fit in found.fits),
-    }
-
-
-def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: float, basis: Array) -> float:
-    """Standard deviation of a position by the common errors of a silhouette [m].
-
-    Each camera is taken to show a body of radius `reach` [m] with an error of `SYSTEMATIC_PX` in both image coordinates
-    and in size: wrong shape, shadows, similar colours. Neither averaging nor innovations reveal it.
-    """
-    information = np.zeros((3, 3))
-    for camera in cameras:
-        R, f = camera.body_from_camera[:3, :3], camera.focal
-        x, y, z = R.T @ (world_from_body[:3, 3] - camera.body_from_camera[:3, 3])
-        shown = np.array(
-            [f[0] * (R[:, 0] - x / z * R[:, 2]), f[1] * (R[:, 1] - y / z * R[:, 2]), reach * f[0] / z * R[:, 2]]
-        )
-        information += shown.T @ shown / z**2
-    directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
-    directions: Array = directions / np.linalg.norm(directions, axis=0)
-    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
-
-
 def exclude_outlier(
     fits: Sequence[SilhouetteFit], used: Sequence[int], state: FilterState, options: FilterOptions
 ) -> dict[int, float]:
@@ -607,20 +562,6 @@ def exclude_outlier(
     if state.disagreeing[worst] >= options.exclude_after:
         state.excluded[worst] = True
     return {c: float(state.disagreement[c]) for c in used}
-
-
-def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
-    """Distance of each camera's own optimum from that of the others, less the largest distance among those [m]."""
-    M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
-    small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
-    # First each camera alone, then all others.
-    curvature, slope = np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])
-    wanted: Array = -np.asarray(np.linalg.solve(curvature, slope[..., None]), float)[:, :2, 0]
-    steps, agreed = wanted[: len(fits)], wanted[len(fits) :]
-    apart: Array = np.asarray(np.linalg.norm(steps - agreed[:, None], axis=-1), float)
-    own = np.diag(apart).copy()
-    np.fill_diagonal(apart, 0.0)
-    return list(own - apart.max(axis=1))
 
 
 def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 
 from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array, array_dataclass, options_dataclass
+from instep.scene.camera import Camera
 
 from .body_outlines import MARGIN_PX, Outline, calibrated, project_points, silhouette_kernels
 from .camera_rig import MaskCrop, PointTracks
@@ -241,3 +242,66 @@ def edge_width(fits: Sequence[SilhouetteFit]) -> float:
     most = max((fit.visible for fit in fits), default=0.0)
     best = max((fit.overlap for fit in fits if fit.visible > max(0.5 * most, 0.1)), default=1.0)
     return EDGE_WIDTH_PX if best > 0.8 else 2.0 if best > 0.6 else 5.0
+
+
+SYSTEMATIC_PX = 1.0
+"""Common error of all pixels of a silhouette by learned colours, as standard deviation [pixels]."""
+COMPARABLE = np.array([1.0] * 3 + [0.1] * 3)
+"""A length of 0.1 m makes rotations and translations comparable."""
+
+
+def innovation_numbers(found: PoseSolution | None, prior: Array, basis: Array, bias: float) -> dict[str, float]:
+    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible.
+
+    Without a correction those that need an image are NaN.
+    """
+    if found is None:
+        return dict.fromkeys(("nis", "residual", "weakest_sigma"), np.nan)
+    M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
+    eta = basis.T @ found.xi
+    gradient = (M + prior_information) @ eta
+    nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
+    # The weakest direction is the least observable.
+    scale = np.diag(1.0 / np.linalg.norm(COMPARABLE[:, None] * basis, axis=0))
+    return {
+        "nis": float(nis),
+        "shift": float(np.linalg.norm(found.xi[:3])),
+        "turn": float(np.linalg.norm(found.xi[3:])),
+        "residual": float(np.mean([fit.residual for fit in found.fits])),
+        "sigma": float(np.sqrt(np.trace(found.covariance[:3, :3]) + bias**2)),
+        "weakest_sigma": float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf,
+        "visible": max(fit.visible for fit in found.fits),
+    }
+
+
+def systematic_spread(cameras: Sequence[Camera], world_from_body: Array, reach: float, basis: Array) -> float:
+    """Standard deviation of a position by the common errors of a silhouette [m].
+
+    Each camera is taken to show a body of radius `reach` [m] with an error of `SYSTEMATIC_PX` in both image coordinates
+    and in size: wrong shape, shadows, similar colours. Neither averaging nor innovations reveal it.
+    """
+    information = np.zeros((3, 3))
+    for camera in cameras:
+        R, f = camera.body_from_camera[:3, :3], camera.focal
+        x, y, z = R.T @ (world_from_body[:3, 3] - camera.body_from_camera[:3, 3])
+        shown = np.array(
+            [f[0] * (R[:, 0] - x / z * R[:, 2]), f[1] * (R[:, 1] - y / z * R[:, 2]), reach * f[0] / z * R[:, 2]]
+        )
+        information += shown.T @ shown / z**2
+    directions = basis[:3, np.any(basis[:3] != 0, axis=0)]
+    directions: Array = directions / np.linalg.norm(directions, axis=0)
+    return SYSTEMATIC_PX * float(np.sqrt(np.trace(np.linalg.inv(directions.T @ information @ directions))))
+
+
+def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
+    """Distance of each camera's own optimum from that of the others, less the largest distance among those [m]."""
+    M, g = np.stack([fit.information for fit in fits]), np.stack([fit.gradient for fit in fits])
+    small = 1e-3 * np.eye(g.shape[1]) * np.trace(M, axis1=1, axis2=2).max()
+    # First each camera alone, then all others.
+    curvature, slope = np.concatenate([M, M.sum(axis=0) - M]) + small, np.concatenate([g, g.sum(axis=0) - g])
+    wanted: Array = -np.asarray(np.linalg.solve(curvature, slope[..., None]), float)[:, :2, 0]
+    steps, agreed = wanted[: len(fits)], wanted[len(fits) :]
+    apart: Array = np.asarray(np.linalg.norm(steps - agreed[:, None], axis=-1), float)
+    own = np.diag(apart).copy()
+    np.fill_diagonal(apart, 0.0)
+    return list(own - apart.max(axis=1))
