@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from instep.twin.camera_refinement import RefinedRig, refine_rig
 
 from harness import row
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State, array_dataclass
-from instep.lab.visual_forces import ForceOptions, VisualForces
+from instep.lab.visual_forces import VisualForces
 from instep.physics.engines import open_world
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, Correction, NoCorrection, PoseFilter, Twin, TwinOptions
+from instep.twin.camera_calibration import RefinedRig, refine_rig
 from instep.twin.camera_rig import align_stamps, recorded_rig
 from instep.twin.scene_bodies import FreeBody, free_body, parked_joints
 from instep.twin.tracking import block_median, correction_of, jitter, silhouette_overlaps
@@ -56,11 +56,9 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _corrections(scene: Scene) -> dict[str, Any]:
-    twice = ForceOptions(gain=4.0)
     return {
         "pose filter": lambda rig: PoseFilter(scene, rig),
         "visual forces": lambda rig: VisualForces(PoseFilter(scene, rig)),
-        "visual forces, twice the gain": lambda rig: VisualForces(PoseFilter(scene, rig), twice),
         "physics alone": lambda rig: NoCorrection(PoseFilter(scene, rig)),
     }
 
@@ -174,11 +172,11 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, RefinedRig]) -> 
     parked = parked_joints(scene)
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
     options = TwinOptions(correct=kinds[name])
-    outlines = {scene.objects[0]: prepared.refined.outline}
+    outlines = {scene.objects[0]: prepared.outline}
     how = correction_of(scene, prepared.rig, options, outlines=outlines, joints_known=False)
     twin = Twin(open_world(scene), Recording(episode), how, blend=JointBlend(park=parked))
     ran = rollout(twin, Constant(action), steps=len(episode))
-    found = silhouette_overlaps(prepared.rig, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
+    found = silhouette_overlaps(prepared.rig, prepared.outline, episode, ran.t, ran.q[:, 2:9])
     scored = {c: found.score(c, prepared.key_rows) for c in found.cameras}
     rows = [row(f"{name}: real recording, median overlap {c}", score) for c, score in scored.items()]
     trembling = jitter(ran.q[:, 2:9])[0]
