@@ -169,6 +169,7 @@ def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
     work = np.concatenate([r.work for r in rans])
     late = np.concatenate([r.real.late for r in rans])
     busy = np.concatenate([r.real.busy[BEGIN:] for r in rans])
+    ratio = float(np.median(rans[0].error[: dense[1]])) / dense[0]
     first, *others = _fast("", rans)
     rows = [
         first,
