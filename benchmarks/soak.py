@@ -356,7 +356,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-CAMERAS = "instep.app.simulated_cameras"
+CAMERAS = "multiprocessing.spawn import"
 """In the command line of the process that renders the robot's cameras."""
 WRITER = "data/journal.py"
 """In the command line of the process that writes a recording."""

@@ -240,7 +240,7 @@ def scene_show(folder: Path) -> Path:
 
 def robot_cameras(folder: Path) -> Path:
     """A camera of the scene, and the same camera of a simulated robot."""
-    from instep.app.simulated_cameras import Lens
+    from instep.app.verbs.robot import Lens
     from instep.evaluate.perturbed_robot import distorted, hidden_appearance
     from instep.physics import MujocoRenderer
 

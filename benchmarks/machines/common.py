@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness import Row, mean, row
-from instep.app.data_args import named_run
+from instep.app.verbs.data import named_run
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import aligned, same_width

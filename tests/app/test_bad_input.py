@@ -38,20 +38,10 @@ def scene(folder: Path, xml: str, joint: str = "elbow", toml: str = TOML) -> Pat
     return folder
 
 
-def external_entity(tmp_path: Path) -> Path:
-    (tmp_path / "secret").write_text("42")
-    head = f'<!DOCTYPE mujoco [<!ENTITY leak SYSTEM "file://{tmp_path}/secret">]>'
-    return scene(tmp_path / "s", head + ROBOT.format(mass="&leak;"))
-
-
-def outside_include(tmp_path: Path) -> Path:
-    (tmp_path / "other.xml").write_text("<mujoco/>")
-    return scene(tmp_path / "s", '<mujoco><include file="../other.xml"/></mujoco>')
-
-
-def outside_mesh(tmp_path: Path) -> Path:
-    xml = '<mujoco><asset><mesh name="m" file="../../etc/passwd.obj"/></asset></mujoco>'
-    return scene(tmp_path / "s", xml)
+def outside(folder: Path, xml: str, name: str) -> Path:
+    """A scene that asks for a file beside its folder."""
+    (folder / name).write_text("42")
+    return scene(folder / "s", xml.format(folder=folder))
 
 
 def linked_mesh(tmp_path: Path) -> Path:
@@ -61,20 +51,13 @@ def linked_mesh(tmp_path: Path) -> Path:
     return folder
 
 
-def replicate_bomb(tmp_path: Path) -> Path:
-    body = '<replicate count="100000"><replicate count="100"><body><geom size=".1"/></body></replicate></replicate>'
-    return scene(tmp_path / "s", f"<mujoco><worldbody>{body}</worldbody></mujoco>")
-
-
-def hfield_bomb(tmp_path: Path) -> Path:
-    field = '<hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/>'
-    return scene(tmp_path / "s", f"<mujoco><asset>{field}</asset></mujoco>")
-
-
-def deep_xml(tmp_path: Path) -> Path:
-    return scene(tmp_path / "s", "<mujoco>" + "<body>" * 400 + "</body>" * 400 + "</mujoco>")
-
-
+ENTITY = '<!DOCTYPE mujoco [<!ENTITY leak SYSTEM "file://{folder}/secret">]>' + ROBOT.format(mass="&leak;")
+INCLUDE = '<mujoco><include file="../other.xml"/></mujoco>'
+MESH = '<mujoco><asset><mesh name="m" file="../../etc/passwd.obj"/></asset></mujoco>'
+BODIES = '<replicate count="100000"><replicate count="100"><body><geom size=".1"/></body></replicate></replicate>'
+REPLICATES = f"<mujoco><worldbody>{BODIES}</worldbody></mujoco>"
+FIELD = '<mujoco><asset><hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/></asset></mujoco>'
+DEEP = "<mujoco>" + "<body>" * 400 + "</body>" * 400 + "</mujoco>"
 CASES = {
     "a missing scene": (lambda p: p / "nowhere" / "scene.xml", "There is no file"),
     "a name that is near": (lambda p: "pushtt", "Did you mean 'pusht'?"),
@@ -83,13 +66,13 @@ CASES = {
     "broken TOML": (lambda p: scene(p / "s", ROBOT.format(mass=1), toml="joints = ["), "not valid TOML"),
     "an unknown entry": (lambda p: scene(p / "s", ROBOT.format(mass=1), toml="robott = 1"), "Did you mean 'robot'?"),
     "an unknown joint": (lambda p: scene(p / "s", ROBOT.format(mass=1), "elbw"), "Did you mean 'elbow'?"),
-    "an external entity": (external_entity, "DOCTYPE or an entity"),
-    "an include outside": (outside_include, "lies outside"),
-    "a mesh outside": (outside_mesh, "lies outside"),
+    "an external entity": (lambda p: outside(p, ENTITY, "secret"), "DOCTYPE or an entity"),
+    "an include outside": (lambda p: outside(p, INCLUDE, "other.xml"), "lies outside"),
+    "a mesh outside": (lambda p: scene(p / "s", MESH), "lies outside"),
     "a link that leaves": (linked_mesh, "lies outside"),
-    "a replicate bomb": (replicate_bomb, "at most 10000 copies"),
-    "a height field bomb": (hfield_bomb, "at most 4000000"),
-    "deep nesting": (deep_xml, "nested deeper"),
+    "a replicate bomb": (lambda p: scene(p / "s", REPLICATES), "at most 10000 copies"),
+    "a height field bomb": (lambda p: scene(p / "s", FIELD), "at most 4000000"),
+    "deep nesting": (lambda p: scene(p / "s", DEEP), "nested deeper"),
     "a NaN mass": (lambda p: scene(p / "s", ROBOT.format(mass="nan")), "must be a finite number"),
     "an infinite mass": (lambda p: scene(p / "s", ROBOT.format(mass="inf")), "must be a finite number"),
     "a negative mass": (lambda p: scene(p / "s", ROBOT.format(mass=-1)), "MuJoCo cannot compile"),

@@ -179,9 +179,3 @@ def test_a_gate_passes_an_expert_fails_a_fool_and_says_so_in_junit(user_file, tm
         suites = ElementTree.parse(tmp_path / folder / "junit.xml").getroot()  # noqa: S314, written a moment ago
         assert int(suites.get("failures", "-1")) == failures
     assert json.loads((tmp_path / "bad/result.json").read_text())["passed"] is False
-
-
-def test_an_evaluation_with_imperfect_sensors_follows_one_without_in_the_same_process(tmp_path):
-    words = ["eval", "hold", "pusht", "--seeds", "1", "--videos", "0"]
-    assert main([*words, "--out", str(tmp_path / "plain")]) == 0
-    assert main([*words, "--randomize", "sensor.noise=0..0.002", "--out", str(tmp_path / "noisy")]) == 0

@@ -72,11 +72,8 @@ def test_every_library_that_is_imported_is_a_dependency_or_in_an_extra():
 def test_no_dependency_and_no_extra_installs_what_nothing_imports():
     used = imported().keys()
     assert base() - used == set()
-    assert {extra: modules - used for extra, modules in of_extras().items() if modules - used} == {}
-
-
-def test_no_extra_brings_what_the_base_has():
     assert {extra: both for extra, modules in of_extras().items() if (both := modules & base())} == {}
+    assert {extra: modules - used for extra, modules in of_extras().items() if modules - used} == {}
 
 
 def test_an_extra_that_is_asked_for_by_an_error_exists():

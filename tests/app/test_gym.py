@@ -143,18 +143,6 @@ def test_worlds_begin_anew_one_step_later_by_default():
     assert not np.array_equal(ends[2][0]["goal"], ends[3][0]["goal"]), "a new episode has a new goal"
 
 
-def test_worlds_begin_anew_in_the_same_step_where_that_is_asked_for():
-    envs = vector(AutoresetMode.SAME_STEP)
-    first, _ = envs.reset(seed=0)
-    still = np.zeros((2, 6), np.float32)
-    for _ in range(3):
-        seen, _, over, late, info = envs.step(still)
-    assert late.all() and not over.any()
-    assert np.array_equal(info["final_obs"][0]["goal"], first["goal"][0])
-    assert not np.array_equal(seen["goal"], first["goal"])
-    assert info["final_info"]["is_success"].tolist() == [False, False] and info["_final_info"].all()
-
-
 def test_single_worlds_begin_anew_by_mask():
     envs = vector(AutoresetMode.DISABLED, 50)
     first, _ = envs.reset(seed=0)
@@ -177,13 +165,6 @@ def test_each_world_of_a_vector_has_its_own_time():
     start = single.reset(seed=4)[0]["goal"]
     assert np.array_equal(envs._seen()["goal"][1], start), "the target starts anew with its own world"
     assert not np.array_equal(envs._seen()["goal"][0], start)
-
-
-def test_vectors_of_processes_work_too():
-    envs = gymnasium.make_vec("instep/Course-v0", num_envs=2, vectorization_mode="sync")
-    seen, _ = envs.reset(seed=0)
-    assert seen["agent_pos"].shape == (2, 2)
-    envs.close()
 
 
 def test_another_engine_can_be_asked_for():

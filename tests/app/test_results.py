@@ -59,7 +59,7 @@ def test_a_result_file_says_of_each_row_when_where_and_how_it_was_measured(path)
         assert (row["goal"] is None) == (row["ok"] is None)
 
 
-def test_rows_of_a_partial_run_join_those_of_earlier_runs(tmp_path):
+def test_rows_of_a_partial_run_join_earlier_ones_and_a_whole_run_replaces_them(tmp_path):
     path = tmp_path / "some.json"
     keep_results(path, [row("a", 1.0), row("b", 2.0)], benchmark="some", command="first")
     keep_results(path, [row("b", float("nan")), row("c", 3.0)], benchmark="some", command="second", whole=False)
@@ -68,14 +68,9 @@ def test_rows_of_a_partial_run_join_those_of_earlier_runs(tmp_path):
     assert [(r["name"], r["value"], command[r["run"]]) for r in kept["rows"]] == [
         ("a", 1.0, "first"), ("b", None, "second"), ("c", 3.0, "second")
     ]  # fmt: skip
-
-
-def test_a_whole_run_replaces_all_rows_and_runs(tmp_path):
-    path = tmp_path / "some.json"
-    keep_results(path, [row("a", 1.0), row("b", 2.0)], benchmark="some", command="first")
-    keep_results(path, [row("a", 5.0)], benchmark="some", command="second")
+    keep_results(path, [row("a", 5.0)], benchmark="some", command="third")
     kept = json.loads(path.read_text())
-    assert [r["value"] for r in kept["rows"]] == [5.0] and [r["command"] for r in kept["runs"]] == ["second"]
+    assert [r["value"] for r in kept["rows"]] == [5.0] and [r["command"] for r in kept["runs"]] == ["third"]
     assert kept["runs"][0]["versions"]["numpy"] and kept["runs"][0]["machine"]
 
 

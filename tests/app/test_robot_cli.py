@@ -12,7 +12,8 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.app.cli import main
-from instep.app.simulated_robot import SensorDriver, robot_process
+from instep.app.simulated_robot import robot_process
+from instep.app.verbs.robot import SensorDriver
 from instep.core.errors import LinkLost
 from instep.evaluate.perturbed_robot import Perturbation, hidden_settings, simulate_robot
 from instep.robot import RobotWorld, WorldDriver
@@ -116,7 +117,7 @@ def test_a_rate_that_cameras_cannot_have_is_refused(capsys):
 def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     from dataclasses import replace
 
-    from instep.app.simulated_cameras import Lens
+    from instep.app.verbs.robot import Lens
     from instep.evaluate.perturbed_robot import distorted
     from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 
@@ -135,7 +136,7 @@ def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
 
 
 def test_cameras_whose_process_was_killed_stop_the_robot_and_come_back_with_a_reset(opengl: str):
-    from instep.app.simulated_cameras import CameraDriver, RenderJob
+    from instep.app.verbs.robot import CameraDriver, RenderJob
     from instep.physics.mujoco_cameras import ImageEffects
 
     scene = Scene.load("pusht")
@@ -144,8 +145,8 @@ def test_cameras_whose_process_was_killed_stop_the_robot_and_come_back_with_a_re
     with CameraDriver(WorldDriver(MujocoWorld(scene)), job, scene.cameras) as driver:
         driver.reset(0)
         assert f"observation.images.{name}" in driver.read().seen
-        os.kill(driver._filming._child.pid, signal.SIGKILL)
-        driver._filming._child.wait()
+        os.kill(driver.filming.side.process.pid, signal.SIGKILL)
+        driver.filming.side.process.join()
         with pytest.raises(LinkLost, match="renders the simulated robot's cameras has ended"):
             driver.read()
         driver.reset(1)

@@ -103,7 +103,7 @@ def test_a_run_that_was_too_slow_is_red_on_its_page_and_in_the_terminal(tmp_path
     assert "10 Hz instead of 50 Hz" in printed.err and "500 ms old" in printed.err
 
 
-def test_without_images_and_without_a_scene_the_page_says_why_there_is_no_video(tmp_path) -> None:
+def test_where_there_is_no_video_the_page_says_why(tmp_path, monkeypatch) -> None:
     full = episode()
     blind = Episode(full.spec, {name: c for name, c in full.columns.items() if not name.startswith(CAMERA)})
     run = RecordedRun(tmp_path / "data", [blind], RecorderStatus(50, 50, 50, 0, 1, ""))
@@ -112,15 +112,13 @@ def test_without_images_and_without_a_scene_the_page_says_why_there_is_no_video(
     assert report.verdict.status == "plain" and "is not known" in report.verdict.because
     assert report.verdict.headline == "It ran for 1.0 s, 50 rows."
 
-
-def test_where_nothing_can_be_rendered_the_page_says_why(tmp_path, monkeypatch) -> None:
     def refused(*_: object) -> None:
         raise Unsupported("Rendering needs an OpenGL library, and none works here.")
 
     monkeypatch.setattr("instep.app.recorded_run.render_trajectory", refused)
     scene = Scene.load("cartpole")
-    run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=10)
-    assert run_video(tmp_path, run, scene) == "No video: Rendering needs an OpenGL library, and none works here."
+    still = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=10)
+    assert run_video(tmp_path, still, scene) == "No video: Rendering needs an OpenGL library, and none works here."
 
 
 def test_whether_a_task_was_done_is_read_off_the_rows() -> None:

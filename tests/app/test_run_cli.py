@@ -29,9 +29,6 @@ class Ending:
         self.left -= 1
         return np.array([0.0, -0.1])
 
-class Impatient(Ending):
-    pass
-
 class AtOnce(Ending):
     left = 0
 
@@ -53,7 +50,7 @@ def result(folder: Path) -> dict:
 
 def test_ctrl_c_keeps_what_was_done_and_says_where(policies, tmp_path, capsys) -> None:
     out = tmp_path / "x"
-    assert main(["run", f"{policies}:Impatient", "sim:pusht", "--steps", "60", "--out", str(out)]) == 130
+    assert main(["run", f"{policies}:Ending", "sim:pusht", "--steps", "60", "--out", str(out)]) == 130
     [episode] = load_episodes(out / "data")
     assert len(episode) == 5 and episode.meta["ended"] == "interrupted"
     printed = capsys.readouterr()
@@ -121,18 +118,8 @@ def test_an_adapted_run_records_what_was_added_and_refuses_other_worlds(tmp_path
 def test_a_policy_sees_the_cameras_of_a_simulated_scene(tmp_path, opengl) -> None:
     out, camera = tmp_path / "x", "cam_220422302296"
     (tmp_path / "expert.toml").write_text("image_every = 3\n")
-    words = [
-        "run",
-        "hold",
-        "sim:pusht",
-        "--steps",
-        "6",
-        "--cameras",
-        camera,
-        "--options",
-        str(tmp_path / "expert.toml"),
-    ]
-    assert main([*words, "--out", str(out)]) == 0
+    words = ["run", "hold", "sim:pusht", "--steps", "6", "--cameras", camera]
+    assert main([*words, "--options", str(tmp_path / "expert.toml"), "--out", str(out)]) == 0
     assert load_episodes(out / "data")[0][f"observation.images.{camera}"].shape[0] == 6
     assert f"Recorded images of {camera}" in (out / "report.html").read_text()
 
@@ -158,11 +145,8 @@ def test_a_link_that_is_cut_in_the_middle_loses_no_row(verb, tmp_path, capsys) -
     with robot_process("cartpole", ["--pace", "real"]) as robot:
         (tmp_path / "token").write_text(robot.token)
         last = ["--steps", "100000", "--token", str(tmp_path / "token"), "--out", str(tmp_path / "x")]
-        words = (
-            ["run", "hold", f"robot:{robot.address}"]
-            if verb == "run"
-            else ["record", f"robot:{robot.address}", str(data)]
-        )
+        words = [verb, *(["hold"] if verb == "run" else []), f"robot:{robot.address}"]
+        words += [str(data)] if verb == "record" else []
 
         def cut() -> None:
             deadline = time.monotonic() + 60

@@ -9,7 +9,7 @@ import pytest
 
 from instep.app.cli import main
 from instep.app.output import new_output, next_folder
-from instep.app.verbs.runs import list_runs
+from instep.app.verbs.view import list_runs
 from instep.core.errors import BadInput
 from instep.report.page import Headline, HtmlReport
 

@@ -120,16 +120,6 @@ def test_virtual_cameras_take_a_calibration(tmp_path: Path) -> None:
             CameraOptions(tmp_path / "views.toml", (), 3).on(world)
 
 
-@pytest.mark.parametrize("verb", [["run", "hold", "sim:pusht"], ["record", "sim:pusht", "data"]])
-def test_virtual_cameras_reach_a_run_and_a_recording(
-    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("views.toml").write_text("[static]\nat = [0.46, 0.33, 0.75]\ntowards = [0.46, 0.33, 0.0]\n")
-    assert main([*verb, "--steps", "2", "--virtual", "views.toml"]) == 2
-    assert "Camera 'static' looks nowhere, or along its 'up'" in capsys.readouterr().err
-
-
 def test_a_robot_brings_its_own_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["twin", "pusht", "--policy", "hold", "--real", "robot:ws://127.0.0.1:1", "--out", str(tmp_path / "out")]
     assert main([*words, "--cameras", "all"]) == 2

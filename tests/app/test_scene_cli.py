@@ -9,29 +9,21 @@ from instep import MujocoWorld, RapierWorld, Scene
 from instep.app.cli import VERBS, main
 
 
-def test_help_names_every_verb(capsys):
+def test_help_and_version(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    for verb in VERBS:
-        assert f"instep {verb}" in said
+    assert all(f"instep {verb}" in said for verb in VERBS)
+    assert main(["scene"]) == 0
+    assert "instep scene params" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("instep 0.")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb, capsys):
     assert main([*verb.split(), "--help"]) == 0
     said = capsys.readouterr().out
-    assert "usage:" in said and "Traceback" not in said
-    assert "MISSING" not in said
-
-
-def test_a_group_of_verbs_lists_its_own(capsys):
-    assert main(["scene"]) == 0
-    assert "instep scene params" in capsys.readouterr().out
-
-
-def test_the_version_is_printed(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("instep 0.")
+    assert "usage:" in said and "Traceback" not in said and "MISSING" not in said
 
 
 def test_params_are_listed_with_units_and_ranges(capsys):
@@ -51,9 +43,6 @@ def test_turned_params_are_saved_and_mean_the_same_in_both_engines(tmp_path, cap
             u = saved.scene.rest_action() + 0.002 * i
             a, b = saved.step(a, u), tuned.step(b, u)
         assert np.array_equal(a.q, b.q), engine.__name__
-
-
-def test_a_setting_that_is_none_is_refused(tmp_path, capsys):
     assert main(["scene", "set", "pusht", str(tmp_path / "x"), "action.delay"]) == 2
     assert "PARAM=VALUE was expected" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import pytest
 
 from instep import BadInput, Constant, Scene, open_world, rollout
 from instep.app.cli import main
-from instep.app.shadow import Shadow
+from instep.app.side_process import Shadow
 from instep.data import load_episodes
 
 CODE = """

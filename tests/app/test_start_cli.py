@@ -104,7 +104,6 @@ def test_motors_without_commands_are_named(arm: Path):
     [
         (["logs", "logs"], "is no robot file"),
         (["arm.urdf", "none.csv"], "There is no log"),
-        (["arm.urdf", "logs", "--images", "logs"], "holds no images"),
         (["arm.urdf", "logs", "--budget", "soon"], "soon"),
     ],
 )

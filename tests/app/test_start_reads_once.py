@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))
 from test_start_cli import arm, record
 
 __all__ = ["arm"]
-MODULES = ("instep.gap.preparation", "instep.data.mapping", "instep.data.datasets", "instep.app.data_args")
+MODULES = ("instep.gap.preparation", "instep.data.mapping", "instep.data.datasets", "instep.app.verbs.data")
 """Modules that resample episodes."""
 
 
@@ -56,7 +56,7 @@ def test_each_file_is_parsed_once_and_each_run_resampled_once(arm: Path, monkeyp
         "instep.gap.preparation",
         "instep.data.mapping",
         "instep.data.datasets",
-        "instep.app.data_args",
+        "instep.app.verbs.data",
     ):
         monkeypatch.setattr(f"{module}.resampled", counted_resampling)
     main(["start", "arm.urdf", "logs", *options])

@@ -38,7 +38,7 @@ def test_a_copy_with_other_names_and_numbers_is_one_repeated_passage(bench, tmp_
     assert passage.length == 8 and {passage.first.name, passage.second.name} == {"one.py", "two.py"}
 
 
-def test_names_used_twice_long_signatures_and_missing_docstrings_are_listed(bench, tmp_path):
+def test_names_used_twice_long_signatures_small_functions_and_missing_docstrings_are_listed(bench, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     long = "def wide(self, a, b, c, d, e, f, *, g):\n    return a\n"
@@ -46,7 +46,11 @@ def test_names_used_twice_long_signatures_and_missing_docstrings_are_listed(benc
         '"""One."""\n\n\nclass Thing:\n    """A."""\n\n    ' + long.replace("\n ", "\n     ")
     )
     (tmp_path / "b" / "same.py").write_text('"""Two."""\n\n\nclass Thing:\n    """B."""\n')
+    calls = "def f():\n    return _g() + _h() + _h()"
+    once, twice = ("def _g():\n    return 1", "def _h():\n    return 2")
+    (tmp_path / "c.py").write_text("\n\n\n".join(('"""A."""', calls, once, twice)))
     report = bench.source_report(bench.parsed(tmp_path))
+    assert report["private functions called once, at most 8 lines"] == ["c.py:8 _g"]
     assert report["module names used twice"] == ["same"] and report["public class names used twice"] == ["Thing"]
     assert report["functions of more than 6 parameters"] == ["a/same.py:7 wide (7)"]
     assert report["public names without docstring"] == ["a/same.py:7 Thing.wide"]
@@ -57,14 +61,6 @@ def test_a_circle_of_imports_is_found_also_inside_functions(bench, tmp_path):
     (tmp_path / "b.py").write_text('"""B."""\n\nfrom .a import f\n\n\ndef g():\n    return f\n')
     (tmp_path / "c.py").write_text('"""C."""\n\nfrom .a import f\n')
     assert bench.circles(bench.parsed(tmp_path)) == [["instep.a", "instep.b"]]
-
-
-def test_a_small_private_function_that_is_called_once_is_listed(bench, tmp_path):
-    calls = "def f():\n    return _g() + _h() + _h()"
-    once, twice = ("def _g():\n    return 1", "def _h():\n    return 2")
-    (tmp_path / "a.py").write_text("\n\n\n".join(('"""A."""', calls, once, twice)))
-    listed = bench.source_report(bench.parsed(tmp_path))["private functions called once, at most 8 lines"]
-    assert listed == ["a.py:8 _g"]
 
 
 def test_long_sentences_and_cells_are_listed_without_code_and_links(bench, tmp_path):

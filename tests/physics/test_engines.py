@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
-from instep.app.data_args import open_scene
+from instep.app.verbs.data import open_scene
 from instep.app.world_specs import CameraOptions, world_from_eval_spec, world_from_spec
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import rest_action

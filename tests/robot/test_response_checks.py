@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from instep.app.simulated_robot import SensorDriver
+from instep.app.verbs.robot import SensorDriver
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.evaluate.perturbed_robot import Perturbation, simulate_robot

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld
-from instep.app.data_args import DataArgs, read_runs
+from instep.app.verbs.data import DataArgs, read_runs
 from instep.core.rollout import aligned
 from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from instep.app.robot_events import HandedOver, OperatorConsole
-from instep.app.verbs.twin_run import trust_facts, twin_log, twin_problems
+from instep.app.verbs.twin_run import HandedOver, OperatorConsole, trust_facts, twin_log, twin_problems
 from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import State

@@ -18,7 +18,7 @@ from typing import Any
 from instep import __version__
 from instep.core.errors import BadInput, InstepError
 
-from .output import noted_outputs, remove_unfinished
+from .output import Output, noted_outputs, remove_unfinished, show_table
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk."""
@@ -47,222 +47,127 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "demo": Verb("demo:demo", "the whole loop against a simulated robot, on this machine", ("instep demo --out demo",)),
-    "start": Verb(
-        "start:start",
-        "from a robot file and logs to a report: scene, mapping, gap, identification",
-        ("instep start examples/own_arm/arm.urdf examples/own_arm --budget 60s --out start",),
-    ),
-    "scene new": Verb(
-        "scene:new",
-        "make a scene folder from an MJCF or URDF robot",
-        ("instep scene new arm.urdf my_arm",),
-    ),
-    "scene params": Verb(
-        "scene:params",
-        "list the shipped scenes, or the parameters of a scene with units and ranges",
-        ("instep scene params", "instep scene params so101 'joint.*.damping'"),
-    ),
-    "scene set": Verb(
-        "scene:set_params",
-        "save a scene with other parameter values",
-        ("instep scene set so101 tuned_so101 'joint.*.damping=0.4' action.delay=0.03",),
-    ),
-    "scene camera": Verb(
-        "scene_camera:camera",
-        "list, render, add, move or remove cameras of a scene",
-        (
-            "instep scene camera pusht --out images",
-            "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",
-        ),
-    ),
-    "scene check": Verb(
-        "scene_edit:check",
-        "check the shapes, inertia, contacts and rest of a scene",
-        ("instep scene check pusht --out checked_pusht",),
-    ),
-    "scene edit": Verb(
-        "scene_edit:edit",
-        "replace and move objects of a scene",
-        ("instep scene edit built moved --move tee=0.05,0,0,30",),
-    ),
-    "scene splat": Verb(
-        "splat:splat",
-        "fit 3D Gaussians to posed images of a scene",
-        ("instep scene splat recordings/pusht pusht",),
-    ),
-    "scene export": Verb(
-        "scene_edit:export",
-        "write a scene for other programs: MJCF, URDF, glTF, USD, Gaussians",
-        ("instep scene export pusht pusht.glb",),
-    ),
+    "start": Verb("start:start", "from a robot file and logs to a report: scene, mapping, gap, identification", (
+        "instep start examples/own_arm/arm.urdf examples/own_arm --budget 60s --out start",
+    )),
+    "scene new": Verb("scene:new", "make a scene folder from an MJCF or URDF robot", (
+        "instep scene new arm.urdf my_arm",
+    )),
+    "scene params": Verb("scene:params", "list the shipped scenes, or parameters with units and ranges", (
+        "instep scene params",
+        "instep scene params so101 'joint.*.damping'",
+    )),
+    "scene set": Verb("scene:set_params", "save a scene with other parameter values", (
+        "instep scene set so101 tuned_so101 'joint.*.damping=0.4' action.delay=0.03",
+    )),
+    "scene camera": Verb("scene:camera", "list, render, add, move or remove cameras of a scene", (
+        "instep scene camera pusht --out images",
+        "instep scene camera examples/own_arm/arm.urdf arm --add overview --frame",
+    )),
+    "scene check": Verb("scene_edit:check", "check the shapes, inertia, contacts and rest of a scene", (
+        "instep scene check pusht --out checked_pusht",
+    )),
+    "scene edit": Verb("scene_edit:edit", "replace and move objects of a scene", (
+        "instep scene edit built moved --move tee=0.05,0,0,30",
+    )),
+    "scene splat": Verb("scene_edit:splat", "fit 3D Gaussians to posed images of a scene", (
+        "instep scene splat recordings/pusht pusht",
+    )),
+    "scene export": Verb("scene_edit:export", "write a scene for other programs: MJCF, URDF, glTF, USD, Gaussians", (
+        "instep scene export pusht pusht.glb",
+    )),
     "data import": Verb("data:import_data", "other formats in", ("instep data import as_mcap imported",)),
-    "data info": Verb(
-        "data:info",
-        "describe a dataset",
-        (
-            "instep data info data",
-            "instep data info log --map my_arm.toml",
-        ),
-    ),
-    "data export": Verb(
-        "data:export",
-        "other formats out",
-        (
-            "instep data export data csv exported",
-            "instep data export data lerobot-v3.0 for_training --columns observation.state,action --robot-type "
-            "so101_follower",
-        ),
-    ),
-    "reconstruct": Verb(
-        "reconstruct:reconstruct",
-        "images to a scene",
-        (
-            "instep reconstruct recordings/pusht built --prompt tee=click:220422302296:230,100 "
-            "tee=click:234222302164:200,105 tee=click:234222303707:200,75",
-        ),
-    ),
-    "reconstruct pose": Verb(
-        "reconstruct_pose:pose",
-        "pose images by a board, AprilTags, or shared features",
-        (
-            "instep reconstruct pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker "
-            "0.018256 --dictionary DICT_6X6_250",
-        ),
-    ),
-    "reconstruct prompt": Verb(
-        "reconstruct:prompt",
-        "mark objects in images on a page, and see their masks",
-        ("instep reconstruct prompt recordings/pusht prompts.json --no-browser --seconds 2",),
-    ),
-    "reconstruct weights": Verb(
-        "reconstruct:weights",
-        "fetch and check the weights of SAM 2 for clicks and boxes",
-        ("instep reconstruct weights sam2 --check",),
-    ),
-    "robot": Verb(
-        "robot:robot",
-        "run a simulated robot: another process, engine, clock, and hidden parameters",
-        ("instep robot pusht --pace step --port 8765 --token token.txt",),
-    ),
-    "record": Verb(
-        "record:record",
-        "record a run, safe against crashes",
-        (
-            "instep record sim:pusht data --policy random --episodes 2 --steps 120",
-            "instep record robot:ws://127.0.0.1:8765 my_data --token token.txt --steps 60",
-        ),
-    ),
-    "gap": Verb(
-        "gap:gap",
-        "measure how far a simulator is from recordings, or two sets of recordings from each other",
-        (
-            "instep gap data pusht --plain --out gap",
-            "instep gap log my_arm --map my_arm.toml",
-        ),
-    ),
-    "tune": Verb(
-        "tune:tune",
-        "identify parameters from recordings, with gates and posteriors",
-        ("instep tune log my_arm --map my_arm.toml --budget 60s",),
-    ),
-    "torque": Verb(
-        "torque:torque",
-        "identify inertias, friction and payloads from measured joint torques",
-        ("instep torque recordings/kuka_lwr4 recordings/kuka_lwr4/kuka_lwr4_mujoco.urdf --hold-out measurements_2",),
-    ),
-    "reidentify": Verb(
-        "reidentify:reidentify",
-        "replay recordings through the on-line filter of parameters",
-        (
-            "instep reidentify examples/own_arm tuned/scene --map examples/own_arm/log.toml --params "
-            "'joint.*.damping' --out drift",
-        ),
-    ),
-    "excite": Verb(
-        "excite:excite",
-        "design motions that reveal parameters",
-        ("instep excite arm7 --params 'joint.*.damping' --seconds 3 --generations 3 --out motion",),
-    ),
-    "train": Verb(
-        "train:train",
-        "clone behaviour from a dataset, or train in simulation over randomized worlds",
-        ("instep train shown/demonstrations policy --frame pusher_x pusher_y tee --steps 20",),
-    ),
-    "check": Verb(
-        "check:check",
-        "compare a policy's actions on recorded observations with the recorded ones",
-        ("instep check mine.py:cloned data --out checked",),
-    ),
-    "run": Verb(
-        "run:run",
-        "run a policy in a world: sim:SCENE, recording:DATA, robot:ADDRESS",
-        (
-            "instep run expert sim:pusht --steps 240 --out simulated",
-            "instep run expert robot:ws://127.0.0.1:8765 --scene pusht --token token.txt --steps 120",
-        ),
-    ),
-    "twin": Verb(
-        "twin_run:twin",
-        "keep a simulated twin in step with a robot or a recording",
-        (
-            "instep twin pusht --policy expert --real robot:ws://127.0.0.1:8765 --token token.txt --steps 600",
-            "instep twin pusht --real recording:seen/data --cameras tracked/cameras.json",
-        ),
-    ),
-    "eval": Verb(
-        "evaluate:evaluate",
-        "evaluate policies in parallel virtual worlds",
-        (
-            "instep eval expert pusht --seeds 8 --videos 0 --out evaluated",
-            "instep eval expert hold pusht --seeds 100 --worlds mujoco rapier perturbed:1",
-        ),
-    ),
-    "gate": Verb("gate:gate", "judge a policy by rules, for CI", ("instep gate expert examples/ci/rules.toml",)),
-    "agree": Verb(
-        "agree:agree",
-        "compare success rates in simulation with those on the robot",
-        ("instep agree rates.csv --out agreed",),
-    ),
-    "lab legs": Verb(
-        "lab:legs",
-        "walk a robot with feedback, with its own actions replayed, and with simulated ones",
-        ("instep lab legs dog --trials 2 --seconds 4 --out walked",),
-    ),
-    "lab closing": Verb(
-        "lab:closing",
-        "compare the ways to close the gap on perturbed robots",
-        (
-            "instep lab closing so101 --task reach --robots 2 --techniques untouched posterior --starts 1 "
-            "--seconds 1 --recordings 1 --generations 1 --population 4 --samples 1",
-        ),
-    ),
-    "lab augment": Verb(
-        "augment:augment",
-        "collect demonstrations where a policy fails",
-        ("instep lab augment expert pusht --demos 2 --out shown",),
-    ),
-    "lab adr": Verb(
-        "lab:adr",
-        "widen parameter ranges while a policy succeeds at their ends",
-        ("instep lab adr expert pusht 'geom.*.friction=0.1..1.5' --seeds 4",),
-    ),
+    "data info": Verb("data:info", "describe a dataset", (
+        "instep data info data",
+        "instep data info log --map my_arm.toml",
+    )),
+    "data export": Verb("data:export", "other formats out", (
+        "instep data export data csv exported",
+        "instep data export data lerobot-v3.0 for_training --columns observation.state,action --robot-type "
+        "so101_follower",
+    )),
+    "reconstruct": Verb("reconstruct:reconstruct", "images to a scene", (
+        "instep reconstruct recordings/pusht built --prompt tee=click:220422302296:230,100 "
+        "tee=click:234222302164:200,105 tee=click:234222303707:200,75",
+    )),
+    "reconstruct pose": Verb("reconstruct:pose", "pose images by a board, AprilTags, or shared features", (
+        "instep reconstruct pose recordings/charuco_handeye/images posed --board 5x7 --square 0.036195 --marker "
+        "0.018256 --dictionary DICT_6X6_250",
+    )),
+    "reconstruct prompt": Verb("reconstruct:prompt", "mark objects in images on a page, and see their masks", (
+        "instep reconstruct prompt recordings/pusht prompts.json --no-browser --seconds 2",
+    )),
+    "reconstruct weights": Verb("reconstruct:weights", "fetch and check the weights of SAM 2 for clicks and boxes", (
+        "instep reconstruct weights sam2 --check",
+    )),
+    "robot": Verb("robot:robot", "run a simulated robot: another process, engine, clock, and hidden parameters", (
+        "instep robot pusht --pace step --port 8765 --token token.txt",
+    )),
+    "record": Verb("run:record", "record a run, safe against crashes", (
+        "instep record sim:pusht data --policy random --episodes 2 --steps 120",
+        "instep record robot:ws://127.0.0.1:8765 my_data --token token.txt --steps 60",
+    )),
+    "gap": Verb("gap:gap", "measure how far a simulator is from recordings, or recordings from others", (
+        "instep gap data pusht --plain --out gap",
+        "instep gap log my_arm --map my_arm.toml",
+    )),
+    "tune": Verb("tune:tune", "identify parameters from recordings, with gates and posteriors", (
+        "instep tune log my_arm --map my_arm.toml --budget 60s",
+    )),
+    "torque": Verb("torque:torque", "identify inertias, friction and payloads from measured joint torques", (
+        "instep torque recordings/kuka_lwr4 recordings/kuka_lwr4/kuka_lwr4_mujoco.urdf --hold-out measurements_2",
+    )),
+    "reidentify": Verb("tune:reidentify", "replay recordings through the on-line filter of parameters", (
+        "instep reidentify examples/own_arm tuned/scene --map examples/own_arm/log.toml --params "
+        "'joint.*.damping' --out drift",
+    )),
+    "excite": Verb("torque:excite", "design motions that reveal parameters", (
+        "instep excite arm7 --params 'joint.*.damping' --seconds 3 --generations 3 --out motion",
+    )),
+    "train": Verb("train:train", "clone behaviour from a dataset, or train in simulation over randomized worlds", (
+        "instep train shown/demonstrations policy --frame pusher_x pusher_y tee --steps 20",
+    )),
+    "check": Verb("serve:check", "compare a policy's actions on recorded observations with the recorded ones", (
+        "instep check mine.py:cloned data --out checked",
+    )),
+    "run": Verb("run:run", "run a policy in a world: sim:SCENE, recording:DATA, robot:ADDRESS", (
+        "instep run expert sim:pusht --steps 240 --out simulated",
+        "instep run expert robot:ws://127.0.0.1:8765 --scene pusht --token token.txt --steps 120",
+    )),
+    "twin": Verb("twin_run:twin", "keep a simulated twin in step with a robot or a recording", (
+        "instep twin pusht --policy expert --real robot:ws://127.0.0.1:8765 --token token.txt --steps 600",
+        "instep twin pusht --real recording:seen/data --cameras tracked/cameras.json",
+    )),
+    "eval": Verb("evaluate:evaluate", "evaluate policies in parallel virtual worlds", (
+        "instep eval expert pusht --seeds 8 --videos 0 --out evaluated",
+        "instep eval expert hold pusht --seeds 100 --worlds mujoco rapier perturbed:1",
+    )),
+    "gate": Verb("evaluate:gate", "judge a policy by rules, for CI", ("instep gate expert examples/ci/rules.toml",)),
+    "agree": Verb("evaluate:agree", "compare success rates in simulation with those on the robot", (
+        "instep agree rates.csv --out agreed",
+    )),
+    "lab legs": Verb("lab:legs", "walk a robot with feedback, with its own actions replayed, and with simulated ones", (
+        "instep lab legs dog --trials 2 --seconds 4 --out walked",
+    )),
+    "lab closing": Verb("lab:closing", "compare the ways to close the gap on perturbed robots", (
+        "instep lab closing so101 --task reach --robots 2 --techniques untouched posterior --starts 1 --seconds 1 "
+        "--recordings 1 --generations 1 --population 4 --samples 1",
+    )),
+    "lab augment": Verb("lab:augment", "collect demonstrations where a policy fails", (
+        "instep lab augment expert pusht --demos 2 --out shown",
+    )),
+    "lab adr": Verb("lab:adr", "widen parameter ranges while a policy succeeds at their ends", (
+        "instep lab adr expert pusht 'geom.*.friction=0.1..1.5' --seeds 4",
+    )),
     "lab delta": Verb("lab:delta", "learn a delta action for what parameters leave", ("instep lab delta data pusht",)),
     "serve": Verb("serve:serve", "serve a policy", ("instep serve expert pusht --port 8000 --token token.txt",)),
-    "runs": Verb(
-        "runs:runs",
-        "list past runs, or open the page of one",
-        ("instep runs", "instep runs --open 1"),
-    ),
-    "view": Verb(
-        "view:view",
-        "show a scene, a dataset or a run in the browser",
-        (
-            "instep view so101 --port 8000",
-            "instep view data --port 5555",
-        ),
-    ),
+    "runs": Verb("view:runs", "list past runs, or open the page of one", ("instep runs", "instep runs --open 1")),
+    "view": Verb("view:view", "show a scene, a dataset or a run in the browser", (
+        "instep view so101 --port 8000",
+        "instep view data --port 5555",
+    )),
     "doctor": Verb("doctor:doctor", "what works on this machine", ("instep doctor",)),
-}
+}  # fmt: skip
 """All verbs, in the order of the help."""
 
 
@@ -275,20 +180,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _stoppable(words)
         except InstepError as error:
-            kept = remove_unfinished(outputs)
-            _complain(f"{error}{f' But {kept}.' if kept else ''}")
-            return 2
+            return _refused(str(error), outputs)
         except BrokenPipeError:
             # The reader of our output has closed it (`instep ... | head`).
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except OSError as error:
             # A full disk or a folder without write permission: the user can mend it.
-            kept = remove_unfinished(outputs)
             where = f" at {str(error.filename)!r}" if error.filename else ""
             hint = "free some space or choose another folder" if error.errno in FULL else "check that path"
-            _complain(f"{error.strerror or error}{where}: {hint}.{f' But {kept}.' if kept else ''}")
-            return 2
+            return _refused(f"{error.strerror or error}{where}: {hint}.", outputs)
         except KeyboardInterrupt:
             kept = remove_unfinished(outputs)
             _complain(f"Stopped; {kept}." if kept else "Stopped; nothing was kept.")
@@ -296,6 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BaseException:
             remove_unfinished(outputs)
             raise
+
+
+def _refused(sentence: str, outputs: Sequence[Output]) -> int:
+    kept = remove_unfinished(outputs)
+    _complain(f"{sentence}{f' But {kept}.' if kept else ''}")
+    return 2
 
 
 def _stoppable(words: list[str]) -> int:
@@ -381,20 +288,13 @@ def _print_completion(words: Sequence[str]) -> int:
 
 
 def _overview(verbs: Mapping[str, Verb]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     if verbs is VERBS:
-        console.print(
-            f"[bold]instep {__version__}[/]: keep a robot and its simulated twin in step, "
-            "measure the gap between them, and close it.\n"
+        print(
+            f"instep {__version__}: keep a robot and its simulated twin in step, measure the gap between them, and "
+            "close it.\n"
         )
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for name, verb in verbs.items():
-        table.add_row(f"[bold]instep {name}[/]", verb.line)
-    console.print(table)
-    console.print("\n[dim]instep VERB --help explains a verb. Start with: instep demo[/]")
+    show_table(("", ""), [(f"[bold]instep {name}[/]", verb.line) for name, verb in verbs.items()])
+    print("\ninstep VERB --help explains a verb. Start with: instep demo")
 
 
 def _complain(sentence: str) -> None:

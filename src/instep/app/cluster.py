@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from rich.progress import Progress, TaskID
@@ -43,30 +43,22 @@ def open_map(on: str, *, deadline: float = 600.0, gpu: bool = False) -> Generato
     kind, _, count = on.partition(":")
     if not on:
         yield map
-    elif kind == "threads":
-        with ThreadPoolExecutor(_count(kind, count), "instep-worker") as threads:
-            try:
-                yield threads.map
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-    elif kind == "processes":
-        pool = _Pool(_count(kind, count), deadline)
+    elif kind in ("threads", "processes"):
+        if not count.isdigit() or int(count) < 1:
+            raise BadInput(f"{kind}: takes how many, a whole number above 0, not {count!r}.")
+        pool = _Pool(int(count), deadline) if kind == "processes" else None
+        threads = ThreadPoolExecutor(int(count), "instep-worker")
         try:
-            yield pool.map
+            yield threads.map if pool is None else lambda work, items: threads.map(partial(pool.done, work), items)
         finally:
-            pool.close()
+            if pool is not None:
+                pool.close()
+            threads.shutdown(wait=False, cancel_futures=True)
     elif on == "ray" or on.removeprefix("ray://") not in ("", on):
         with _ray(on, gpu) as spreading:
             yield spreading
     else:
         raise BadInput(f"--on takes ray, ray://HOST:PORT, processes:N or threads:N, not {on!r}.")
-
-
-def _count(kind: str, words: str) -> int:
-    if not words.isdigit() or int(words) < 1:
-        raise BadInput(f"{kind}: takes how many, a whole number above 0, not {words!r}.")
-    return int(words)
 
 
 def watch_batches(mapped: MapFn, progress: Progress, bar: TaskID, expected: int) -> MapFn:
@@ -92,101 +84,73 @@ class _Worker:
             ["instep.app.world_specs", "instep.physics.mujoco_world", "instep.evaluate.evaluation"]
         )
         self.pipe, other = context.Pipe()
-        self.process = _started(lambda: context.Process(target=_serve, args=(other,), daemon=True))
+        for left in reversed(range(STARTS)):
+            self.process = context.Process(target=_serve, args=(other,), daemon=True)
+            try:
+                self.process.start()
+                break
+            except (OSError, EOFError):
+                # A server that was killed a moment ago looks alive until the system has cleared it.
+                if not left:
+                    raise
+                time.sleep(START_PAUSE)
         other.close()
-        self.index: int | None = None
-        self.since = 0.0
-
-    def give(self, index: int, function: Callable[[Any], Any], item: Any) -> None:
-        self.index, self.since = index, time.monotonic()
-        self.pipe.send((function, item))
 
     def kill(self) -> None:
+        """End it."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
 class _Pool:
-    """Workers that are replaced when they die or hang."""
+    """Workers that are replaced when they die or hang; each thread that gives work uses one."""
 
     def __init__(self, count: int, deadline: float):
-        self._deadline = deadline
+        self._deadline, self._closed, self._starting = deadline, False, threading.Lock()
         self._workers = [_Worker() for _ in range(count)]
+        self._free: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
 
-    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-        """The built-in map, in order."""
-        work = _Work(function, items)
-        for index in range(len(items)):
-            while index not in work.results:
-                self._round(work)
-            result = work.results.pop(index)
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+    def done(self, function: Callable[[Any], Any], item: Any) -> Any:
+        """The result of a piece of work, or `LostBatch`."""
+        for _ in range(TRIES):
+            worker = self._free.get()
+            try:
+                worker.pipe.send((function, item))
+                if worker.pipe.poll(self._deadline):
+                    good, result = worker.pipe.recv()
+                else:
+                    good, result = True, LostBatch(f"a worker did not answer within {self._deadline:g} s")
+                    worker = self._replaced(worker)
+            except (EOFError, OSError):
+                worker = self._replaced(worker)
+                continue
+            finally:
+                self._free.put(worker)
+            if good:
+                return result
+            raise result if isinstance(result, InstepError) else BadInput(f"A worker failed with {result}")
+        return LostBatch(f"{TRIES} workers died over this batch")
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
+        with self._starting:
+            self._closed = True
+            for worker in self._workers:
+                worker.process.kill()
+            for worker in self._workers:
+                worker.process.join()
+
+    def _replaced(self, worker: _Worker) -> _Worker:
+        with self._starting:
             worker.kill()
-
-    def _round(self, work: _Work) -> None:
-        for worker in self._workers:
-            if worker.index is None and work.waiting:
-                index = work.waiting.popleft()
-                work.tries[index] += 1
-                worker.give(index, work.function, work.items[index])
-        busy = [worker for worker in self._workers if worker.index is not None]
-        ready = set(wait([worker.pipe for worker in busy], timeout=0.2))
-        for worker in busy:
-            if worker.pipe in ready:
-                self._collect(worker, work)
-            elif time.monotonic() - worker.since > self._deadline:
-                index = worker.index
-                self._replace(worker)
-                work.results[index] = LostBatch(f"a worker did not answer within {self._deadline:g} s")
-
-    def _collect(self, worker: _Worker, work: _Work) -> None:
-        index = int(worker.index or 0)
-        try:
-            good, result = worker.pipe.recv()
-        except (EOFError, OSError):
-            self._replace(worker)
-            if work.tries[index] < TRIES:
-                work.waiting.appendleft(index)
-            else:
-                work.results[index] = LostBatch(f"{TRIES} workers died over this batch")
-            return
-        worker.index = None
-        work.results[index] = result if good else _revived(result)
-
-    def _replace(self, worker: _Worker) -> None:
-        worker.kill()
-        self._workers[self._workers.index(worker)] = _Worker()
-
-
-class _Work:
-    """What is to be done, and what is done."""
-
-    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]):
-        self.function, self.items = function, items
-        self.waiting = deque(range(len(items)))
-        self.tries = [0] * len(items)
-        self.results: dict[Any, Any] = {}
-
-
-def _started(process: Callable[[], ForkServerProcess]) -> ForkServerProcess:
-    """A process that has started: a server that was killed a moment ago looks alive until the system has cleared it."""
-    left = STARTS
-    while True:
-        begun, left = process(), left - 1
-        try:
-            begun.start()
-            return begun
-        except (OSError, EOFError):
-            if not left:
-                raise
-            time.sleep(START_PAUSE)
+            if self._closed:
+                raise InterruptedError
+            self._workers.remove(worker)
+            self._workers.append(_Worker())
+            return self._workers[-1]
 
 
 def _serve(pipe: Connection) -> None:
@@ -221,12 +185,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="instep-parent", daemon=True).start()
-
-
-def _revived(failure: InstepError | str) -> Exception:
-    if isinstance(failure, InstepError):
-        return failure
-    return BadInput(f"A worker failed with {failure}")
 
 
 @contextmanager

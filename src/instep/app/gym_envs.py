@@ -18,7 +18,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.reading import is_table
-from instep.core.world import Array, Observation, State, World, frozen_dataclass, put, stack
+from instep.core.world import Array, State, World, frozen_dataclass, put, stack
 from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
@@ -57,18 +57,24 @@ class _Shown:
     """What an environment shows and takes: spaces, observations, images."""
 
     def __init__(
-        self, task: str, engine_name: Engine, cameras: Sequence[str], scene: str, virtual: VirtualCameras | None
-    ):
+        self, task: str, *, engine: Engine = "mujoco", cameras: Sequence[str] = (), scene: str = "",
+        virtual: VirtualCameras | None = None,
+    ):  # fmt: skip
         if task not in TASKS:
             raise UnknownName("task", task, TASKS)
         self.scene = Scene.load(scene or TASKS[task].scene)
-        self.world: Tasked[World] = Tasked(open_world(self.scene, engine_name), task_of(self.scene, task))
+        self.world: Tasked[World] = Tasked(open_world(self.scene, engine), task_of(self.scene, task))
         self._rendered: Any = None
         if virtual is not None:
             from instep.splat.rendered_world import load_rendered_cameras
 
             self._rendered = load_rendered_cameras(virtual.file, self.scene, cameras, device=virtual.device)
-        self._cameras = [self._camera(name) for name in cameras] if self._rendered is None else self._rendered.cameras
+        for name in cameras if self._rendered is None else ():
+            if name not in self.scene.cameras:
+                raise UnknownName("camera", name, self.scene.cameras)
+        self._cameras: list[Any] = (
+            [self.scene.cameras[n] for n in cameras] if self._rendered is None else self._rendered.cameras
+        )
         self._open_renderer: Any = None
         model = self.scene.model
         limited = (model.actuator_ctrllimited == 1)[:, None]
@@ -83,7 +89,9 @@ class _Shown:
     def observe(self, state: State) -> dict[str, Any]:
         """What is seen, copied: an observation shares nothing with the next one."""
         seen: dict[str, Any] = {
-            NAMES[name]: np.clip(np.array(value, np.float64), -WIDE, WIDE) for name, value in self._seen(state).items()
+            NAMES[name]: np.clip(np.array(value, np.float64), -WIDE, WIDE)
+            for name, value in self.world.observe(state).items()
+            if name in NAMES
         }
         if self._cameras:
             seen["pixels"] = {camera.name: self._images(state.q, camera) for camera in self._cameras}
@@ -100,9 +108,6 @@ class _Shown:
         if self._open_renderer is not None:
             self._open_renderer.close()
             self._open_renderer = None
-
-    def _seen(self, state: State) -> Observation:
-        return {name: value for name, value in self.world.observe(state).items() if name in NAMES}
 
     def _images(self, q: Array, camera: Any) -> Array:
         if self._rendered is not None:
@@ -122,11 +127,6 @@ class _Shown:
             self._open_renderer = MujocoRenderer(self.scene)
         return self._open_renderer
 
-    def _camera(self, name: str) -> Any:
-        if name not in self.scene.cameras:
-            raise UnknownName("camera", name, self.scene.cameras)
-        return self.scene.cameras[name]
-
     def _observations(self) -> spaces.Dict:
         boxes: dict[str, spaces.Space[Any]] = {
             NAMES[name]: spaces.Box(-WIDE, WIDE, channel.shape, np.float64)
@@ -141,86 +141,27 @@ class _Shown:
         return spaces.Dict(boxes)
 
 
-class InstepEnv(gymnasium.Env[dict[str, Any], Array]):
-    """One world with a task."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012, Gymnasium's own way
-
-    def __init__(
-        self, task: str, *, engine: Engine = "mujoco", cameras: Sequence[str] = (), scene: str = "",
-        virtual: VirtualCameras | None = None, render_mode: str | None = None,
-    ):  # fmt: skip
-        self._shown = _Shown(task, engine, cameras, scene, virtual)
-        self._world, self._state = self._shown.world, None
-        self.observation_space, self.action_space = self._shown.observation_space, self._shown.action_space
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self._world.spec.dt)}
-        self.render_mode = render_mode
-        self.task, self.task_description = task, self._world.task.text
-        self._max_episode_steps = self._world.steps
-        self._step = 0
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode; the same seed gives the same start."""
-        super().reset(seed=seed)
-        start = int(self.np_random.integers(2**31)) if seed is None else seed
-        self._state, self._step = self._world.reset(start), 0
-        return self._shown.observe(self._state), self._info()
-
-    def step(self, action: Array) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Go on by one control period."""
-        if self._state is None:
-            raise BadInput("An episode begins with reset; step came before it.")
-        self._state, self._step = self._world.step(self._state, np.asarray(action, float)), self._step + 1
-        reward = float(self._world.score(self._state))
-        over = bool(self._world.done(self._state))
-        late = self._step >= self._max_episode_steps and not over
-        return self._shown.observe(self._state), reward, over, late, self._info()
-
-    def render(self) -> Array | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """An image by the scene's first camera."""
-        if self.render_mode != "rgb_array" or self._state is None:
-            return None
-        return self._shown.image(self._state.q)
-
-    def close(self) -> None:
-        """Give the graphics memory back."""
-        self._shown.close()
-
-    def _info(self) -> dict[str, Any]:
-        if self._state is None:
-            return {}
-        which = int(self._world.failure(self._state))
-        failure = self._world.task.failures[which] if which >= 0 else ""
-        reached = int(self._world.reached(self._state).sum())
-        return {"is_success": bool(self._world.success(self._state)), "failure": failure, "events": reached}
-
-
 class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
-    """Many worlds with a task, stepped in one native call."""
+    """Many worlds with a task, stepped in one native call; `options` are those of `InstepEnv`."""
 
     def __init__(
-        self, task: str, num_envs: int = 1, *, engine: Engine = "mujoco", cameras: Sequence[str] = (), scene: str = "",
-        virtual: VirtualCameras | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        self, task: str, num_envs: int = 1, *, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        **options: Any,
     ):  # fmt: skip
-        self._shown = _Shown(task, engine, cameras, scene, virtual)
-        self._world, self.num_envs = self._shown.world, num_envs
-        self._mode = AutoresetMode(autoreset_mode)
-        self.metadata = {
-            **type(self).metadata,
-            "autoreset_mode": self._mode,
-            "render_fps": round(1 / self._world.spec.dt),
-        }
-        self.single_observation_space = self._shown.observation_space
-        self.single_action_space = self._shown.action_space
+        self.shown = _Shown(task, **options)
+        self.world, self.num_envs, self._mode = self.shown.world, num_envs, AutoresetMode(autoreset_mode)
+        if self._mode == AutoresetMode.SAME_STEP:
+            raise BadInput("Worlds begin anew in the next step (NEXT_STEP), or by a reset with a mask (DISABLED).")
+        rate = round(1 / self.world.spec.dt)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self._mode, "render_fps": rate}
+        self.single_observation_space = self.shown.observation_space
+        self.single_action_space = self.shown.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.task, self.task_description = task, self._world.task.text
-        self._max_episode_steps = self._world.steps
-        self._state: State | None = None
-        self._steps = np.zeros(num_envs, int)
-        self._ended = np.zeros(num_envs, bool)
+        self.task, self.task_description = task, self.world.task.text
+        self._max_episode_steps = self.world.steps
+        self.state: State | None = None
+        self._steps, self._ended = np.zeros(num_envs, int), np.zeros(num_envs, bool)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -229,67 +170,93 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)), bool)
         if isinstance(seed, int):
             super().reset(seed=seed)
-            seeds: list[int | None] = [seed + i for i in range(self.num_envs)]
-        else:
-            seeds = [None] * self.num_envs if seed is None else list(seed)
-        self._restart(np.flatnonzero(mask), seeds)
-        return self._seen(), self._info()
+            seed = [seed + i for i in range(self.num_envs)]
+        self._restart(np.flatnonzero(mask), seed)
+        return self._seen(), self.info()
 
     def step(self, actions: Array) -> tuple[dict[str, Any], Array, Array, Array, dict[str, Any]]:
-        """Go on by one control period in every world; those that ended begin anew, as the autoreset mode says."""
-        if self._state is None:
+        """Go on by one control period in every world; those that ended begin anew where the autoreset mode says so."""
+        if self.state is None:
             raise BadInput("An episode begins with reset; step came before it.")
-        actions = np.array(actions, float)
         anew = self._ended & (self._mode == AutoresetMode.NEXT_STEP)
-        self._state = self._world.step(self._state, actions)
+        self.state = self.world.step(self.state, np.array(actions, float))
         self._steps += 1
         if anew.any():
-            self._restart(np.flatnonzero(anew), [None] * self.num_envs)
-        over, reward = np.array(self._world.done(self._state)), np.array(self._world.score(self._state), float)
+            self._restart(np.flatnonzero(anew), None)
+        over, reward = np.array(self.world.done(self.state)), np.array(self.world.score(self.state), float)
         reward[anew] = 0.0
         late = (self._steps >= self._max_episode_steps) & ~over
         self._ended = over | late
-        info = self._info()
-        if self._mode == AutoresetMode.SAME_STEP and self._ended.any():
-            info = self._final(info)
-            self._restart(np.flatnonzero(self._ended), [None] * self.num_envs)
-            self._ended = np.zeros(self.num_envs, bool)
-        return self._seen(), reward, over, late, info
+        return self._seen(), reward, over, late, self.info()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Give the graphics memory back."""
-        self._shown.close()
+        self.shown.close()
 
-    def _restart(self, rows: Array, seeds: Sequence[int | None]) -> None:
-        chosen = [int(self.np_random.integers(2**31)) if s is None else s for s in (seeds[int(i)] for i in rows)]
-        fresh = stack([self._world.reset(seed) for seed in chosen]) if len(rows) else None
-        if self._state is None or len(rows) == self.num_envs:
-            self._state = fresh
-        elif fresh is not None:
-            self._state = put(self._state, rows, fresh)
+    def _restart(self, rows: Array, seeds: Sequence[int | None] | None) -> None:
+        given = [None if seeds is None else seeds[int(i)] for i in rows]
+        if given:
+            fresh = stack([self.world.reset(int(self.np_random.integers(2**31)) if s is None else s) for s in given])
+            whole = self.state is None or len(rows) == self.num_envs
+            self.state = fresh if whole or self.state is None else put(self.state, rows, fresh)
         self._steps[rows], self._ended[rows] = 0, False
 
     def _seen(self) -> dict[str, Any]:
-        return {} if self._state is None else self._shown.observe(self._state)
+        return {} if self.state is None else self.shown.observe(self.state)
+
+    def info(self) -> dict[str, Any]:
+        """Success and the number of events reached, of each world."""
+        if self.state is None:
+            return {}
+        every, reached = np.ones(self.num_envs, bool), self.world.reached(self.state)
+        found = {"is_success": np.array(self.world.success(self.state)), "events": np.asarray(reached.sum(axis=-1))}
+        return {**found, **{f"_{name}": every.copy() for name in found}}
+
+
+class InstepEnv(gymnasium.Env[dict[str, Any], Array]):
+    """One world with a task: a vector of one."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 60}  # noqa: RUF012, Gymnasium's own way
+
+    def __init__(self, task: str, *, render_mode: str | None = None, **options: Any):
+        """`options`: engine, cameras, scene (another one than the task's), virtual."""
+        self._one = one = InstepVectorEnv(task, 1, autoreset_mode=AutoresetMode.DISABLED, **options)
+        self._world, self._shown = one.world, one.shown
+        self.observation_space, self.action_space = one.shown.observation_space, one.shown.action_space
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": one.metadata["render_fps"]}
+        self.render_mode, self.task, self.task_description = render_mode, task, one.task_description
+        self._max_episode_steps, self._step = one.world.steps, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode; the same seed gives the same start."""
+        super().reset(seed=seed)
+        self._step = 0
+        seen, _ = self._one.reset(seed=[int(self.np_random.integers(2**31)) if seed is None else seed])
+        return _first(seen), self._info()
+
+    def step(self, action: Array) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Go on by one control period."""
+        seen, reward, over, _, _ = self._one.step(np.asarray(action, float)[None])
+        self._step += 1
+        late = self._step >= self._max_episode_steps and not over[0]
+        return _first(seen), float(reward[0]), bool(over[0]), late, self._info()
+
+    def render(self) -> Array | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """An image by the scene's first camera."""
+        state = self._one.state
+        return None if self.render_mode != "rgb_array" or state is None else self._shown.image(state.q[0])
+
+    def close(self) -> None:
+        """Give the graphics memory back."""
+        self._one.close()
 
     def _info(self) -> dict[str, Any]:
-        if self._state is None:
-            return {}
-        every = np.ones(self.num_envs, bool)
-        events = np.asarray(self._world.reached(self._state).sum(axis=-1))
-        success = np.array(self._world.success(self._state))
-        return {"is_success": success, "_is_success": every, "events": events, "_events": every.copy()}
-
-    def _final(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The last observation and info of the worlds that ended, before they begin anew."""
-        ended, seen = self._ended.copy(), self._seen()
-        last = np.full(self.num_envs, None, object)
-        for i in np.flatnonzero(ended):
-            last[i] = _row(seen, int(i))
-        final: dict[str, Any] = {
-            k: np.where(ended, v, np.zeros_like(v)) if not k.startswith("_") else ended for k, v in info.items()
-        }
-        return {**info, "final_obs": last, "_final_obs": ended, "final_info": final, "_final_info": ended.copy()}
+        state, task = self._one.state, self._world
+        which = -1 if state is None else int(np.asarray(task.failure(state))[0])
+        info = {name: values[0].item() for name, values in self._one.info().items() if not name.startswith("_")}
+        return {**info, "failure": task.task.failures[which] if which >= 0 else ""}
 
 
 def register() -> None:
@@ -305,8 +272,8 @@ def register() -> None:
             )
 
 
-def _row(tree: Any, i: int) -> Any:
-    return {k: _row(v, i) for k, v in tree.items()} if is_table(tree) else np.array(tree[i])
+def _first(tree: Any) -> Any:
+    return {name: _first(value) for name, value in tree.items()} if is_table(tree) else np.array(tree[0])
 
 
 register()

@@ -1,20 +1,18 @@
-"""The folder a verb writes: what was asked, what came out, where it came from.
-
-Progress of `instep tune` on standard error: a live line on a terminal, plain lines elsewhere; Ctrl-C stops it.
-"""
+"""The folder a verb writes, with its inputs and results; sentences, tables and progress bars on the terminal."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,7 +29,6 @@ from instep.core.statistics import Estimate
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn
-    from rich.table import Table
 
     from instep.report.page import HtmlReport
     from instep.scene.folder import Scene
@@ -71,18 +68,21 @@ class Output:
 
         self.read(scene.root if (scene.root / SCENE_FILE).is_file() else scene.source.path)
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The inputs as facts of a page."""
+        return {f"sha256 of {path}": digest for path, digest in self.inputs.items()}
+
+    def keep(self, what: str) -> None:
+        """Keep a folder without a result if it holds parts from which the same command goes on."""
+        self.kept = f"{what} are kept; the same command with --out {self.folder} goes on from them"
+
     def write(self, scores: Mapping[str, Estimate], **more: Any) -> Path:
         """Write result.json and return its path."""
-        result = {
-            "verb": self.verb,
-            "version": __version__,
-            "seed": self.seed,
-            "inputs": self.inputs,
-            "scores": {name: estimate.as_dict() for name, estimate in scores.items()},
-            **more,
-        }
+        about = {"verb": self.verb, "version": __version__, "seed": self.seed, "inputs": self.inputs}
         self.finished = True
-        return write_json(self.folder / RESULT, result)
+        values = {name: estimate.as_dict() for name, estimate in scores.items()}
+        return write_json(self.folder / RESULT, {**about, "scores": values, **more})
 
     def page(self, report: HtmlReport) -> Path:
         """Write report.html, note its conclusion in result.json, and return the path of the page."""
@@ -171,6 +171,35 @@ def broken_limits(scores: Mapping[str, Estimate], limits: Sequence[str]) -> list
     return broken
 
 
+def say(*sentences: str, style: str = "") -> None:
+    """Print sentences on standard error as they are: names may come from files of strangers."""
+    from rich.console import Console
+
+    for sentence in sentences:
+        Console(stderr=True).print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), title: str = "",
+    error: bool = False,
+) -> None:  # fmt: skip
+    """Print a table on standard output, or on standard error; columns in `right` are set flush right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, box=None, padding=(0, 2), title=title or None)
+    for column in right:
+        table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    Console(stderr=error).print(table)
+
+
+def has_display() -> bool:
+    """Whether a browser can be shown."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
 def progress_bar(*columns: ProgressColumn) -> RichProgress:
     """A progress bar on standard error with a description, a count and the time left, then further columns."""
     from rich.console import Console
@@ -180,15 +209,31 @@ def progress_bar(*columns: ProgressColumn) -> RichProgress:
     return Progress(*usual, *columns, console=Console(stderr=True), transient=True, refresh_per_second=5)
 
 
-def gate_table(gates: Sequence[GateResult]) -> Table:
-    """The gates of an identification with their states in colour."""
-    from rich.table import Table
+@contextmanager
+def stage_bar(first: str) -> Generator[Callable[[str, float, str], None]]:
+    """A progress bar on standard error; it is renewed by a stage, the share that is done, and words about it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    table = Table("gate", "", "message", box=None, padding=(0, 2))
+    columns = (
+        TextColumn("[bold]{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[words]}")
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as progress:
+        bar = progress.add_task(first, total=1.0, words="")
+
+        def report(stage: str, share: float, words: str) -> None:
+            progress.update(bar, description=stage, completed=share, words=words)
+
+        yield report
+
+
+def show_gates(gates: Sequence[GateResult], *more: tuple[str, str, str]) -> None:
+    """Print the gates of an identification with their states in colour, then further rows."""
+    rows: list[tuple[str, str, str]] = []
     for gate in gates:
         colour = {"passed": "green", "failed": "red" if gate.required else "yellow", "not run": "yellow"}[gate.state]
-        table.add_row(gate.name, f"[{colour}]{gate.state}[/]", gate.message)
-    return table
+        rows.append((gate.name, f"[{colour}]{gate.state}[/]", gate.message))
+    show_table(("gate", "", "message"), [*rows, *more])
 
 
 def write_json(path: Path, content: Any) -> Path:
@@ -218,14 +263,15 @@ LINE_PERIOD_S = 5.0
 @contextmanager
 def tune_progress(budget: float = math.inf) -> Generator[Progress]:
     """Progress with a budget, shown while it lasts; the first Ctrl-C stops it, the second ends the program."""
-    progress = Progress(budget)
-    with _stopped_by_hand(progress):
-        if sys.stderr.isatty():
-            with _live(progress):
-                yield progress
-        else:
+    progress, began = Progress(budget), time.perf_counter()
+    with _stopped_by_hand(progress), stage_bar("reading") if sys.stderr.isatty() else nullcontext() as bar:
+        if bar is None:
             progress.report = PlainLines(sys.stderr)
-            yield progress
+        else:
+            progress.report = lambda stage, share, left: bar(
+                stage, share, time_left(share, left, time.perf_counter() - began)
+            )
+        yield progress
 
 
 @dataclass(slots=True)
@@ -253,30 +299,6 @@ def time_left(share: float, left: float, passed: float) -> str:
     if share < 0.02:
         return f"{passed:.0f} s so far"
     return f"about {passed * (1 - share) / share:.0f} s left"
-
-
-@contextmanager
-def _live(progress: Progress) -> Generator[None]:
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[left]}"),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
-        task, began = bar.add_task("reading", total=1.0, left=""), time.perf_counter()
-
-        def report(stage: str, share: float, left: float) -> None:
-            words = time_left(share, left, time.perf_counter() - began)
-            bar.update(task, description=stage, completed=share, left=words)
-
-        progress.report = report
-        yield
 
 
 @contextmanager

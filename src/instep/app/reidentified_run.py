@@ -7,13 +7,8 @@ simulated world with new parameters, so that the loop only takes it over.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,21 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from instep.core.errors import BadInput, InstepError
+from instep.core.errors import BadInput
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, array_dataclass, vector
-from instep.report.page import Number, Section
+from instep.report.page import Section
 from instep.report.tune_pages import drift_numbers, drift_sections
 from instep.robot.driver import SENT
 from instep.scene.folder import Scene
 from instep.tune.online.reidentification import DriftPoint, Reidentification, Reidentifier
 from instep.tune.online.window_prediction import online_params, online_world
 
-NICENESS = 5
-"""Added to the niceness of the process, so that it yields to the control loop."""
+from .side_process import ENDED, RunPart, SideProcess
+
 MAX_BACKLOG, MAX_BATCH = 3000, 100
 """Samples that may wait for the process, more are skipped and counted; and those that it takes at once."""
-OPEN_TIMEOUT_S, CLOSE_TIMEOUT_S = 180.0, 20.0
-"""How long a run waits for the process to begin, and after its end for samples that still wait [s]."""
+CLOSE_TIMEOUT_S = 20.0
+"""How long the end of a run waits for samples that still wait [s]."""
 
 Sample = tuple[float, Array, Array, float | None]
 """Time of a command, newest reading, command, time of the reading."""
@@ -64,33 +59,21 @@ class LiveReidentification:
         self._selection = online_params(loaded, patterns)
         # What cannot be re-identified is said before anything moves.
         Reidentifier(online_world(loaded, self._selection), source, self._selection.params, self._selection.initial)
-        context = multiprocessing.get_context("spawn")
-        self._pipe, self._other = context.Pipe()
-        arguments = (self._other, scene, source, tuple(patterns))
-        self._process = context.Process(target=_identify, args=arguments, daemon=True)
+        self._process = SideProcess(_open_identifier, scene, source, tuple(patterns), niceness=5)
         self._samples: SimpleQueue[Sample | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._exchange, name="instep-reidentify", daemon=True)
         self._base: Simulator | None = None
         self._next: Simulator | None = None
         self._latest: DriftPoint | None = None
         self._result: Reidentification | None = None
-        self._deadline = math.inf
+        self._deadline, self._closed = math.inf, False
         self.skipped = 0
         """Samples that came while too many were waiting, or that were left at the end."""
         self.problem = ""
         """Why it stopped; empty if it did not."""
 
     def __enter__(self) -> LiveReidentification:
-        self._process.start()
-        self._other.close()
-        try:
-            problem = self._pipe.recv() if self._pipe.poll(OPEN_TIMEOUT_S) else "it did not begin in time"
-        except EOFError:
-            problem = "its process ended"
-        if problem:
-            self._process.terminate()
+        if problem := self._process.open(self._exchange):
             raise BadInput(f"--reidentify cannot begin: {problem}")
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,15 +81,12 @@ class LiveReidentification:
 
     def finish(self) -> None:
         """Let the process take the samples that still wait, and end it; the result is complete then."""
-        if self._thread.is_alive():
-            self._deadline = min(self._deadline, time.monotonic() + CLOSE_TIMEOUT_S)
-            self._samples.put(None)
-            self._thread.join(2 * CLOSE_TIMEOUT_S)
-            if self._thread.is_alive():
-                self.problem = self.problem or f"it did not end within {2 * CLOSE_TIMEOUT_S:g} s"
-        if self._process.is_alive():
-            self._process.terminate()
-        self._process.join(CLOSE_TIMEOUT_S)
+        if self._closed:
+            return
+        self._closed, self._deadline = True, min(self._deadline, time.monotonic() + CLOSE_TIMEOUT_S)
+        self._samples.put(None)
+        if not self._process.close(2 * CLOSE_TIMEOUT_S):
+            self.problem = self.problem or f"it did not end within {2 * CLOSE_TIMEOUT_S:g} s"
 
     @property
     def channel(self) -> Channel:
@@ -138,22 +118,42 @@ class LiveReidentification:
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Take one row of a run on a robot."""
-        self.sample(state.t, state.q, np.asarray(observation.get(SENT, action)), stamp_of(observation))
+        stamps = observation.get("observation.state.stamp")
+        stamp = None if stamps is None else float(np.max(stamps))
+        self.sample(state.t, state.q, np.asarray(observation.get(SENT, action)), stamp)
 
     def result(self) -> Reidentification | None:
         """The result; None before the end of the run, or if the process failed."""
         return self._result
 
+    def part(self, folder: Path) -> RunPart:
+        """Sections and facts for a run that has ended; the numbers over time go to drift.parquet."""
+        self.finish()
+        found = self._result
+        if found is None:
+            why = self.problem or "the run was too short"
+            section = Section("Re-identification", f"There is no result: {why}.")
+            return RunPart(facts={"reidentification": {"problem": why}}, sections=[section])
+        write_drift(folder, found)
+        facts = {**drift_facts(found), "skipped samples": self.skipped, "problem": self.problem}
+        said = f"{self.skipped} samples were skipped because the process was behind." if self.skipped else ""
+        said += f" It stopped: {self.problem}." if self.problem else ""
+        sections = [*([Section("Re-identification", said.strip())] if said else []), *drift_sections(found)]
+        return RunPart(facts={"reidentification": facts}, numbers=drift_numbers(found)[:2], sections=sections)
+
     def _exchange(self) -> None:
-        """Send samples and take answers, in a thread, since a pipe waits for its other end."""
         try:
             while (batch := self._batch()) is not None:
-                self._pipe.send(batch)
-                self._take(self._pipe.recv())
-            self._pipe.send(None)
-            self._result = self._pipe.recv()
+                answer: _Answer = self._process.ask(batch)
+                self._latest, base = answer.latest or self._latest, self._base
+                if answer.settings is not None and base is not None:
+                    world = base.tuned(answer.settings)
+                    # The first step of a world allocates its memory, which is not for the control loop to wait for.
+                    world.step(world.reset(0), np.zeros(world.spec.action.shape))
+                    self._next = world
+            self._result = self._process.ask(None)
         except (EOFError, OSError):
-            self.problem = "its process ended"
+            self.problem = ENDED
 
     def _batch(self) -> list[Sample] | None:
         """The samples that wait, not too many at once; None once the run is over and all were sent, or time is up."""
@@ -172,98 +172,42 @@ class LiveReidentification:
                 self.skipped += max(self._samples.qsize() - 1, 0)
         return batch or None
 
-    def _take(self, answer: _Answer) -> None:
-        self._latest = answer.latest or self._latest
-        base = self._base
-        if answer.settings is None or base is None:
-            return
-        world = base.tuned(answer.settings)
-        # The first step of a world allocates its memory, which is not for the control loop to wait for.
-        start = world.reset(0)
-        world.step(start, np.zeros(world.spec.action.shape))
-        self._next = world
 
-
-def stamp_of(observation: Observation) -> float | None:
-    """When the joints of an observation were read [s]; None if it is not said."""
-    stamps = observation.get("observation.state.stamp")
-    return None if stamps is None else float(np.max(stamps))
-
-
-def _identify(pipe: Connection, scene: str, source: Spec, patterns: tuple[str, ...]) -> None:
-    """Answer samples with new estimates until the run ends."""
-    try:
-        loaded = Scene.load(scene)
-        selection = online_params(loaded, patterns)
-        found = Reidentifier(online_world(loaded, selection), source, selection.params, selection.initial)
-    except InstepError as error:
-        pipe.send(str(error))
-        return
-    pipe.send("")
-    os.nice(NICENESS)
+def _open_identifier(
+    scene: str, source: Spec, patterns: Sequence[str]
+) -> Callable[[Sequence[Sample] | None], _Answer | Reidentification]:
+    """A function that takes samples and gives new estimates, and the result for None."""
+    loaded = Scene.load(scene)
+    selection = online_params(loaded, patterns)
+    found = Reidentifier(online_world(loaded, selection), source, selection.params, selection.initial)
     used = found.settings
-    with suppress(EOFError, OSError, KeyboardInterrupt):
-        while (samples := pipe.recv()) is not None:
-            for t, q, action, stamp in samples:
-                found.add(t, q, action, stamp)
-            new = None if found.settings == used else {**selection.fixed, **found.settings}
-            used = found.settings
-            pipe.send(_Answer(found.latest, new))
-        pipe.send(found.result())
 
+    def answer(samples: Sequence[Sample] | None) -> _Answer | Reidentification:
+        nonlocal used
+        if samples is None:
+            return found.result()
+        for sample in samples:
+            found.add(*sample)
+        new = None if found.settings == used else {**selection.fixed, **found.settings}
+        used = found.settings
+        return _Answer(found.latest, new)
 
-def live_sections(live: LiveReidentification | None) -> list[Section]:
-    """Sections of re-identification for the page of a run; none without it."""
-    if live is None:
-        return []
-    found = live.result()
-    if found is None:
-        return [Section("Re-identification", f"There is no result: {live.problem or 'the run was too short'}.")]
-    said = f"{live.skipped} samples were skipped because the process was behind." if live.skipped else ""
-    said += f" It stopped: {live.problem}." if live.problem else ""
-    return [*([Section("Re-identification", said.strip())] if said else []), *drift_sections(found)]
-
-
-def live_numbers(live: LiveReidentification | None) -> list[Number]:
-    """The key numbers of re-identification; none without it."""
-    found = None if live is None else live.result()
-    return [] if found is None else drift_numbers(found)[:2]
-
-
-def live_facts(live: LiveReidentification | None, folder: Path) -> dict[str, Any]:
-    """Facts of re-identification for result.json; the numbers over time go to drift.parquet."""
-    if live is None:
-        return {}
-    found = live.result()
-    if found is None:
-        return {"reidentification": {"problem": live.problem or "the run was too short"}}
-    write_drift(folder, found)
-    return {"reidentification": {**drift_facts(found), "skipped samples": live.skipped, "problem": live.problem}}
+    return answer
 
 
 def drift_facts(found: Reidentification) -> dict[str, Any]:
     """Events, counts and the values in use, as plain values."""
-    events = [
-        {"t": event.t, "kind": event.kind, "words": event.words, "settings": dict(event.settings)}
-        for event in found.events
-    ]
-    counts = {"windows": len(found.points), "lost": found.lost, "diverged": found.diverged}
-    return {
-        "estimated": found.ready, "counts": {**found.counts(), **counts}, "in use": dict(found.settings),
-        "events": events,
-    }  # fmt: skip
+    events = [{"t": e.t, "kind": e.kind, "words": e.words, "settings": dict(e.settings)} for e in found.events]
+    counts = {**found.counts(), "windows": len(found.points), "lost": found.lost, "diverged": found.diverged}
+    return {"estimated": found.ready, "counts": counts, "in use": dict(found.settings), "events": events}
 
 
 def write_drift(folder: Path, found: Reidentification) -> Path:
     """Write drift.parquet: for every window and parameter its estimate, interval and value in use."""
-    names = [param.address for param in found.params]
-    columns: dict[str, Any] = {
-        "t": np.repeat([point.t for point in found.points], len(names)),
-        "parameter": names * len(found.points),
-    }
-    for title, field in (("estimate", "values"), ("low", "low"), ("high", "high"), ("in use", "used")):
-        rows = [getattr(point, field) for point in found.points]
-        columns[title] = np.concatenate(rows) if rows else np.zeros(0)
+    names, points = [param.address for param in found.params], found.points
+    columns: dict[str, Any] = {"t": np.repeat([p.t for p in points], len(names)), "parameter": names * len(points)}
+    for title, name in (("estimate", "values"), ("low", "low"), ("high", "high"), ("in use", "used")):
+        columns[title] = np.concatenate([getattr(point, name) for point in points]) if points else np.zeros(0)
     path = folder / "drift.parquet"
     pq.write_table(pa.table(columns), path)
     return path

@@ -16,40 +16,11 @@ from typing import TYPE_CHECKING
 
 from instep.core.errors import LinkLost
 from instep.core.reading import TEXT, read_entries
-from instep.core.world import Spec, frozen_dataclass
-from instep.robot import Driver, Reading, WrappedDriver, connect_robot
+from instep.core.world import frozen_dataclass
+from instep.robot import connect_robot
 
 if TYPE_CHECKING:
     from instep.robot.link import RobotWorld
-
-
-class SensorDriver(WrappedDriver):
-    """A driver whose q and v are the sensor readings, with their noise and delay, not the true state."""
-
-    def __init__(self, inner: Driver):
-        super().__init__(inner)
-        spec = inner.spec
-        self._q = _sources(spec, spec.q.labels, ("observation.state", "observation.environment_state"))
-        self._v = _sources(spec, spec.v.labels, ("observation.velocity",))
-
-    def read(self) -> Reading:
-        """The newest reading of the sensors."""
-        reading = self._inner.read()
-        q, v = reading.q.copy(), reading.v.copy()
-        for into, values in ((q, self._q), (v, self._v)):
-            for i, (channel, j) in values.items():
-                into[i] = reading.seen[channel][j]
-        return Reading(reading.t, q, v, reading.seen, reading.stamps, reading.fault)
-
-
-def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> dict[int, tuple[str, int]]:
-    """For each coordinate a sensor shows: where it is shown."""
-    found: dict[int, tuple[str, int]] = {}
-    for channel in channels:
-        for j, label in enumerate(spec.observation[channel].labels if channel in spec.observation else ()):
-            if label in labels:
-                found[labels.index(label)] = (channel, j)
-    return found
 
 
 @frozen_dataclass

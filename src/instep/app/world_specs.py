@@ -126,6 +126,11 @@ class CameraOptions:
     device: Expert[Literal["cpu", "cuda"]] = "cpu"
     """where the images of --virtual are rendered: cpu, or cuda for those of all worlds in one call (instep[gpu])."""
 
+    @property
+    def given(self) -> bool:
+        """Whether there are any."""
+        return bool(self.cameras) or self.virtual is not None
+
     def open(self, words: str, scene: str) -> World:
         """The world that words stand for, as `world_from_eval_spec`, with the cameras."""
         if self.virtual is None:

@@ -227,16 +227,28 @@ def _posterior(found: PosteriorCheck) -> Section:
     p = f"{found.misspecification_p:.2g}"
     rows.append(("misspecification, p", p, "below 0.05 something is missing in the model"))
     draws = found.belief.sample(CORNER_DRAWS, np.random.default_rng((0, 0xC0)))
-    shown = [{"label": plain_text(n), "values": np.asarray(v)} for n, v in list(draws.items())[:MAX_CORNER]]
-    pairs: dict[str, Any] = {
-        "type": "splom",
-        "dimensions": shown,
-        "showupperhalf": False,
-        "diagonal": {"visible": False},
-    }
-    pairs["marker"] = {"size": 3, "color": series_color(0, 0.4)}
-    figure = {"data": [pairs], "layout": {"title": titled("Pairs of parameters"), "height": 180 + 110 * len(shown)}}
-    return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), figure])
+    shown = [(plain_text(name), np.asarray(values)) for name, values in list(draws.items())[:MAX_CORNER]]
+    blocks: list[Any] = [Table(("check", "result", "of"), rows), *([_corner(shown)] if len(shown) > 1 else [])]
+    return Section("Posterior", found.message, blocks)
+
+
+def _corner(shown: Sequence[tuple[str, Array]]) -> Figure:
+    """Draws of each pair of parameters; plain scatter, since Plotly's own matrix needs WebGL and hangs without it."""
+    size, data, cells = len(shown) - 1, list[dict[str, Any]](), list[list[str]]()
+    layout: dict[str, Any] = {"title": titled("Pairs of parameters"), "height": 180 + 150 * size, "showlegend": False}
+    for row in range(size):
+        for column in range(row + 1):
+            axes = {"xaxis": _axis("x", column), "yaxis": _axis("y", row)}
+            points = {"x": shown[column][1], "y": shown[row + 1][1], "mode": "markers", "type": "scatter"}
+            data.append({**points, **axes, "marker": {"size": 3, "color": series_color(0, 0.4)}})
+        cells.append([_axis("x", c) + _axis("y", row) if c <= row else "" for c in range(size)])
+        layout["xaxis" + _axis("x", row)[1:]] = {"title": shown[row][0], "nticks": 4}
+        layout["yaxis" + _axis("y", row)[1:]] = {"title": shown[row + 1][0], "nticks": 4}
+    return {"data": data, "layout": {**layout, "grid": {"rows": size, "columns": size, "subplots": cells}}}
+
+
+def _axis(side: str, number: int) -> str:
+    return f"{side}{number + 1 if number else ''}"
 
 
 def _search(history: Sequence[Sequence[float]]) -> Section:

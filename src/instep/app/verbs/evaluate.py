@@ -1,27 +1,36 @@
-"""The verb eval: policies in parallel virtual worlds, or automatic domain randomization of one."""
+"""The verbs eval, gate and agree: policies in virtual worlds, rules for them, and what they say about the robot."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from instep.app.arguments import Expert, Options, Positional
+from instep.app.arguments import Expert, Options, OutFolder, PolicyArg, Positional
 from instep.app.cluster import open_map, watch_batches
-from instep.app.output import Output, new_output, progress_bar
+from instep.app.output import Output, new_output, progress_bar, say, show_table
 from instep.app.viewer.live_view import live_view
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput, Unsupported
 from instep.core.reading import content_hash
-from instep.core.world import Array, MapFn, Simulator, Watcher, World, options_dataclass
-from instep.evaluate.episode_batch import SUCCESS, ParquetStore
+from instep.core.statistics import Estimate
+from instep.core.world import Array, MapFn, Simulator, World, options_dataclass
+from instep.evaluate.agreement import (
+    SuccessRates,
+    agreement_scores,
+    rank_agreements,
+    read_rates,
+    real_success_rates,
+    transfer_scores,
+)
+from instep.evaluate.episode_batch import SUCCESS, EpisodeResult, ParquetStore, read_rows
 from instep.evaluate.evaluation import (
     EvalBatch,
     EvalOptions,
@@ -31,8 +40,10 @@ from instep.evaluate.evaluation import (
     action_bounds,
     evaluate_policies,
 )
+from instep.evaluate.policy_gate import gate_policy, read_gate_rules, write_junit
+from instep.physics.mujoco_cameras import playback, render_trajectory
 from instep.policy.policy_specs import policy_fingerprint, policy_from_spec
-from instep.report.eval_pages import eval_page
+from instep.report.eval_pages import agreement_page, eval_page, gate_page
 from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
@@ -90,53 +101,52 @@ def evaluate(
         raise BadInput("instep eval takes one or more policies and then a scene: instep eval expert pusht.")
     *policies, where = words
     scene = Scene.load(where)
-    goal, console = task_of(scene, args.task), Console(stderr=True)
+    goal = task_of(scene, args.task)
     if args.seeds < 1:
         raise BadInput(f"An evaluation needs at least one seed, not {args.seeds}.")
-    output = new_output("eval", args.out, seed=args.first)
-    output.kept = f"finished batches are kept; the same command with --out {output.folder} goes on from them"
-    output.read_scene(scene)
+    if args.view and args.on:
+        raise BadInput("--view shows worlds of this process; leave out --on.")
     belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
-    if (
-        not args.views.cameras
-        and args.views.virtual is None
-        and any(name.startswith("appearance.") for name in sampled)
-    ):
+    if not args.views.given and any(name.startswith("appearance.") for name in sampled):
         raise BadInput(
             "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
         )
+    output = new_output("eval", args.out, seed=args.first)
+    output.keep("finished batches")
+    output.read_scene(scene)
     options = EvalOptions(
         batch=args.batch, latency=args.latency, randomize=belief, videos=args.videos, bounds=action_bounds(scene),
         folder=output.folder / "episodes",
     )  # fmt: skip
-    specs = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
+    specs = [policy_spec(name) for name in policies]
     # A world that was opened for other imperfections is another world.
     content = content_hash(scene.root) + args.views.hash() + ",".join(sampled)
     places = [WorldSpec(n, partial(_opened, n, str(where), sampled, args.views), f"{content}/{n}") for n in args.worlds]
+    starts, title = range(args.first, args.first + args.seeds), f"instep eval {' '.join(words)}"
     total = len(specs) * len(places) * args.seeds
-    if args.view and args.on:
-        raise BadInput("--view shows worlds of this process; leave out --on.")
-    title, worlds = f"instep eval {' '.join(words)}", min(args.batch, args.seeds)
     with (
-        live_view(args.view, scene, scene.spec, title, paced=True, worlds=worlds) as watchers,
-        progress_bar() as progress,
-        open_map(args.on, gpu=args.views.device == "cuda") as mapped,
+        live_view(args.view, scene, scene.spec, title, paced=True, worlds=min(args.batch, args.seeds)) as watchers,
+        _batches("evaluate", total, total, args.on, args.views) as mapped,
     ):
-        shown = _shown(watchers) if watchers else mapped
-        watched = watch_batches(shown, progress, progress.add_task("evaluate", total=total), total)
-        starts = range(args.first, args.first + args.seeds)
-        done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
-    return _write(output, done, scene, console)
+
+        def shown(work: Callable[..., Any], batches: Sequence[EvalBatch]) -> Iterable[Any]:
+            return mapped(partial(work, watch=watchers) if watchers else work, batches)
+
+        done = evaluate_policies(specs, places, goal, starts, options=options, map=shown)
+    return _write(output, done, scene)
 
 
-def _shown(watchers: Sequence[Watcher]) -> MapFn:
-    """A map in this process whose batches are shown."""
+def policy_spec(words: str, name: str = "") -> PolicySpec:
+    """A policy of the command line, opened where it is evaluated."""
+    return PolicySpec(name or words, partial(policy_from_spec, words), policy_fingerprint(words))
 
-    def run(function: Callable[..., Any], batches: Sequence[EvalBatch]) -> Iterator[Any]:
-        return map(partial(function, watch=watchers), batches)
 
-    return run
+@contextmanager
+def _batches(title: str, total: int, expected: int, on: str, views: CameraOptions) -> Generator[MapFn]:
+    """A map whose batches move a progress bar on."""
+    with progress_bar() as progress, open_map(on, gpu=views.device == "cuda") as mapped:
+        yield watch_batches(mapped, progress, progress.add_task(title, total=total), expected)
 
 
 def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:
@@ -145,9 +155,9 @@ def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOpt
     return with_imperfections(cast(Simulator, world), sampled) if sampled else world
 
 
-def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
+def print_evaluation(done: Evaluation) -> dict[str, str]:
     """Print one line per policy and world, and the comparisons, which are returned in words."""
-    table = Table("policy", "world", "success", "95 % interval", "n", "time", "failures", box=None)
+    rows: list[tuple[str, ...]] = []
     for policy, world in done.results:
         rate, seconds = done.success(policy, world), done.seconds(policy, world)
         failures = ", ".join(f"{count} {way}" for way, count in list(done.failures(policy, world).items())[:3])
@@ -155,28 +165,30 @@ def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
         failures += f"; {lost} infrastructure failures" if lost else ""
         interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
         time = f"{seconds.value:.1f} s" if seconds else ""
-        table.add_row(policy, world, f"{100 * rate.value:.1f} %", interval, str(rate.n), time, failures)
-    console.print(table)
+        rows.append((policy, world, f"{100 * rate.value:.1f} %", interval, str(rate.n), time, failures))
+    show_table(("policy", "world", "success", "95 % interval", "n", "time", "failures"), rows, error=True)
     pairs = {f"{a} against {b} in {world}": str(found) for (a, b, world), found in done.comparisons().items()}
-    for name, words in pairs.items():
-        console.print(f"{name}: {words}", highlight=False, markup=False)
+    say(*(f"{name}: {words}" for name, words in pairs.items()))
     return pairs
 
 
-def _write(output: Output, done: Evaluation, scene: Scene, console: Console) -> int:
+def _write(output: Output, done: Evaluation, scene: Scene) -> int:
     """The folder of an evaluation: episodes, result, videos, report."""
     done.write_parquet(output.folder / "episodes.parquet")
     videos, why = _record_videos(scene, _trajectories(done), output.folder)
     why = why or ("" if videos else "--videos 0 keeps none, or no episode was kept")
     if why:
-        console.print(f"No videos: {why}.", highlight=False, markup=False)
-    pairs = print_evaluation(done, console)
+        say(f"No videos: {why}.")
+    pairs, options = print_evaluation(done), done.batches[0].options
     failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
     lost = {f"{policy} in {world}": done.infrastructure_failures(policy, world) for policy, world in done.results}
-    scores, facts = done.scores(), {"scene": scene.name, "task": done.task.name, "options": _options(done)}
     output.write(
-        scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
-    )
+        done.scores(), task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost,
+        videos=videos,
+    )  # fmt: skip
+    randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
+    how = f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
+    facts = {"scene": scene.name, "task": done.task.name, "options": how}
     print(output.page(eval_page(done, facts, videos, _top_video(output.folder, videos, why))))
     return 0
 
@@ -207,23 +219,158 @@ def _trajectories(done: Evaluation) -> dict[str, Array]:
     return found
 
 
-def _options(done: Evaluation) -> str:
-    options = done.batches[0].options
-    randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
-    return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
-
-
 def _record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path) -> tuple[dict[str, str], str]:
     """A video of each trajectory of positions q by the scene's first camera, and why where there is none."""
-    from instep.physics.mujoco_cameras import playback, render_trajectory
-
     made: dict[str, str] = {}
     try:
         for name, trajectory in trajectories.items():
             file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
-            shown = playback(scene.dt * np.arange(len(trajectory)))
-            render_trajectory(scene, trajectory[shown.rows], folder / file)
+            rows = playback(scene.dt * np.arange(len(trajectory))).rows
+            render_trajectory(scene, trajectory[rows], folder / file)
             made[name] = file
     except Unsupported as error:
         return made, str(error)
     return made, ""
+
+
+@options_dataclass
+class GateArgs:
+    """Options of `instep gate`."""
+
+    seeds: int | None = None
+    """how many starts, where it should differ from the file."""
+    views: Options[CameraOptions] = CameraOptions()
+    on: str = ""
+    """where to run: ray, ray://HOST:PORT, processes:N or threads:N."""
+    junit: Expert[Path | None] = None
+    """file for the verdict as JUnit XML; junit.xml in the folder where not given."""
+    out: Path | None = None
+    """folder to write, or to resume; a new one under runs/ where not given."""
+
+
+def gate(
+    policy: PolicyArg,
+    rules: Positional[Annotated[Path, tyro.conf.arg(metavar="RULES")]],
+    /,
+    args: Options[GateArgs] = GateArgs(),
+) -> int:
+    """Apply the rules in a TOML file to a policy; exit 0 if it passes, 1 if it does not.
+
+    First the engines are compared: names, units, order, signs, frames, gains, and motion one step and half a second
+    ahead. Then the policy runs in each engine under each variation, and the rules are applied.
+
+    Args:
+        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.onnx, openpi:ws://HOST:PORT, ...
+        rules: a TOML file: scene, worlds, seeds, [variations.NAME], and [[rule]] with measure and at_least or at_most.
+
+    """
+    given = read_gate_rules(rules)
+    given = given if args.seeds is None else replace(given, seeds=args.seeds)
+    task = task_of(Scene.load(given.scene), given.task)
+    output = new_output("gate", args.out, seed=given.first)
+    output.keep("finished batches")
+    output.read(rules)
+    sides: list[tuple[WorldSpec, Scene]] = []
+    for word in given.worlds:
+        loaded = Scene.load(word.partition("@")[2] or given.scene)
+        mark = f"{content_hash(loaded.root)}{args.views.hash()}/{word}"
+        sides.append((WorldSpec(word, partial(args.views.open, word, given.scene), mark), loaded))
+    each, folder = given.seeds * len(sides), output.folder / "episodes"
+    with _batches("compare the engines", each * len(given.variations), each, args.on, args.views) as mapped:
+        verdict = gate_policy(policy_spec(policy), given, sides, task, folder=folder, map=mapped)
+    write_junit(args.junit or output.folder / "junit.xml", verdict)
+    scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
+    checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
+    output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
+    report = output.page(gate_page(verdict, given))
+    states = {True: "[green]passed[/]", False: "[red]failed[/]"}
+    rows = [(o.group, o.name, states[o.passed], o.words) for o in verdict.checks]
+    show_table(("", "check", "", "found"), rows, error=True)
+    say(verdict.words)
+    print(report)
+    return 0 if verdict.passed else 1
+
+
+@options_dataclass
+class AgreeArgs:
+    """Options of `instep agree`."""
+
+    evaluation: Annotated[Path | None, tyro.conf.arg(name="eval")] = None
+    """folder of an instep eval: the success on the robot to expect of its policies, from at least ten past policies in
+    TABLE."""
+    real: Path | None = None
+    """CSV table of real trials (policy, seed, success) from starts of --eval: real success rates from these trials and
+    all virtual episodes."""
+    seed: Expert[int] = 0
+    """seed of the resampling."""
+    out: OutFolder = None
+
+
+def agree(
+    table: Positional[Annotated[Path, tyro.conf.arg(metavar="TABLE")]], /, args: Options[AgreeArgs] = AgreeArgs()
+) -> int:
+    """Compare success rates of policies in simulation with those on the robot: correlation, rank violations, bias.
+
+    With --eval: the transfer score of each evaluated policy, the expected success on the robot with a 90 % interval.
+
+    Args:
+        table: CSV table of past policies with the columns task, policy, real, sim, n_real_trials.
+
+    """
+    rates = read_rates(table)
+    if args.real is not None and args.evaluation is None:
+        raise BadInput("--real pairs real trials with the episodes of an evaluation; give --eval FOLDER too.")
+    agreements = rank_agreements(rates, seed=args.seed)
+    output = new_output("agree", args.out, seed=args.seed)
+    output.read(table)
+    rows: list[tuple[str, ...]] = []
+    for r in agreements:
+        c, task = r.correlation, r.task.replace("_", " ")  # so that a narrow window may break it
+        numbers = (f"{c.value:.3f}", f"{c.low:.2f} to {c.high:.2f}", f"{r.rank_correlation.value:.3f}")
+        rows.append((task, str(len(r.policies)), *numbers, f"{r.violation.value:.3f}", f"{r.null.value:.3f}"))
+    heads = ("task", "n", "Pearson", "95 %", "Spearman", "MMRV", "perfect")
+    show_table(heads, rows, right=range(1, 7))
+    said = [f"{r.task}: {r.words}" for r in agreements]
+    scores, words = agreement_scores(agreements), dict[str, str]()
+    if args.evaluation is not None:
+        output.read(args.evaluation)
+        scores, words = _expected(args, rates, scores)
+    if args.real is not None:
+        output.read(args.real)
+    for sentence in (*said, *(f"{name}: {sentence}" for name, sentence in words.items())):
+        print(sentence)
+    tasks = [
+        {"task": r.task, "policies": len(r.policies), "pearson": r.correlation.value, "mmrv": r.violation.value}
+        for r in agreements
+    ]
+    output.write(scores, tasks=tasks, words=said, expected=words)
+    print(output.page(agreement_page(rates, agreements, f"{len(rates)} pairs of success rates from {table}")))
+    return 0
+
+
+def _expected(
+    args: AgreeArgs, rates: Sequence[SuccessRates], known: Mapping[str, Estimate]
+) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """The scores with the success to expect on the robot of evaluated policies, and a sentence for each."""
+    scores, words, folder = dict(known), dict[str, str](), args.evaluation or Path()
+    path = folder / "episodes.parquet"
+    if not path.is_file():
+        raise BadInput(f"{str(folder)!r} is not the folder of an instep eval: it holds no episodes.parquet.")
+    episodes: dict[tuple[str, str], list[EpisodeResult]] = {}
+    task = ""
+    for about, row in read_rows(path):
+        episodes.setdefault((about.get("policy", ""), about.get("world", "")), []).append(row)
+        task = task or about.get("task", "")
+    if not episodes:
+        raise BadInput(f"The evaluation in {str(folder)!r} has no episodes.")
+    for (policy, world), score in transfer_scores(episodes, rates, task).items():
+        scores[f"expected real success, {policy} by {world}"] = score.success
+        words[f"{policy} by {world}"] = score.words
+    trials = {} if args.real is None else real_success_rates(episodes, args.real)
+    for (policy, world), rate in trials.items():
+        scores[f"real success, {policy} by {world}"] = rate.estimate
+        scores[f"real success, {policy}, real trials alone"] = rate.plain
+        words[f"real success of {policy} by {world}"] = (
+            f"{rate.estimate} (real trials alone: {rate.plain}), worth {rate.gain:.2g} times the real trials"
+        )
+    return scores, words

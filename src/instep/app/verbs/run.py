@@ -1,27 +1,19 @@
-"""The verb run: one policy, one world."""
+"""The verbs run and record: a policy in a world, kept whatever happens."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Any
 
-from instep.app.arguments import Options, PolicyArg, WorldArg, link_token
-from instep.app.recorded_run import (
-    LoopArgs,
-    PreparedRun,
-    finish_run,
-    new_run_output,
-    run_beside,
-    scene_task,
-    summarize_run,
-)
+from instep.app.arguments import DataArg, Expert, Options, PolicyArg, WorldArg, link_token
+from instep.app.output import new_output
+from instep.app.recorded_run import BesideArgs, LoopArgs, PreparedRun, finish_run, new_run_output, run_beside, with_goal
 from instep.app.reidentified_run import LiveReidentification
 from instep.app.world_specs import CameraOptions, in_scene, world_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import World, inner_with, options_dataclass
 from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene
-from instep.scene.tasks.task import Tasked
 
 
 @options_dataclass
@@ -41,6 +33,7 @@ def run(
     world: WorldArg,
     /,
     loop: Options[LoopArgs] = LoopArgs(),
+    beside: Options[BesideArgs] = BesideArgs(),
     args: Options[RunArgs] = RunArgs(),
     seen: Options[CameraOptions] = CameraOptions(),
 ) -> int:
@@ -54,39 +47,32 @@ def run(
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT or recording:DATA.
 
     """
-    output, title = new_run_output("run", loop.out, loop.seed), f"{policy} in {world}"
+    output = new_run_output("run", loop.out, loop.seed)
     with ExitStack() as stack:
-        opened = stack.enter_context(world_from_spec(world, token=link_token(loop.token)))
+        opened = seen.on(stack.enter_context(world_from_spec(world, token=link_token(loop.token))))
         given = Scene.load(args.scene) if args.scene else None
-        opened = _prepared(seen.on(opened), world, args, given)
-        estimated = _reidentified(opened, world, args, loop, stack)
+        opened, estimated = _prepared(opened, world, args, given), None
+        if beside.reidentify:
+            if not world.startswith("robot:") or not args.scene:
+                raise BadInput(
+                    f"--reidentify is for instep twin, and for robot:ADDRESS with --scene SCENE, not for {world!r}."
+                )
+            estimated = stack.enter_context(LiveReidentification(args.scene, opened.spec, beside.reidentify))
         decider = policy_from_spec(policy, in_scene(opened, given) if policy == "expert" else opened)
         scene = given or getattr(inner_with(opened, "scene"), "scene", None)
-        prepared = PreparedRun(
-            with_goal(opened, scene), decider, title, scene, lambda bar, task: [_advance(bar, task)], estimated
-        )
-        found, parts = run_beside(prepared, output, loop)
-    return finish_run(summarize_run(found, scene, parts), scene, title, output)
-
-
-def with_goal(opened: Any, scene: Scene | None) -> Any:
-    """The world with the goal of its task among the observations, if the task has one."""
-    task = scene_task(scene)
-    if task is None or scene is None or not task.goal_channel.labels or opened.spec.q.labels != scene.spec.q.labels:
-        return opened
-    return Tasked(opened, task)
-
-
-def _advance(bar: Any, task: Any) -> Any:
-    def watch(*_: Any) -> None:
-        bar.advance(task)
-
-    return watch
+        title, opened = f"{policy} in {world}", with_goal(opened, scene)
+        prepared = PreparedRun(opened, decider, title, scene, loop, beside, reidentified=estimated)
+        found, parts = run_beside(prepared, output)
+    return finish_run(prepared, found, parts, output)
 
 
 def _prepared(opened: Any, world: str, args: RunArgs, scene: Scene | None) -> Any:
     """The world with limits and adaptive control as given."""
+    from instep.physics.engines import open_world
+    from instep.policy import Adaptive
     from instep.robot import Guarded, scene_limits
+    from instep.robot.driver import SENT
+    from instep.scene.robot_structure import without_free_bodies
 
     if args.limits:
         if not world.startswith("sim:"):
@@ -96,35 +82,54 @@ def _prepared(opened: Any, world: str, args: RunArgs, scene: Scene | None) -> An
         return opened
     if not world.startswith(("sim:", "robot:")):
         raise BadInput(f"--adapt is for sim:SCENE and robot:ADDRESS, not for {world!r}.")
-    return _with_adaptation(opened, scene)
-
-
-def _with_adaptation(world: World, scene: Scene | None) -> World:
-    """The world whose position servos follow its scene in MuJoCo, without the bodies that move freely.
-
-    A simulator gets the limits of the scene's robot; the server of a robot has them.
-    """
-    from instep.physics.engines import open_world
-    from instep.policy import Adaptive
-    from instep.robot import Guarded, scene_limits
-    from instep.robot.driver import SENT
-    from instep.scene.robot_structure import without_free_bodies
-
-    scene = scene or getattr(inner_with(world, "scene"), "scene", None)
+    scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
     if scene is None:
         raise BadInput("--adapt needs the scene of the robot as its reference model; give --scene SCENE.")
-    limited: World = world if SENT in world.spec.observation else Guarded(world, scene_limits(scene))
+    # The server of a robot has the limits; a simulator gets those of the scene.
+    limited: World = opened if SENT in opened.spec.observation else Guarded(opened, scene_limits(scene))
     return Adaptive[World].around(limited, open_world(without_free_bodies(scene) or scene, threads=1))
 
 
-def _reidentified(
-    opened: Any, world: str, args: RunArgs, loop: LoopArgs, stack: ExitStack
-) -> LiveReidentification | None:
-    """The process that estimates parameters during the run, started; None without --reidentify."""
-    if not loop.reidentify:
-        return None
-    if not world.startswith("robot:"):
-        raise BadInput(f"--reidentify is for robot:ADDRESS and for instep twin, not for {world!r}.")
-    if not args.scene:
-        raise BadInput("--reidentify of a robot needs the scene whose parameters are estimated; give --scene SCENE.")
-    return stack.enter_context(LiveReidentification(args.scene, opened.spec, loop.reidentify))
+@options_dataclass
+class RecordArgs:
+    """Options of `instep record`."""
+
+    policy: str = "random"
+    """what instep eval takes: random, hold, expert, a trained folder, FILE.py:NAME, FILE.onnx, replay:DATA, ..."""
+    episodes: int = 1
+    """how many; each begins with the next seed."""
+    scene: str = ""
+    """scene of a robot or a recording: its task is judged, and its view rendered for the page."""
+    task: Expert[str] = ""
+    """what the episodes show, in words."""
+
+
+def record(
+    world: WorldArg,
+    data: DataArg,
+    /,
+    loop: Options[LoopArgs] = LoopArgs(),
+    args: Options[RecordArgs] = RecordArgs(),
+    seen: Options[CameraOptions] = CameraOptions(),
+) -> int:
+    """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
+
+    OUT/report.html shows a video of the first episode, whether the task was done, and what was measured.
+
+    Args:
+        world: sim:SCENE, robot:ws://127.0.0.1:PORT or recording:DATA.
+        data: dataset folder, made or added to.
+
+    """
+    if args.episodes < 1:
+        raise BadInput(f"--episodes takes a number from 1, not {args.episodes}.")
+    scene = Scene.load(args.scene) if args.scene else None
+    output = new_output("record", loop.out, seed=loop.seed)
+    with world_from_spec(world, token=link_token(loop.token)) as plain:
+        opened = seen.on(plain)
+        decider = policy_from_spec(args.policy, opened)
+        scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
+        title = f"{args.policy} in {world}"
+        prepared = PreparedRun(opened, decider, title, scene, loop, data=data, task=args.task, episodes=args.episodes)
+        found, parts = run_beside(prepared, output)
+    return finish_run(prepared, found, parts, output)

@@ -1,24 +1,17 @@
-"""The verb start: from a robot file and logs to a report in one command.
-
-One run of the verb start: scene, guessed mapping, data, gap, identification, page.
-"""
+"""The verb start: from a robot file and logs to a report: scene, guessed mapping, data, gap, identification, page."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from instep.app.arguments import Expert, Options, OutFolder, Positional
-from instep.app.data_args import named_run, robot_layout
-from instep.app.output import Output, gate_table, new_output
+from instep.app.output import Output, new_output, say, show_gates, show_table
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError, Unsupported
 from instep.core.progress import parse_duration
@@ -32,16 +25,19 @@ from instep.report.scene_pages import start_page
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
 from instep.scene.robot_structure import with_joint_labels
+from instep.tune.gates import TuneOptions
 
+from .data import named_run, robot_layout
 from .gap import GapArgs, measured
+from .tune import TuneArgs, run_tune
+
+MAP, SCENE, DATA = "map.toml", "scene", "data"
 
 
 @options_dataclass
 class StartArgs:
     """Options of `instep start`."""
 
-    images: Expert[Path | None] = None
-    """folder of images of the place, with cameras.json or transforms.json: the next commands fit Gaussians to them."""
     map: Path | None = None
     """a mapping file (.toml), such as a corrected draft, in place of a guess."""
     rate: Expert[float | None] = None
@@ -64,20 +60,40 @@ def start(
     """Make a scene of a robot, guess how its logs are to be read, measure the gap, identify, and write a report.
 
     The guess is printed with a confidence per row, shown as a plot and written to OUT/map.toml, to be corrected and
-    given again with --map. On a terminal it asks where it cannot know; piped it goes on with the best guess and flags
-    it. OUT/scene is the scene, OUT/data the logs as a dataset, OUT/gap and OUT/tune hold the measurement and the
-    identification, OUT/report.html sums up. Exits 1 where a part could not be done or the new scene did not pass.
+    given again with --map. OUT/scene is the scene, OUT/data the logs as a dataset, OUT/gap and OUT/tune hold the
+    measurement and the identification, OUT/report.html sums up. Exits 1 where a part could not be done or the new scene
+    did not pass.
 
     Args:
         robot: MJCF or URDF file of the robot.
         logs: recordings of it: CSV or NPZ files, ROS bags, MCAP files, or one folder of these or of a LeRobot dataset.
 
     """
-    return run_start(robot, logs, args)
-
-
-MAP, SCENE, DATA = "map.toml", "scene", "data"
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".mp4")
+    if robot.suffix not in ROBOT_FILES:
+        raise BadInput(f"{str(robot)!r} is no robot file; one that ends in {', '.join(ROBOT_FILES)} was expected.")
+    if not logs:
+        raise BadInput("No logs were given; instep start takes a robot file and then recordings of that robot.")
+    parse_duration(args.budget)
+    output = new_output("start", args.out, seed=args.seed)
+    output.read(robot)
+    result = StartResult(output, scene_of_file(robot), shlex.join([str(robot), *(str(log) for log in logs)]))
+    # Each log is parsed once, and each run is resampled once, if at all: a scene at the rate of the logs needs none.
+    episodes = _episodes(result, logs, args)
+    rate = result.guess.rate if result.guess else 1 / episodes[0].spec.dt
+    result.made = make_scene(robot, output.folder / SCENE, rate=rate)
+    scene = result.made.scene
+    servos = f" {result.made.servos} position servos were added, whose gains are a guess." if result.made.servos else ""
+    say(f"Scene {scene.root}: {len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz.{servos}")
+    done = import_episodes(episodes, output.folder / DATA)
+    say(f"{done.episodes} runs, {done.rows} rows in {done.folder}.")
+    runs, notes = recorded_at_rate([named_run(e, i) for i, e in enumerate(episodes)], scene.dt)
+    say(*notes)
+    [result.first] = with_joint_labels(scene.model, [episodes[0]])
+    data, where = str(output.folder / DATA), str(output.folder / SCENE)
+    options = GapArgs(runs=args.runs, plain=True, out=output.folder / "gap")
+    _attempt(result, "gap", lambda: measured(runs, data, where, options))
+    _attempt(result, "identification", lambda: _identify(result, args, runs))
+    return _finish(result)
 
 
 @dataclass(slots=True)
@@ -88,7 +104,6 @@ class StartResult:
     scene: Scene
     words: str = ""
     """The robot file and the logs, as they were given."""
-    images: Path | None = None
     made: NewScene | None = None
     guess: MappingGuess | None = None
     first: Episode | None = None
@@ -109,10 +124,7 @@ class StartResult:
             found.append(f"instep gap {data} {scene}")
         elif (folder / "tune").is_dir():
             found.append(f"instep tune {data} {scene} --resume {folder / 'tune'} --budget 10min")
-        more = [f"instep excite {scene}", f"instep data info {data}", f"instep view {scene}"]
-        if self.images is not None:
-            more.insert(0, f"instep scene splat {self.images} {scene}")
-        return [*found, *more][:3]
+        return [*found, f"instep excite {scene}", f"instep data info {data}", f"instep view {scene}"][:3]
 
     def result(self, part: str) -> dict[str, Any]:
         """What result.json of a part holds; empty where it was not written."""
@@ -120,107 +132,33 @@ class StartResult:
         return read_json_table(path) if path.is_file() else {}
 
 
-def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:
-    """Run all parts; what cannot be done is said on the page, and the exit code is 1."""
-    if robot.suffix not in ROBOT_FILES:
-        raise BadInput(f"{str(robot)!r} is no robot file; one that ends in {', '.join(ROBOT_FILES)} was expected.")
-    if not logs:
-        raise BadInput("No logs were given; instep start takes a robot file and then recordings of that robot.")
-    parse_duration(args.budget)
-    _check_images(args.images)
-    scene = scene_of_file(robot)
-    output = new_output("start", args.out, seed=args.seed)
-    output.read(robot)
-    words = shlex.join([str(robot), *(str(log) for log in logs)])
-    result = StartResult(output, scene, words, args.images)
-    console = Console(stderr=True)
-    # Each log is parsed once, and each run is resampled once, if at all: a scene at the rate of the logs needs none.
-    episodes = _episodes(result, logs, args, console)
-    rate = result.guess.rate if result.guess else 1 / episodes[0].spec.dt
-    result.made = make_scene(robot, output.folder / SCENE, rate=rate)
-    _say_scene(result.made, console)
-    done = import_episodes(episodes, output.folder / DATA)
-    console.print(f"{done.episodes} runs, {done.rows} rows in {done.folder}.", highlight=False)
-    runs, notes = recorded_at_rate([named_run(e, i) for i, e in enumerate(episodes)], result.made.scene.dt)
-    for sentence in notes:
-        console.print(sentence, highlight=False)
-    [result.first] = with_joint_labels(result.made.scene.model, [episodes[0]])
-    _attempt(result, "gap", lambda: _gap(result, args, runs))
-    _attempt(result, "identification", lambda: _identify(result, args, runs))
-    return _finish(result, console)
-
-
-def _episodes(result: StartResult, logs: Sequence[Path], args: StartArgs, console: Console) -> Sequence[Episode]:
+def _episodes(result: StartResult, logs: Sequence[Path], args: StartArgs) -> Sequence[Episode]:
     """The runs of the logs, by the mapping file given, or by a draft of a guess."""
     found = find_logs(logs)
     if args.map is not None:
         return load_episodes(found.folder, args.map)
-    layout = robot_layout(result.scene)
-    guess = guess_mapping(found, layout, rate=args.rate)
-    if guess.rows[0].doubt and args.rate is None and _is_terminal():
-        guess = guess_mapping(found, layout, rate=_asked_rate(console))
-    result.guess = guess
+    result.guess = guess = guess_mapping(found, robot_layout(result.scene), rate=args.rate)
     path = write_draft(guess, result.output.folder / MAP, result.scene.name)
-    console.print(_table(guess))
+    rows = [(r.what, r.source, r.reading, f"[{'yellow' if r.doubt else 'green'}]{r.confidence}[/]") for r in guess.rows]
+    show_table(("what", "from", "read as", "confidence"), rows, error=True)
     if guess.doubts:
-        count = len(guess.doubts)
-        console.print(
-            f"[yellow]{count} of {len(guess.rows)} rows are guesses.[/] Correct {path} and give it again with --map.",
-            highlight=False,
-        )
-        if _is_terminal() and console.input("Go on with this guess? [Y/n] ").strip().lower().startswith("n"):
-            raise BadInput(f"Stopped: correct {str(path)!r} and give it with --map.")
+        count = f"{len(guess.doubts)} of {len(guess.rows)} rows are guesses."
+        say(f"{count} Correct {path} and give it again with --map.", style="yellow")
     return found.episodes(guess.mapping)
 
 
-def _table(guess: MappingGuess) -> Table:
-    table = Table("what", "from", "read as", "confidence", box=None, padding=(0, 2))
-    for row in guess.rows:
-        colour = "yellow" if row.doubt else "green"
-        table.add_row(row.what, row.source, row.reading, f"[{colour}]{row.confidence}[/]")
-    return table
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _asked_rate(console: Console) -> float:
-    words = console.input("The logs do not say how fast rows come. Rows per second [Hz]: ").strip()
-    try:
-        return float(words)
-    except ValueError:
-        raise BadInput(f"{words!r} is no rate; rows per second were expected. Give it with --rate.") from None
-
-
-def _check_images(folder: Path | None) -> None:
-    if folder is None:
-        return
-    if not folder.is_dir() or not any(p.suffix.lower() in IMAGE_ENDINGS for p in folder.rglob("*")):
-        raise BadInput(f"{str(folder)!r} holds no images or videos; --images takes a folder of them.")
-
-
-def _say_scene(made: NewScene, console: Console) -> None:
-    scene = made.scene
-    servos = f" {made.servos} position servos were added, whose gains are a guess." if made.servos else ""
-    console.print(
-        f"Scene {scene.root}: {len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz.{servos}",
-        highlight=False,
-    )
-
-
-def _attempt(result: StartResult, part: str, work: Callable[[], None]) -> None:
+def _attempt(result: StartResult, part: str, work: Callable[[], object]) -> None:
     """Do a part; what a user can act on is kept for the page, and the next part goes on."""
     try:
         _check_commands(result)
         work()
     except InstepError as error:
         result.failures[part] = str(error)
-        Console(stderr=True).print(f"The {part} could not be done: {error}", style="red", highlight=False, markup=False)
+        say(f"The {part} could not be done: {error}", style="red")
 
 
 def _check_commands(result: StartResult) -> None:
-    """A motion of motors without commands cannot be replayed; all that are missing are said at once."""
+    """Raise where motors lack commands, without which their motion cannot be replayed; all are named."""
     if result.guess is None or result.made is None:
         return
     known = set(result.guess.mapping.action.labels) if result.guess.mapping.action.sources else set[str]()
@@ -236,42 +174,25 @@ def _check_commands(result: StartResult) -> None:
     )
 
 
-def _gap(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
-    folder = result.output.folder
-    measured(runs, str(folder / DATA), str(folder / SCENE), GapArgs(runs=args.runs, plain=True, out=folder / "gap"))
-
-
 def _identify(result: StartResult, args: StartArgs, runs: Sequence[Episode]) -> None:
-    from instep.tune.gates import TuneOptions
-
-    from .tune import TuneArgs, run_tune
-
     folder = result.output.folder
     options = TuneArgs(options=TuneOptions(seed=args.seed), budget=args.budget, out=folder / "tune")
     done = run_tune(str(folder / DATA), str(folder / SCENE), options, runs)
     result.passed = done.found.passed
-    Console().print(gate_table(done.found.gates))
+    show_gates(done.found.gates)
 
 
-def _finish(result: StartResult, console: Console) -> int:
+def _finish(result: StartResult) -> int:
     """Write result.json and the page, and print the next commands and the page."""
-    output, guess = result.output, result.guess
-    rows = [] if guess is None else [
-        {"what": r.what, "from": r.source, "reading": r.reading, "confidence": r.confidence} for r in guess.rows
-    ]  # fmt: skip
+    output, rows = result.output, () if result.guess is None else result.guess.rows
     output.write(
         {},
-        mapping=rows,
-        failures=result.failures,
-        passed=result.passed,
-        gap=result.result("gap").get("headline", ""),
-        identification=result.result("tune").get("headline", ""),
-        next=result.commands,
-    )
+        mapping=[{"what": r.what, "from": r.source, "reading": r.reading, "confidence": r.confidence} for r in rows],
+        failures=result.failures, passed=result.passed, gap=result.result("gap").get("headline", ""),
+        identification=result.result("tune").get("headline", ""), next=result.commands,
+    )  # fmt: skip
     page = output.page(start_page(result, _image(result.made)))
-    console.print("Next:", style="bold")
-    for command in result.commands:
-        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+    say("Next:", *(f"  {command}" for command in result.commands))
     print(page)
     return 0 if result.passed and not result.failures else 1
 

@@ -10,31 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from instep.app.arguments import Expert, Options, Positional
-from instep.app.data_args import DataArgs, read_at_rate
-from instep.app.output import Output, new_output, progress_bar
+from instep.app.output import Output, new_output, progress_bar, say
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World, options_dataclass
 from instep.data.frames import encode_png
+from instep.evaluate.episode_batch import run_batch
 from instep.lab.policy_search import SearchOptions
 from instep.lab.simulation_training import SimulationTraining, train_in_simulation
-from instep.policy.flow_policy import STATE
+from instep.policy.flow_policy import STATE, load_policy
 from instep.policy.training import TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
+from instep.scene.folder import Scene
+from instep.scene.tasks import task_of
+from instep.scene.tasks.task import Tasked
+from instep.tune.posterior.beliefs import belief_addresses, parse_belief
+
+from .data import DataArgs, read_at_rate
 
 if TYPE_CHECKING:
     from instep.core.episode import Episode
-    from instep.policy.policy_adaptation import CameraImages, PolicyAdaptation
-    from instep.splat.rendered_world import RenderedCameras
 
 HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
-SHEET = "adaptation_{}.png"
-"""Name of the sheet of a camera: images of the robot, after each method, as adapted, and rendered."""
 FURTHER_STEPS = 400
 """Default number of steps of adaptations and of fine-tuning."""
 Way = Literal["auto", "background", "colour", "translator", "normalize"]
@@ -160,8 +161,7 @@ def _in_simulation(folder: Path, args: TrainArgs) -> int:
         done = train_in_simulation(job, output.folder, watch)
     output.read_scene(done.scene)
     result = done.result
-    words = f"mean return {result.before} before, {result.after} after {result.episodes} episodes"
-    Console(stderr=True).print(words, highlight=False)
+    say(f"mean return {result.before} before, {result.after} after {result.episodes} episodes")
     output.write(
         {"return before": result.before, "return after": result.after}, weights=done.weights,
         history=list(result.history), episodes=result.episodes, processor_seconds=result.seconds,
@@ -222,8 +222,6 @@ def _device(args: TrainArgs) -> Literal["cpu", "cuda"]:
 
 def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list[Episode], tuple[str, ...]]:
     """The episodes of datasets, with the images of --virtual where it is given, and the cameras of the policy."""
-    from instep.scene.folder import Scene
-
     episodes: list[Episode] = []
     for source in sources:
         output.read(Path(source))
@@ -234,46 +232,27 @@ def _read(sources: Sequence[str], args: TrainArgs, output: Output) -> tuple[list
         return episodes, args.cameras
     if not args.scene:
         raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
-    from instep.splat.rendered_world import load_rendered_cameras
+    from instep.splat.rendered_world import Sensor, load_rendered_cameras, randomized_views
 
-    rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=_device(args))
-    names = tuple(camera.name for camera in rendered.cameras)
-    return _rendered(episodes, rendered, args.randomize, args.seed), names
-
-
-def _rendered(
-    episodes: Sequence[Episode], cameras: RenderedCameras, randomize: tuple[str, ...], seed: int
-) -> list[Episode]:
-    """The episodes with rendered images, each in a sampled appearance."""
-    from instep.splat.rendered_world import Sensor, randomized_views
-    from instep.tune.posterior.beliefs import belief_addresses, parse_belief
-
-    belief = parse_belief(randomize, cameras.scene)
+    cameras = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=_device(args))
+    chosen, belief = tuple(camera.name for camera in cameras.cameras), parse_belief(args.randomize, cameras.scene)
     if belief is None:
-        return [cameras.add_images(episode) for episode in episodes]
+        return [cameras.add_images(episode) for episode in episodes], chosen
     names = belief_addresses(belief)
     for name in names:
         if not name.startswith(("appearance.", "view.")):
             raise BadInput(f"Training from data randomizes the appearance of images and views only, not {name!r}.")
-    rng = np.random.default_rng((seed, 0xA99))
-    sampled = [belief.sample(1, rng) for _ in episodes]
-    views = any(name.startswith("view.") for name in names)
-    return [
-        (randomized_views(cameras, amounts, seed + i) if views else cameras).add_images(
-            episode, Sensor().adjusted(amounts), i
-        )
-        for i, (episode, amounts) in enumerate(zip(episodes, sampled, strict=True))
-    ]
+    rng, views = np.random.default_rng((args.seed, 0xA99)), any(name.startswith("view.") for name in names)
+    shown: list[Episode] = []
+    for i, episode in enumerate(episodes):
+        amounts = belief.sample(1, rng)
+        seen = randomized_views(cameras, amounts, args.seed + i) if views else cameras
+        shown.append(seen.add_images(episode, Sensor().adjusted(amounts), i))
+    return shown, chosen
 
 
 def _success(folder: Path, args: TrainArgs, world: Callable[[], World]) -> float:
     """The success rate of the policy in a folder from held-out starts."""
-    from instep.evaluate.episode_batch import run_batch
-    from instep.policy.flow_policy import load_policy
-    from instep.scene.folder import Scene
-    from instep.scene.tasks import task_of
-    from instep.scene.tasks.task import Tasked
-
     tasked = Tasked(world(), task_of(Scene.load(args.scene), args.task))
     seeds = range(HELD_OUT, HELD_OUT + args.eval_starts)
     ended = run_batch(tasked, load_policy(folder, tasked.spec), seeds).episodes
@@ -293,15 +272,18 @@ def _from_policy(sources: Sequence[str], folder: Path, args: TrainArgs) -> int:
         raise BadInput("The policy cannot be written over the one of --base; give another folder.")
     if args.adapt_images:
         rendered, real = _read(sources, args, output)[0], _read(args.adapt_images, robot, output)[0]
-        return _adapt(base, rendered, real, args, output)
-    # The new data is of the robot, with images of its own; --virtual renders those of the earlier data.
-    new, earlier = _read(sources, robot, output)[0], _read(args.rehearse, args, output)[0]
-    return _train_further(base, new, earlier, args, output)
+        _adapt(base, rendered, real, args, output)
+    else:
+        # The new data is of the robot, with images of its own; --virtual renders those of the earlier data.
+        new, earlier = _read(sources, robot, output)[0], _read(args.rehearse, args, output)[0]
+        _train_further(base, new, earlier, args, output)
+    print(output.folder)
+    return 0
 
 
 def _train_further(
     base: Path, new: Sequence[Episode], earlier: Sequence[Episode], args: TrainArgs, output: Output
-) -> int:
+) -> None:
     """Train a policy further on new demonstrations, beside earlier ones."""
     from instep.policy.policy_adaptation import fine_tune
 
@@ -315,55 +297,35 @@ def _train_further(
 
         fine_tune(base, new, earlier, output.folder, options, progress=show)
     output.write({}, episodes=len(new), earlier=len(earlier))
-    print(output.folder)
-    return 0
 
 
-def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output) -> int:
+def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output) -> None:
     """Adapt a policy to the images of a robot, and write a sheet of them before and after."""
     from instep.core.imports import optional_library
-    from instep.policy.image_adaptation import feature_distance
+    from instep.lab.image_baselines import adapt_by_baseline
+    from instep.policy.image_adaptation import adaptation_sheet, feature_distance
+    from instep.policy.policy_adaptation import adapt_policy
 
     optional_library("torch", "learn")
     from instep.policy.networks import encoder_features
 
-    console = Console(stderr=True)
-    with console.status(f"adapt to {len(real)} recordings by {args.adapt_by}"):
-        done = _adapted(base, rendered, real, args, output)
-        distances: dict[str, list[float]] = {}
-        for camera, images in done.images.items():
-            (output.folder / SHEET.format(camera)).write_bytes(encode_png(_sheet(images, done.adapted[camera])))
-            wanted = encoder_features(images.rendered)
-            kinds = (images.real, done.adapted[camera])
-            distances[camera] = [feature_distance(encoder_features(some), wanted) for some in kinds]
-    for camera, (before, after) in distances.items():
-        words = f"{camera}: distance of features from rendered images {before:.3g} before, {after:.3g} after"
-        console.print(f"{words}; {output.folder / SHEET.format(camera)}", highlight=False)
-    output.write({}, adapted=args.adapt_by, distances=distances)
-    print(output.folder)
-    return 0
-
-
-def _adapted(
-    base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output
-) -> PolicyAdaptation:
-    steps = args.steps or FURTHER_STEPS
+    given, options = (base, rendered, real, output.folder), {"steps": args.steps or FURTHER_STEPS, "seed": args.seed}
     if args.adapt_by in ("translator", "normalize"):
-        from instep.lab.image_baselines import adapt_by_baseline
-
-        return adapt_by_baseline(base, rendered, real, output.folder, args.adapt_by, steps=steps, seed=args.seed)
-    from instep.policy.policy_adaptation import adapt_policy
-
-    return adapt_policy(base, rendered, real, output.folder, args.adapt_by, steps=steps, seed=args.seed)
-
-
-def _sheet(images: CameraImages, adapted: np.ndarray) -> np.ndarray:
-    from instep.policy.image_adaptation import adaptation_sheet
-
-    count = min(4, len(images.real), len(images.rendered))
-    pick = np.linspace(0, len(images.real) - 1, count).round().astype(int)
-    shown = np.concatenate([images.real[pick], images.real])
-    sheet = adaptation_sheet(shown, images.rendered, count=count)
-    final = np.concatenate(list(adapted[pick]), axis=1)
-    height = images.real.shape[1]
-    return np.concatenate([sheet[:-height], final, sheet[-height:]])
+        done = adapt_by_baseline(*given, args.adapt_by, **options)
+    else:
+        done = adapt_policy(*given, args.adapt_by, **options)
+    distances: dict[str, list[float]] = {}
+    for camera, images in done.images.items():
+        adapted, count = done.adapted[camera], min(4, len(images.real), len(images.rendered))
+        pick = np.linspace(0, len(images.real) - 1, count).round().astype(int)
+        # The rows of the sheet: images of the robot, after each method, as adapted, and rendered.
+        sheet = adaptation_sheet(np.concatenate([images.real[pick], images.real]), images.rendered, count=count)
+        height = images.real.shape[1]
+        rows = [sheet[:-height], np.concatenate(list(adapted[pick]), axis=1), sheet[-height:]]
+        path = output.folder / f"adaptation_{camera}.png"
+        path.write_bytes(encode_png(np.concatenate(rows)))
+        wanted = encoder_features(images.rendered)
+        before, after = (feature_distance(encoder_features(some), wanted) for some in (images.real, adapted))
+        distances[camera] = [before, after]
+        say(f"{camera}: distance of features from rendered images {before:.3g} before, {after:.3g} after; {path}")
+    output.write({}, adapted=args.adapt_by, distances=distances)

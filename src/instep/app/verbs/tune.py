@@ -1,27 +1,28 @@
-"""The verb tune: identify parameters from recordings, check them by gates, write a new scene."""
+"""The verbs tune and reidentify: parameters from recordings, at once with gates, and on line over time."""
 
 from __future__ import annotations
 
 import math
 import shutil
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from instep.app.arguments import ExpertOptions, Options, OutFolder, Positional, SceneArg
-from instep.app.data_args import DataArgs
+from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, Positional, SceneArg
+from instep.app.output import Output, new_output, say, show_gates, show_table, tune_progress, write_json
+from instep.core.errors import BadInput, Diverged
 from instep.core.reading import NUMBER, read_entries, table_of
 from instep.core.world import array_dataclass, options_dataclass
 from instep.tune.gates import TuneOptions
 
+from .data import DataArgs, located, read_at_scene, read_runs
+
 if TYPE_CHECKING:
-    from instep.app.output import Output
     from instep.core.episode import Episode
     from instep.report.page import ReportViewer
     from instep.tune.identification import Identification
@@ -65,8 +66,7 @@ def tune(data: DataName, scene: SceneArg, /, args: Options[TuneArgs] = TuneArgs(
     """
     done = run_tune(data, scene, args)
     _print_summary(done.found)
-    for sentence in _next_steps(done.found, done.output.folder):
-        print(sentence, file=sys.stderr)
+    say(*_next_steps(done.found, done.output.folder))
     print(done.folder)
     print(done.page)
     return 0 if done.found.passed else 1
@@ -88,42 +88,33 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
 
     `recorded` are the runs of `data`, if they were read before.
     """
-    from instep.app.data_args import read_runs
-    from instep.app.output import new_output, tune_progress
     from instep.core.progress import parse_duration
-    from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
     from instep.report.tune_pages import identification_page
-    from instep.scene.folder import scene_for
     from instep.tune.identification import identify
     from instep.tune.param_selection import select_params
 
     options = replace(args.options, initial={**best_values(args.resume), **args.options.initial})
     budget = parse_duration(args.budget) if args.budget else math.inf
     runs = list(recorded) or read_runs(data, args.source, scene)
-    loaded = scene_for(scene, runs, rate=args.source.rate)
-    episodes, resampled = recorded_at_rate(runs, loaded.dt)
-    for sentence in resampled:
-        print(sentence, file=sys.stderr)
+    loaded, episodes = read_at_scene(runs, scene, args.source.rate)
     # Names and bounds are checked before a folder is made.
     select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=options.seed)
-    output.read(Path(data) if Path(data).exists() else Path(data).parent)
+    output.read(located(data))
     output.read_scene(loaded)
     with tune_progress(budget) as progress:
         found = identify(loaded, episodes, args.params, options, progress=progress)
     if not progress.ended and args.posterior != "none":
         found = _with_posterior(found, args.posterior)
     found, folder = _write(found, output)
-    hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
-    page = replace(identification_page(found, hashes), viewer=_viewer(found))
+    page = replace(identification_page(found, output.hashes), viewer=_viewer(found))
     return TuneResult(found, output, folder, output.page(page))
 
 
 def _viewer(found: Identification) -> ReportViewer | None:
     """The first held-out recording as a ghost over its replay, before and after; None where groups have own values."""
     from instep.app.viewer.replay_view import replay_viewer
-    from instep.core.errors import Diverged
     from instep.core.rollout import replay
 
     if not found.held_out or found.groups:
@@ -142,8 +133,6 @@ def _viewer(found: Identification) -> ReportViewer | None:
 
 def best_values(folder: Path | None) -> dict[str, float]:
     """The best values of an earlier run; none where there is no such run."""
-    from instep.core.errors import BadInput
-
     if folder is None:
         return {}
     try:
@@ -177,20 +166,18 @@ def _with_posterior(found: Identification, method: PosteriorMethod) -> Identific
     from instep.lab.posteriors import dropo, npe, svgd
 
     published: dict[str, PosteriorFunction] = {"svgd": svgd, "npe": npe, "dropo": dropo}
-    console = Console(stderr=True)
     try:
-        with console.status(f"inferring and checking the posterior ({method})"):
+        with Console(stderr=True).status(f"inferring and checking the posterior ({method})"):
             # The distribution of DROPO is wider than a posterior by design, so it is not calibrated.
             truths = 0 if method == "dropo" else None
             return found.with_posterior(published.get(method) or method, truths=truths)
     except KeyboardInterrupt:
-        console.print("Stopped: the parameters are kept, without a posterior.")
+        say("Stopped: the parameters are kept, without a posterior.")
         return found
 
 
 def _write(found: Identification, output: Output) -> tuple[Identification, Path]:
     """Write the new scene, exports, the posterior, best values and result.json; the result and its scene."""
-    from instep.app.output import write_json
     from instep.tune.identification import NOT_PROMOTED, PROMOTED
 
     for old in (output.folder / PROMOTED, output.folder / NOT_PROMOTED):
@@ -217,23 +204,70 @@ def _write(found: Identification, output: Output) -> tuple[Identification, Path]
 
 
 def _print_summary(found: Identification) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from instep.app.output import gate_table
-
-    console, start, status = Console(), found.result.before, found.param_status
-    table = Table("parameter", "before", "after", "95 % interval", "unit", "status", box=None, padding=(0, 2))
-    for column in (1, 2, 3):
-        table.columns[column].justify = "right"
+    start, status, rows = found.result.before, found.param_status, list[tuple[str, ...]]()
     for name, now in found.intervals.items():
         before = f"{start[name]:.4g}" if name in start else ""
         interval = f"{now.low:.4g} … {now.high:.4g}" if now.has_interval else ""
-        table.add_row(name, before, f"{now.value:.4g}", interval, now.unit, str(status[name]))
+        rows.append((name, before, f"{now.value:.4g}", interval, now.unit, str(status[name])))
     for name, value in found.result.unidentified.items():
-        table.add_row(name, f"{start.get(name, value):.4g}", f"{value:.4g}", "", "", str(status[name]))
-    console.print(table)
-    gates = gate_table(found.gates)
-    if found.posterior is not None:
-        gates.add_row("posterior", found.posterior.method, found.posterior.message)
-    console.print(gates)
+        rows.append((name, f"{start.get(name, value):.4g}", f"{value:.4g}", "", "", str(status[name])))
+    show_table(("parameter", "before", "after", "95 % interval", "unit", "status"), rows, right=(1, 2, 3))
+    posterior = found.posterior
+    show_gates(found.gates, *([] if posterior is None else [("posterior", posterior.method, posterior.message)]))
+
+
+@options_dataclass
+class ReidentifyArgs:
+    """Options of `instep reidentify`."""
+
+    params: tuple[str, ...] = ("auto",)
+    """what to estimate: addresses with * for any part ('joint.*.frictionloss' body.hand.mass), or auto: the mass that
+    the last link carries, and the dry friction of driven joints."""
+    bounds: Expert[Mapping[str, tuple[float, float]]] = field(default_factory=dict[str, tuple[float, float]])
+    """ranges of parameters, as body.hand.mass 0.1 4."""
+    source: Options[DataArgs] = DataArgs()
+    window: Expert[float] = 0.2
+    """length of the windows that are predicted [s]."""
+    drift: Expert[float] = 0.02
+    """how fast a parameter usually drifts, as a share of its value per second."""
+    out: OutFolder = None
+
+
+def reidentify(data: DataName, scene: SceneArg, /, args: Options[ReidentifyArgs] = ReidentifyArgs()) -> int:
+    """Replay recordings through the on-line filter of parameters, as a robot or a twin runs it with --reidentify.
+
+    Recordings are one run, in their order. Estimates at a time depend on nothing after it. OUT/report.html shows every
+    parameter with its interval over time, sudden changes, and the updates that passed the gate; OUT/drift.parquet holds
+    the numbers. Nothing is written into the scene. Exits 1 if there is no estimate: the recordings are too short, or
+    the scene does not describe the robot and must be identified first.
+
+    Args:
+        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+
+    """
+    from instep.app.reidentified_run import drift_facts, write_drift
+    from instep.report.tune_pages import reidentification_page
+    from instep.tune import ReidentifyOptions, online_params
+    from instep.tune.online.parameter_filter import DriftOptions
+    from instep.tune.online.reidentification import reidentify as replayed
+
+    options = ReidentifyOptions(window=args.window, filter=replace(DriftOptions(), drift=args.drift))
+    loaded, episodes = read_at_scene(read_runs(data, args.source, scene), scene, args.source.rate)
+    # Names and bounds are checked before a folder is made.
+    online_params(loaded, args.params, args.bounds)
+    output = new_output("reidentify", args.out)
+    output.read(located(data))
+    output.read_scene(loaded)
+    with tune_progress() as progress:
+        found = replayed(loaded, episodes, args.params, options, bounds=args.bounds, progress=progress)
+    write_drift(output.folder, found)
+    gain = "reduction of the next window's error by"
+    gains = {f"{gain} the values in use": found.improvement(), f"{gain} the estimate": found.improvement("estimate")}
+    output.write({**found.estimates, **gains}, **drift_facts(found))
+    report = reidentification_page(f"instep reidentify: {loaded.name}", found, output.hashes)
+    kinds = ("not described", "change", "applied", "rolled back")
+    say(*(f"{event.t:8.1f} s  {event.words}" for event in found.events if event.kind in kinds))
+    say(f"{report.verdict.headline} {report.verdict.because}")
+    print(output.page(report))
+    return 0 if found.ready else 1

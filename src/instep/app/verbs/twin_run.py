@@ -3,49 +3,70 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.progress import Progress, TextColumn
-from rich.table import Table
 
 from instep.app.arguments import Expert, Options, SceneArg, link_token
-from instep.app.output import Output, new_output, progress_bar
+from instep.app.output import new_output, progress_bar, say, show_table
 from instep.app.recorded_run import (
+    BesideArgs,
     LoopArgs,
     PreparedRun,
-    RunPart,
     finish_run,
     new_run_output,
     run_beside,
     stale_images,
-    summarize_run,
+    with_goal,
 )
 from instep.app.reidentified_run import LiveReidentification
-from instep.app.robot_events import OperatorConsole
+from instep.app.side_process import RunPart
 from instep.app.viewer.replay_view import report_viewer
 from instep.app.world_specs import recorded, world_from_spec
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, InstepError
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, Spec, State, Watcher, options_dataclass
+from instep.data import load_episodes
+from instep.data.video import VideoWriter
 from instep.physics.mujoco_cameras import playback, write_small_video
 from instep.policy.policy_specs import policy_from_spec
 from instep.report.page import ReportVideo
 from instep.report.run_pages import TwinLog, tracking_page, twin_numbers, twin_sections
 from instep.scene.camera_files import calibration_among
 from instep.scene.folder import Scene
-
-from .run import with_goal
-
-if TYPE_CHECKING:
-    from instep.twin import TrackedRecording, Trust, Twin, TwinOptions
+from instep.twin import (
+    ImageFault,
+    TrackedRecording,
+    Trust,
+    TwinOptions,
+    calibrate_trust,
+    correction_log,
+    open_twin,
+    track_recording,
+)
+from instep.twin.camera_frames import FAULT_WORDS, LEFT_OUT, left_out
+from instep.twin.trust import shipped_trust
+from instep.twin.trust_stages import (
+    CAUSE_WORDS,
+    CHANNEL,
+    LABELS,
+    STAGE_WORDS,
+    TrustCause,
+    TrustStage,
+    stage_seconds,
+    trust_events,
+)
 
 STATUS_EVERY = 6
 """Rows from one status line to the next: ten a second at 60 Hz, at little cost for the loop."""
@@ -53,6 +74,8 @@ STATUS_ROWS = 24
 """Rows that a status line summarises."""
 MAX_INVALID_SHARE, MAX_LOST_SHARE, MAX_FAULT_SHARE = 0.1, 0.01, 0.01
 """Largest shares of rows without a valid joint reading, without a view of the body, and with a fault of a camera."""
+RESUME = "resume"
+"""The word by which an operator resumes a run."""
 
 
 @options_dataclass
@@ -83,7 +106,13 @@ class TwinArgs:
     """dataset of nominal runs of this twin, which calibrate trust in place of the shipped calibration."""
 
 
-def twin(scene: SceneArg, /, loop: Options[LoopArgs] = LoopArgs(), args: Options[TwinArgs] = TwinArgs()) -> int:
+def twin(
+    scene: SceneArg,
+    /,
+    loop: Options[LoopArgs] = LoopArgs(),
+    beside: Options[BesideArgs] = BesideArgs(),
+    args: Options[TwinArgs] = TwinArgs(),
+) -> int:
     """Keep a simulated twin in step with a robot or a recording, by joints and images.
 
     The policy acts on the twin, and the robot follows its joints. A recording is tracked with its own actions unless
@@ -93,8 +122,6 @@ def twin(scene: SceneArg, /, loop: Options[LoopArgs] = LoopArgs(), args: Options
         scene: the scene of the robot.
 
     """
-    from instep.twin import TwinOptions
-
     if not args.real:
         raise BadInput(f"A twin of {scene!r} needs its robot; give --real robot:ADDRESS or --real recording:DATA.")
     if args.budget is not None and not (0.0 <= args.budget < math.inf):
@@ -102,60 +129,57 @@ def twin(scene: SceneArg, /, loop: Options[LoopArgs] = LoopArgs(), args: Options
     calibration, names = calibration_among(args.cameras)
     if names:
         raise BadInput(f"--cameras of a twin takes a calibration FILE.json, not {' '.join(names)}.")
-    trust, operator = chosen_trust(args.nominal), OperatorConsole()
+    trust, operator = shipped_trust() if args.nominal is None else calibrated_on(args.nominal), OperatorConsole()
     options = TwinOptions(
         correct=args.correct, residual=args.residual, held_out=args.hold_camera, start=args.start,
         calibration=calibration, trust=trust, operator=operator.resumes, budget=args.budget or None,
     )  # fmt: skip
+    if args.policy != "replay":
+        return _run(scene, options, operator, args, (loop, beside))
     recording = recorded(args.real)
-    if args.policy == "replay":
-        if recording is None:
-            raise BadInput(f"{args.real!r} has no actions to replay; give --policy POLICY.")
-        if loop.reidentify:
-            raise BadInput("--reidentify is for a robot that runs; for recordings: instep reidentify DATA SCENE.")
-        return _track(scene, recording, options, args, loop)
-    return _run(scene, options, args, loop, trust, operator)
+    if recording is None:
+        raise BadInput(f"{args.real!r} has no actions to replay; give --policy POLICY.")
+    if beside.reidentify:
+        raise BadInput("--reidentify is for a robot that runs; for recordings: instep reidentify DATA SCENE.")
+    return _track(scene, recording, options, args, loop)
 
 
 def _run(
-    scene: str, options: TwinOptions, args: TwinArgs, loop: LoopArgs, trust: Trust, operator: OperatorConsole
+    scene: str, options: TwinOptions, operator: OperatorConsole, args: TwinArgs, asked: tuple[LoopArgs, BesideArgs]
 ) -> int:
     """Run a policy through the twin of a robot."""
-    output, title = new_run_output("twin", loop.out, loop.seed), f"{args.policy} in twin:{scene}"
+    (loop, beside), trust, loaded = asked, options.trust or shipped_trust(), Scene.load(scene)
+    output, estimated = new_run_output("twin", loop.out, loop.seed), None
     if args.nominal is not None:
         output.read(args.nominal)
     with ExitStack() as stack:
-        real = world_from_spec(args.real, token=link_token(loop.token))
-        opened: Any = stack.enter_context(
-            twin_of(scene, real, options, images=args.images, in_time=args.budget is None)
-        )
-        estimated = None
-        if loop.reidentify:
-            estimated = stack.enter_context(LiveReidentification(scene, opened.real.spec, loop.reidentify))
+        real = stack.enter_context(world_from_spec(args.real, token=link_token(loop.token)))
+        # A robot that waits for each command, and a recording, set no time: their runs are repeatable.
+        if args.budget is None and getattr(real, "pace", "step") == "real":
+            options = replace(options, budget=real.spec.dt)
+        opened: Any = open_twin(scene, real, options, images=args.images)
+        if beside.reidentify:
+            estimated = stack.enter_context(LiveReidentification(scene, opened.real.spec, beside.reidentify))
             opened = opened.reidentified(estimated)
-        decider, loaded = policy_from_spec(args.policy, opened), Scene.load(scene)
+        decider = policy_from_spec(args.policy, opened)
         if args.policy == "expert":
             # An expert computes its tables at its first action; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(loop.seed)))
         world = with_goal(opened, loaded)
         prepared = PreparedRun(
-            world, decider, title, loaded, lambda bar, task: [TwinStatus(bar, task, world.spec, trust), operator],
-            estimated,
+            world, decider, f"{args.policy} in twin:{scene}", loaded, loop, beside, operator=operator,
+            watch=lambda bar, task: TwinStatus(bar, task, world.spec, trust), reidentified=estimated,
+            judge=lambda episode: twin_part(episode, trust, args.hold_camera),
         )  # fmt: skip
-        found, parts = run_beside(prepared, output, loop)
-    parts.insert(0, twin_part(found.episodes[0], trust, args.hold_camera))
-    return finish_run(summarize_run(found, loaded, parts), loaded, title, output)
+        found, parts = run_beside(prepared, output)
+    return finish_run(prepared, found, parts, output)
 
 
 def _track(scene: str, recording: Episode, options: TwinOptions, args: TwinArgs, loop: LoopArgs) -> int:
     """Track a recording with a twin, score it by the recorded images, and write the results."""
-    from instep.twin import track_recording
-    from instep.twin.trust import shipped_trust
-
-    output = new_output("twin", loop.out)
+    output, trust = new_output("twin", loop.out), options.trust or shipped_trust()
     for file in (args.real.partition(":")[2].partition("#")[0], *args.cameras):
         output.read(Path(file))
-    trust = options.trust or shipped_trust()
     with progress_bar(TextColumn("{task.fields[state]}")) as progress:
         words = "refine camera poses from the recording" if options.calibration is None else f"twin:{scene}"
         task = progress.add_task(words, total=len(recording), state="")
@@ -166,41 +190,48 @@ def _track(scene: str, recording: Episode, options: TwinOptions, args: TwinArgs,
 
         tracked = track_recording(Scene.load(scene), recording, options, watch=watching)
         progress.update(task, description="scoring by the images", completed=0, total=None, state="")
-        scores = write_tracking(tracked, output)
-    part = twin_part(tracked.run, trust, options.held_out)
-    names = tracked.run.spec.observation["twin.counts"].labels
-    counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
-    chosen = {"correct": options.correct, "residual": tracked.options.residual, "held cameras": list(options.held_out)}
+        scores = _write_tracking(tracked, output.folder)
+    run, part = tracked.run, twin_part(tracked.run, trust, options.held_out)
+    scores |= part.scores
+    counts = dict(zip(run.spec.observation["twin.counts"].labels, map(float, run["twin.counts"][-1]), strict=True))
     refined = tracked.cameras
     moved = {name: {"m": shift, "rad": turn} for name, (shift, turn) in refined.motions.items()}
-    scores |= part.scores
+    chosen = {"correct": options.correct, "residual": tracked.options.residual, "held cameras": list(options.held_out)}
     output.write(
-        scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved,
-        **part.facts,
-    )  # fmt: skip
-    table = Table("what", "value")
-    for name, estimate in scores.items():
-        table.add_row(name, str(estimate))
-    console = Console(stderr=True)
-    console.print(table)
-    title, shown = f"replay in twin:{scene}", playback(tracked.run.t)
-    write_small_video(output.folder / "video.mp4", (tracked.overlay(int(row)) for row in shown.rows))
+        scores, rows=len(run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved, **part.facts
+    )
+    show_table(("what", "value"), [(name, str(estimate)) for name, estimate in scores.items()], error=True)
+    title, shown, film = f"replay in twin:{scene}", playback(run.t), output.folder / "video.mp4"
+    write_small_video(film, (tracked.overlay(int(row)) for row in shown.rows))
     caption = f"The recorded images with the outline of the twin's body, {shown.words}."
-    video = ReportVideo((output.folder / "video.mp4").read_bytes(), caption)
-    pair = video, report_viewer(tracked.scene, tracked.run, title)
-    report = tracking_page(title, twin_log(tracked.run, trust), part.doubts, scores, pair)
+    pair = ReportVideo(film.read_bytes(), caption), report_viewer(tracked.scene, run, title)
+    report = tracking_page(title, twin_log(run, trust), part.doubts, scores, pair)
     if report.verdict.status == "bad":
-        console.print(report.verdict.because, style="red", highlight=False, markup=False)
+        say(report.verdict.because, style="red")
     print(output.page(report))
     return 0
 
 
+def _write_tracking(tracked: TrackedRecording, folder: Path) -> dict[str, Estimate]:
+    """Write poses, cameras and a video of all cameras with the twin's silhouette, and return the scores of a run."""
+    found = tracked.overlaps()
+    columns = {name: np.asarray(values) for name, values in tracked.columns(found).items()}
+    pq.write_table(pa.table(columns), folder / "poses.parquet")
+    tracked.calibration.save(folder / "cameras.json")
+    with VideoWriter(folder / "overlay.mp4", round(1 / tracked.episode.spec.dt)) as video:
+        for row in range(len(tracked.run)):
+            video.add(tracked.overlay(row))
+    return tracked.scores(found)
+
+
 def twin_part(episode: Episode, trust: Trust, held_out: Sequence[str] = ()) -> RunPart:
-    """What a twin adds to a run: scores, sections, and what makes it doubtful."""
-    facts = {**trust_facts(episode), **budget_facts(episode)}
+    """What a twin adds to a run: scores, facts, sections, and what makes it doubtful."""
+    facts = trust_facts(episode)
     if "twin.correction" not in episode:
         return RunPart(facts=facts)
     scores, log = trust_scores(episode, trust), twin_log(episode, trust)
+    if found := left_out(correction_log(episode)):
+        facts["left out"] = found
     words = f"trust {scores['trust'].value:.2f}" if "trust" in scores else ""
     doubts = twin_problems(episode, held_out)
     return RunPart(scores, facts, twin_numbers(log, scores), twin_sections(log), doubts, words)
@@ -208,9 +239,6 @@ def twin_part(episode: Episode, trust: Trust, held_out: Sequence[str] = ()) -> R
 
 def twin_log(episode: Episode, trust: Trust | None = None) -> TwinLog:
     """The log of a twin for its page."""
-    from instep.twin import correction_log
-    from instep.twin.trust_stages import CHANNEL, LABELS, trust_events
-
     if "twin.correction" not in episode:
         return TwinLog(episode, {})
     log = correction_log(episode)
@@ -223,12 +251,20 @@ def twin_log(episode: Episode, trust: Trust | None = None) -> TwinLog:
     return TwinLog(episode, log, shown, levels, events, _left_out_words(episode))
 
 
+def _left_out_words(episode: Episode) -> str:
+    """What the correction left out to be in time; empty where it had all the time that it wanted."""
+    found = left_out(correction_log(episode))
+    if not found:
+        return ""
+    begin = f"The correction kept to a deadline, {1e3 * found['given']:.1f} ms after a measurement in the median."
+    parts = ", ".join(f"{word} {found[word]:.0f}" for word in LEFT_OUT if found[word])
+    if not found["frames"]:
+        return f"{begin} Nothing was left out."
+    return f"{begin} In {found['frames']:.0f} of {len(episode)} rows something was left out: {parts}."
+
+
 def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
-    from instep.twin import ImageFault
-    from instep.twin.camera_frames import FAULT_WORDS
-    from instep.twin.trust_stages import TrustStage, trust_events
-
     if "twin.correction" not in episode:
         return []
     twin, problems, rows = twin_log(episode), list[str](), len(episode)
@@ -253,16 +289,33 @@ def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     return problems
 
 
+def calibrated_on(nominal: Path) -> Trust:
+    """Trust, calibrated on a dataset of nominal runs of this twin."""
+    return calibrate_trust([correction_log(one) for one in load_episodes(nominal)])
+
+
+def trust_facts(episode: Episode) -> dict[str, Any]:
+    """What result.json keeps of trust: every change of stage, and how long each stage lasted [s]."""
+    if CHANNEL not in episode:
+        return {}
+    seconds = {STAGE_WORDS[stage]: round(took, 3) for stage, took in stage_seconds(episode).items() if took}
+    return {"trust stages": seconds, "trust events": [event.words for event in trust_events(episode)]}
+
+
+def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:
+    """The lowest and the last trust of a run; none where it ended before trust is judged."""
+    levels = np.asarray(trust.of(trust.frames(correction_log(episode))[trust.skip :]), float)
+    if not len(levels):
+        return {}
+    low, last, n = float(levels.min()), float(levels[-1]), len(trust.scores)
+    return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}
+
+
 class TwinStatus:
     """A watcher that keeps the last rows of a twin's log and shows them as a status line."""
 
     def __init__(self, progress: Progress, task: Any, spec: Spec, trust: Trust | None = None):
-        self._progress, self._task, self._trust = progress, task, trust
-        logged = spec.observation.get("twin.correction")
-        self._labels = logged.labels if logged is not None else ()
-        counts, stages = spec.observation.get("twin.counts"), spec.observation.get("twin.stages")
-        self._overruns = counts.labels.index("overruns") if counts is not None else -1
-        self._follow = stages.labels.index("follow") if stages is not None else -1
+        self._progress, self._task, self._trust, self._spec = progress, task, trust, spec.observation
         self._rows: deque[Array] = deque(maxlen=STATUS_ROWS)
         self._errors: deque[float] = deque(maxlen=STATUS_ROWS)
         self._count = 0
@@ -270,7 +323,7 @@ class TwinStatus:
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Take one row; every few rows the line is renewed."""
         self._count += 1
-        if self._labels:
+        if "twin.correction" in self._spec:
             self._rows.append(np.asarray(observation["twin.correction"], float))
             error = np.asarray(observation.get("twin.joint_error", np.zeros(1)), float)
             self._errors.append(float(np.abs(error).max(initial=0.0)))
@@ -279,30 +332,28 @@ class TwinStatus:
 
     def log(self) -> Mapping[str, Array]:
         """The last rows by name, as `correction_log` gives those of a whole run."""
-        rows = np.stack(self._rows)
-        return {**{n: rows[:, i] for i, n in enumerate(self._labels)}, "joints.error": np.array(self._errors)}
+        rows, labels = np.stack(self._rows), self._spec["twin.correction"].labels
+        return {**{n: rows[:, i] for i, n in enumerate(labels)}, "joints.error": np.array(self._errors)}
 
     def _line(self, observation: Observation) -> str:
         if not self._rows:
             return ""
-        log = self.log()
-        words = [] if self._trust is None else [f"trust {float(self._trust.of(self._trust.frames(log))[-1]):.2f}"]
-        words += [_stage_words(observation), status_line(log)]
-        if self._follow >= 0:
+        log, words = self.log(), list[str]()
+        if self._trust is not None:
+            words.append(f"trust {float(self._trust.of(self._trust.frames(log))[-1]):.2f}")
+        if CHANNEL in observation and (stage := TrustStage(int(_trust_row(observation)["stage"]))):
+            words.append(f"[red]{STAGE_WORDS[stage]}[/]")
+        words.append(status_line(log))
+        if "twin.stages" in self._spec:
             stages = np.asarray(observation["twin.stages"], float)
-            words.append(f"work {1e3 * (stages.sum() - stages[self._follow]):.1f} ms")
-            words.append(f"overruns {int(observation['twin.counts'][self._overruns])}")
-        return "  ".join(filter(None, words))
+            work = stages.sum() - stages[self._spec["twin.stages"].labels.index("follow")]
+            overruns = observation["twin.counts"][self._spec["twin.counts"].labels.index("overruns")]
+            words += [f"work {1e3 * work:.1f} ms", f"overruns {int(overruns)}"]
+        return "  ".join(words)
 
 
-def _stage_words(observation: Observation) -> str:
-    """The stage of a twin that is not trusted; empty where it is."""
-    from instep.twin.trust_stages import CHANNEL, LABELS, STAGE_WORDS, TrustStage
-
-    if CHANNEL not in observation:
-        return ""
-    stage = TrustStage(int(np.asarray(observation[CHANNEL])[LABELS.index("stage")]))
-    return f"[red]{STAGE_WORDS[stage]}[/]" if stage else ""
+def _trust_row(observation: Observation) -> dict[str, float]:
+    return dict(zip(LABELS, map(float, np.asarray(observation[CHANNEL])), strict=True))
 
 
 def status_line(log: Mapping[str, Array]) -> str:
@@ -322,100 +373,51 @@ def status_line(log: Mapping[str, Array]) -> str:
     return "  ".join([*words, *([f"[red]{excluded} excluded[/]"] if excluded else [])])
 
 
-@contextmanager
-def twin_of(
-    scene: str, real: AbstractContextManager[Any], options: TwinOptions, *, images: bool = False, in_time: bool = False
-) -> Generator[Twin]:
-    """A twin of a real world, which is closed on leaving; `in_time` keeps it to the period of a robot's own clock.
-
-    A robot that waits for each command, and a recording, set no time: their runs are repeatable.
-    """
-    from instep.twin import open_twin
-
-    with real as world:
-        if in_time and getattr(world, "pace", "step") == "real":
-            options = replace(options, budget=world.spec.dt)
-        yield open_twin(scene, world, options, images=images)
+class HandedOver(InstepError):
+    """A run that ended because its twin could not be trusted and nobody resumed it."""
 
 
-def write_tracking(tracked: TrackedRecording, output: Output) -> dict[str, Estimate]:
-    """Write poses, cameras and the overlay, and return the scores of a run."""
-    found = tracked.overlaps()
-    _write_parquet(output.folder / "poses.parquet", tracked.columns(found))
-    tracked.calibration.save(output.folder / "cameras.json")
-    # A video of all cameras side by side with the twin's silhouette.
-    path = output.folder / "overlay.mp4"
-    from instep.data.video import VideoWriter
+class OperatorConsole:
+    """A watcher of a run that asks the operator where the twin was handed over, and ends the run where nobody is."""
 
-    with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
-        for row in range(len(tracked.run)):
-            video.add(tracked.overlay(row))
-    return tracked.scores(found)
+    def __init__(self, *, interactive: bool | None = None):
+        self._interactive = sys.stdin.isatty() if interactive is None else interactive
+        self._resumed = threading.Event()
+        self._asking: threading.Thread | None = None
 
+    def resumes(self) -> bool:
+        """Whether the operator has resumed since this was last asked."""
+        if not self._resumed.is_set():
+            return False
+        self._resumed.clear()
+        return True
 
-def calibrated_on(nominal: Path) -> Trust:
-    """Trust, calibrated on a dataset of nominal runs of this twin."""
-    from instep.data import load_episodes
-    from instep.twin import calibrate_trust, correction_log
+    def __call__(self, state: State, observation: Observation, action: Array) -> None:
+        """Take one row; a twin that was handed over is named."""
+        if CHANNEL not in observation:
+            return
+        row = _trust_row(observation)
+        if int(row["stage"]) != TrustStage.HANDED_OVER:
+            self._asking = None
+            return
+        why = CAUSE_WORDS[TrustCause(int(row["cause"]))]
+        if not self._interactive:
+            raise HandedOver(
+                f"The twin was handed over to the operator, since {why}, and no terminal is there to resume it; the "
+                "robot holds. See to the cause, then run again."
+            )
+        if self._asking is None:
+            say(
+                f"The twin was handed over to the operator, since {why}; the robot holds. Type {RESUME!r} and press "
+                "Enter to go on, or Ctrl-C to end the run.",
+                style="red",
+            )
+            self._asking = threading.Thread(target=self._ask, name="instep-operator", daemon=True)
+            self._asking.start()
 
-    return calibrate_trust([correction_log(one) for one in load_episodes(nominal)])
-
-
-def chosen_trust(nominal: Path | None) -> Trust:
-    """Trust by the shipped calibration, or by nominal runs where there are some."""
-    from instep.twin.trust import shipped_trust
-
-    return shipped_trust() if nominal is None else calibrated_on(nominal)
-
-
-def trust_facts(episode: Episode) -> dict[str, Any]:
-    """What result.json keeps of trust: every change of stage, and how long each stage lasted [s]."""
-    from instep.twin.trust_stages import CHANNEL, STAGE_WORDS, stage_seconds, trust_events
-
-    if CHANNEL not in episode:
-        return {}
-    seconds = {STAGE_WORDS[stage]: round(took, 3) for stage, took in stage_seconds(episode).items() if took}
-    return {"trust stages": seconds, "trust events": [event.words for event in trust_events(episode)]}
-
-
-def budget_facts(episode: Episode) -> dict[str, Any]:
-    """What result.json keeps of the time budget of a correction: what was given, and what was left out of how many."""
-    from instep.twin import correction_log
-    from instep.twin.camera_frames import left_out
-
-    found = left_out(correction_log(episode)) if "twin.correction" in episode else {}
-    return {"left out": found} if found else {}
-
-
-def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:
-    """The lowest and the last trust of a run; none where it ended before trust is judged."""
-    from instep.twin import correction_log
-
-    frames = trust.frames(correction_log(episode))[trust.skip :]
-    if not len(frames):
-        return {}
-    levels = trust.of(frames)
-    low, last, n = float(np.min(levels)), float(levels[-1]), len(trust.scores)
-    return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}
-
-
-def _write_parquet(path: Path, columns: dict[str, Array]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({name: np.asarray(c) for name, c in columns.items()}), path)
-
-
-def _left_out_words(episode: Episode) -> str:
-    """What the correction left out to be in time; empty where it had all the time that it wanted."""
-    from instep.twin import correction_log
-    from instep.twin.camera_frames import LEFT_OUT, left_out
-
-    found = left_out(correction_log(episode))
-    if not found:
-        return ""
-    begin = f"The correction kept to a deadline, {1e3 * found['given']:.1f} ms after a measurement in the median."
-    if not found["frames"]:
-        return f"{begin} Nothing was left out."
-    parts = ", ".join(f"{word} {found[word]:.0f}" for word in LEFT_OUT if found[word])
-    return f"{begin} In {found['frames']:.0f} of {len(episode)} rows something was left out: {parts}."
+    def _ask(self) -> None:
+        with suppress(OSError, ValueError):  # the terminal was closed; the robot goes on holding
+            for line in sys.stdin:
+                if line.strip().lower() == RESUME:
+                    self._resumed.set()
+                    return

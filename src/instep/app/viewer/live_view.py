@@ -24,7 +24,7 @@ import mujoco
 import numpy as np
 from rich.console import Console
 
-from instep.app.verbs.runs import has_display
+from instep.app.output import has_display
 from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, Spec, State, W, Watcher, Wrapper, array_dataclass
 from instep.evaluate.episode_batch import OUTCOMES

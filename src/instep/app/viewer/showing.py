@@ -298,7 +298,7 @@ def holds_gaussians(path: Path) -> bool:
 
 
 def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
-    from instep.app.data_args import DataArgs, open_scene, read_data  # readers and simulators: a scene opens without
+    from instep.app.verbs.data import DataArgs, open_scene, read_data  # readers and simulators: a scene opens without
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
 
