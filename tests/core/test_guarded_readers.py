@@ -38,7 +38,6 @@ ALLOWED = {
     ("core/processes.py", "read_text"): "the kernel writes it",
     ("core/processes.py", "json.loads"): OWN,
     ("data/journal.py", "json.loads"): OWN,
-    ("app/simulated_cameras.py", "json.loads"): OWN,
     ("policy/training.py", "json.loads"): OWN,
     ("app/verbs/demo.py", "read_bytes"): OWN,
     ("app/verbs/evaluate.py", "read_bytes"): OWN,
