@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 
@@ -20,22 +19,10 @@ def test_parts_report_their_share_of_the_whole():
     assert seen == [("search", 0.75, math.inf)] * 2, "within one stage the share never falls"
 
 
-def test_without_a_budget_time_is_infinite():
-    progress = Progress()
-    assert progress.left == math.inf and not progress.ended
-    assert progress.part(0.0, 1.0, of_time_left=0.1).left == math.inf
-
-
 def test_a_part_ends_before_the_whole():
     progress = Progress(budget=60.0)
     part = progress.part(0.0, 0.5, of_time_left=0.1)
     assert 5.0 < part.left < 6.0 < 59.0 < progress.left
-
-
-def test_a_spent_budget_ends_it():
-    progress = Progress(budget=0.001)
-    time.sleep(0.002)
-    assert progress.out_of_time and progress.ended and not progress.interrupted
 
 
 def test_a_stop_reaches_every_part():

@@ -42,14 +42,6 @@ def test_pooled_is_the_root_mean_square_of_all_rows():
     assert all(e.low < e.value < e.high and e.n == 3 for e in found)
 
 
-def test_a_run_without_rows_does_not_count_and_one_run_has_no_interval():
-    sums, counts = np.array([[4.0], [0.0]]), np.array([4, 0])
-    (found,) = pooled(sums, counts)
-    assert found.value == 1.0 and found.n == 1 and np.isnan(found.low)
-    (empty,) = pooled(sums, np.zeros(2))
-    assert empty.n == 0 and np.isnan(empty.value)
-
-
 def test_no_error_at_all_is_zero_with_a_zero_interval():
     for runs in (3, 20):
         (found,) = pooled(np.zeros((runs, 1)), np.full(runs, 7.0))

@@ -11,7 +11,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, Diverged, MissingExtra, UnknownName
 from instep.core.param import Box, Param, around
-from instep.core.world import Channel, Spec, State, put, stack, take, vector
+from instep.core.world import Spec, State, put, stack, take, vector
 
 SPEC = Spec(0.1, vector(["a", "b"], ["rad", "m"]), vector(["a", "b"], ["rad/s", "m/s"]), vector(["a"], "rad"))
 
@@ -35,11 +35,6 @@ def test_putting_worlds_into_a_batch_leaves_the_others():
     changed = put(batch, np.array([0, 2]), stack([state(7.0), state(8.0)]))
     assert changed.q[:, 0].tolist() == [7.0, 2.0, 8.0] and batch.q[:, 0].tolist() == [1.0, 2.0, 3.0]
     assert changed.hidden["deep"]["line"][:, 0, 0].tolist() == [7.0, 2.0, 8.0]
-
-
-def test_units_are_one_for_all_or_one_per_label():
-    assert SPEC.q.units == ("rad", "m") and SPEC.action.units == ("rad",)
-    assert Channel(("x", "y"), "N m").units == ("N", "m") and Channel(("x",), "N m").units == ("N m",)
 
 
 def test_columns_of_an_episode_have_one_length():

@@ -48,8 +48,3 @@ def test_a_body_turns_about_its_centre_of_mass():
     assert found[0] == pytest.approx(np.concatenate([SPEED[:3] - np.cross(turning, arm), SPEED[3:]]), abs=0.02)
     blind = ballistic_velocity(t, q, np.zeros((40, 6)), LABELS, 9.81)
     assert np.abs(blind[0, :3] - found[0, :3]).max() > 0.03
-
-
-def test_joints_keep_their_velocities():
-    v = np.ones((20, 2))
-    assert np.array_equal(ballistic_velocity(np.arange(20) / 50, np.zeros((20, 2)), v, ("a", "b"), 9.81), v)

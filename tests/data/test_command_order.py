@@ -46,9 +46,3 @@ def test_joints_that_never_move_apart_are_not_guessed():
     q[:, 1] = q[:, 2]
     found = infer_command_order(T, q, {"position": q}, NAMES)
     assert found.joints == () and found.how.endswith("which joints the numbers 1, 2 are for")
-
-
-def test_an_array_for_some_of_the_joints():
-    q = motion(5)
-    found = infer_command_order(T, q[:, [2, 0]], {"position": q}, NAMES)
-    assert found.joints == ("c", "a")

@@ -245,25 +245,6 @@ def test_commands_without_a_header_are_moved_to_the_clock_of_the_joint_states(tm
     np.testing.assert_allclose(episode.action, goal, atol=1e-12)
 
 
-def test_the_log_times_of_an_mcap_are_its_stamps_by_the_wall_clock(tmp_path: Path):
-    from mcap.reader import make_reader
-    from mcap_ros2.decoder import DecoderFactory
-
-    from instep.data import write_dataset
-
-    given = small_episode(6, cameras=False)
-    # The clock is set back by a minute during the run.
-    wall = 1.7e9 + given.t - np.where(np.arange(6) > 2, 60.0, 0.0)
-    source = write_dataset([given.with_columns({"clock.wall": wall})], tmp_path / "set")
-    export_episodes(source, "mcap", tmp_path / "out")
-    with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
-        reader = make_reader(file, decoder_factories=[DecoderFactory()])
-        states = [(m.log_time, r.header.stamp) for _, c, m, r in reader.iter_decoded_messages() if c.topic == "/q"]
-    logged = np.array([time * 1e-9 for time, _ in states])
-    np.testing.assert_allclose(logged, 1.7e9 + given.t, atol=1e-6)
-    np.testing.assert_allclose([s.sec + 1e-9 * s.nanosec for _, s in states], logged, atol=1e-6)
-
-
 def mixed(tmp_path: Path) -> Path:
     """A recording of three episodes, of which the first lacks a camera."""
     for k in range(3):
@@ -327,17 +308,6 @@ def test_every_export_can_be_imported_again(tmp_path: Path):
             np.testing.assert_array_equal(a.action, b.action)
             np.testing.assert_array_equal(a["observation.state"], b["observation.state"].astype(np.float32))
             assert a.spec.q == b.spec.q and a.spec.action == b.spec.action
-
-
-def test_numbers_for_training_are_in_single_precision(tmp_path: Path):
-    from instep.data import write_dataset
-    from instep.data.lerobot.reader import read_lerobot
-
-    source = write_dataset([small_episode(9)], tmp_path / "set")
-    export_episodes(source, "lerobot-v2.1", tmp_path / "v21")
-    episode = read_lerobot(tmp_path / "v21")[0]
-    assert episode.action.dtype == np.float32 and episode.q.dtype == np.float64
-    assert (tmp_path / "v21/meta/modality.json").exists() and episode[CAMERA].shape == (9, 32, 48, 3)
 
 
 def test_csv_says_what_it_cannot_hold(tmp_path: Path):

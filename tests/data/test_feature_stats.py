@@ -19,13 +19,6 @@ def test_parts_combine_to_the_whole():
     np.testing.assert_allclose(together["q90"], expected)
 
 
-def test_quantiles_of_one_episode_are_exact():
-    values = np.random.default_rng(1).normal(size=(400, 2))
-    found = feature_stats.vector_stats(values)
-    for name, level in feature_stats.QUANTILES.items():
-        np.testing.assert_allclose(found[name], np.quantile(values, level, axis=0))
-
-
 def test_one_dead_reading_does_not_spoil_the_rest():
     values = np.ones((10, 2))
     values[3, 0] = np.nan

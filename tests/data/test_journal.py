@@ -52,12 +52,6 @@ def test_noise_opens_as_nothing():
         assert not found.records and bool(found.damages) == (size > 0)
 
 
-def test_two_journals_run_together_are_told_apart(tmp_path: Path):
-    first, second = written(tmp_path / "a", [b"a"] * 3), written(tmp_path / "b", [b"b"] * 3)
-    found = scan_bytes(first + second)
-    assert [bytes(found.payload(record)) for record in found.records] == [b"a"] * 3 and found.damages
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: there is no /dev/full on this system")
 def test_a_full_disk_raises_and_the_count_of_records_stays():
     handle = os.open("/dev/full", os.O_WRONLY)

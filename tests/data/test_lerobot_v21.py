@@ -70,15 +70,6 @@ def test_absent_video_is_said_and_the_numbers_are_served(tmp_path: Path):
     assert converted[0].meta["missing"] == CAMERA and converted[1][CAMERA].shape == (6, 32, 48, 3)
 
 
-def test_nested_names_are_flattened(tmp_path: Path):
-    folder = write_v21([small_episode(5, cameras=False)], tmp_path / "set")
-    (folder / "meta/instep.json").unlink()
-    info = json.loads((folder / "meta/info.json").read_text())
-    info["features"]["observation.state"]["names"] = [["shoulder.pos", "elbow.pos"]]
-    (folder / "meta/info.json").write_text(json.dumps(info))
-    assert read_lerobot(folder)[0].spec.q.labels == ("shoulder", "elbow")
-
-
 def test_a_count_that_disagrees_is_named(tmp_path: Path):
     folder = write_v21([small_episode(5)], tmp_path / "set")
     info = json.loads((folder / "meta/info.json").read_text())

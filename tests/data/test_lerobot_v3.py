@@ -98,13 +98,6 @@ def test_episodes_tasks_and_statistics_have_the_fields_of_the_format(dataset: Pa
     assert np.max(stats[CAMERA]["max"]) <= 1
 
 
-def test_a_coloured_corner_stays_where_it_was(dataset: Path):
-    image = read_lerobot(dataset)[1][CAMERA][10]
-    assert image.shape == (32, 48, 3) and image.dtype == np.uint8
-    assert image[2, 2].min() > 230, "white at the top left"
-    assert image[-3, -3, 0] == pytest.approx(50, abs=8) and image[-3, -3, 2] < 25, "red says the number"
-
-
 def test_episodes_are_appended_without_touching_the_old_files(dataset: Path, tmp_path: Path):
     folder = write_dataset([small_episode(12, 0)], tmp_path / "set")
     before = (folder / "data/chunk-000/file-000.parquet").read_bytes()
@@ -175,13 +168,6 @@ def test_each_episode_keeps_its_exact_period(tmp_path: Path):
     other = type(other)(replace(other.spec, dt=1 / 59.9), other.columns, other.meta)
     read = read_lerobot(write_dataset([small_episode(5), other], tmp_path / "set"))
     assert [episode.spec.dt for episode in read] == [1 / 60, 1 / 59.9]
-
-
-def test_one_dataset_has_one_rate(tmp_path: Path):
-    slow = small_episode(5)
-    slow = type(slow)(replace(slow.spec, dt=0.1), slow.columns, slow.meta)
-    with pytest.raises(BadInput, match="one rate"):
-        write_dataset([small_episode(5), slow], tmp_path / "set")
 
 
 def test_names_outlive_a_tool_that_copies_a_dataset_without_our_notes(tmp_path: Path):

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import instep.data
-from instep.core.errors import BadInput, UnknownName
-from instep.data import load_episodes, write_dataset
+from instep.core.errors import BadInput
+from instep.data import load_episodes
 from instep.data.mapping import from_file
-
-from .conftest import small_episode
 
 MAPPING = """
 format = "csv"
@@ -57,22 +55,10 @@ def test_a_file_and_a_folder_are_loaded_alike(logs: Path):
     assert np.array_equal(whole.q, single.q)
 
 
-def test_a_mapping_that_is_not_there_is_said(logs: Path):
-    with pytest.raises(UnknownName, match="mapping"):
-        load_episodes(logs, "nothing_like_it")
-    with pytest.raises(BadInput, match="There is no file"):
-        load_episodes(logs, logs / "missing.toml")
-
-
 def test_a_dataset_without_episodes_is_said(tmp_path: Path):
     (tmp_path / "journal").mkdir()
     with pytest.raises(BadInput, match="holds no episodes"):
         load_episodes(tmp_path)
-
-
-def test_a_dataset_needs_no_mapping(tmp_path: Path):
-    folder = write_dataset([small_episode(6), small_episode(5, 1)], tmp_path / "set")
-    assert [len(episode) for episode in load_episodes(folder)] == [6, 5]
 
 
 def test_the_public_names_are_there_and_are_imported_when_used():

@@ -9,7 +9,7 @@ import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.data import load_episodes
-from instep.data.mapping import parse, shipped, shipped_mappings
+from instep.data.mapping import shipped, shipped_mappings
 
 ARM = """
 about = "A made-up arm."
@@ -174,8 +174,3 @@ def test_a_mapping_without_its_files_says_so(tmp_path: Path):
         load_episodes(tmp_path / "things")
     with pytest.raises(BadInput, match=r"no files like \*.npz"):
         load_episodes(tmp_path / "things", "so101")
-
-
-def test_a_part_of_a_mapping_without_parts_is_refused():
-    with pytest.raises(BadInput, match="has no parts"):
-        parse(ARM, "arm", "left")

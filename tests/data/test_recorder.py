@@ -134,22 +134,6 @@ def test_a_batch_is_refused_in_one_sentence(tmp_path: Path):
     recorder.stop()
 
 
-def test_the_writer_starts_without_numpy(tmp_path: Path):
-    recorder = Recorder(tmp_path, Slider().spec, options=SMALL)
-    deadline = time.monotonic() + 10
-    maps = Path(f"/proc/{recorder.writer_pid}/maps")
-    if not maps.exists():
-        recorder.stop()
-        pytest.skip("needs Linux: there is no /proc on this system")
-    state = State(0.0, np.zeros(1), np.zeros(1))
-    recorder(state, Slider().observe(state), np.zeros(1))
-    while recorder.status().written < 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    loaded = maps.read_text()
-    recorder.stop()
-    assert "numpy" not in loaded
-
-
 @pytest.mark.parametrize("kind", ["reused", "view of reused", "lasting", "reversed"])
 def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path, kind: str):
     """A driver fills one buffer again and again; other sources never write to an image again."""

@@ -123,34 +123,12 @@ def test_numbers_that_decode_to_too_much_are_refused(tmp_path: Path, monkeypatch
     one_sentence(error.value)
 
 
-@pytest.mark.parametrize("member", ["../../evil.npy", "/etc/evil.npy", "a\\..\\b.npy"])
-def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, member: str):
-    with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
-        archive.writestr(member, b"\x93NUMPY")
-    with pytest.raises(BadInput, match="outside itself") as error:
-        files.read_npz(tmp_path / "run.npz")
-    one_sentence(error.value)
-
-
 def test_an_archive_bomb_is_refused(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "run.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(300 << 20))
     with pytest.raises(BadInput, match="would unpack from") as error:
         files.read_npz(tmp_path / "run.npz")
     one_sentence(error.value)
-
-
-def test_objects_and_forged_headers_in_npz_are_refused(tmp_path: Path):
-    np.savez(tmp_path / "objects.npz", x=np.array([{"a": 1}], dtype=object))
-    forged = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999,), }".ljust(
-        117
-    )
-    with zipfile.ZipFile(tmp_path / "forged.npz", "w") as archive:
-        archive.writestr("x.npy", forged + b"\n")
-    for name in ("objects.npz", "forged.npz"):
-        with pytest.raises(BadInput) as error:
-            files.read_npz(tmp_path / name)
-        one_sentence(error.value)
 
 
 def test_paths_in_info_cannot_leave_the_folder(dataset: Path, tmp_path: Path):
@@ -237,32 +215,6 @@ def test_an_hdf5_file_whose_heap_of_texts_never_ends_is_refused(tmp_path: Path):
     one_sentence(caught.value)
 
 
-def test_bit_flips_in_hdf5_never_take_us_down(tmp_path: Path):
-    import h5py
-
-    with h5py.File(tmp_path / "whole.hdf5", "w") as file:
-        file["observations/qpos"], file["action"] = np.zeros((50, 2)), np.zeros((50, 2))
-    whole = (tmp_path / "whole.hdf5").read_bytes()
-    rng = np.random.default_rng(1)
-    for place in rng.integers(0, 800, 8):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << int(rng.integers(8))
-        (tmp_path / "flipped.hdf5").write_bytes(flipped)
-        try:
-            load_episodes(tmp_path / "flipped.hdf5")
-        except InstepError as error:
-            one_sentence(error)
-
-
-@pytest.mark.parametrize("noted", ["[", "[" * 100_000, "7", '[{"a": 1}]'])
-def test_labels_that_a_file_notes_must_be_texts(noted: str):
-    from instep.data.mapping import RawRun
-
-    with pytest.raises(BadInput) as error:
-        RawRun("arm.hdf5", {"q": np.zeros((3, 2))}, {"labels:q": noted}).noted_labels("q")
-    one_sentence(error.value)
-
-
 GOOD = {"episode": 0, "columns": [["q", "<f8", [2]]], "images": [], "spec": {}, "meta": {}}
 
 
@@ -306,18 +258,6 @@ def test_bags_and_logs_of_unknown_types(tmp_path: Path):
     with pytest.raises(BadInput, match="cannot be read as a ROS bag") as error:
         load_episodes(tmp_path / "bag")
     one_sentence(error.value)
-
-
-def test_a_truncated_mcap_is_said(tmp_path: Path):
-    from instep.data.formats import ros_logs as mcap_files
-
-    mcap_files.write_mcap(tmp_path / "run.mcap", small_episode(30, cameras=False))
-    data = (tmp_path / "run.mcap").read_bytes()
-    for share in (0.1, 0.5, 0.95):
-        (tmp_path / "cut.mcap").write_bytes(data[: int(len(data) * share)])
-        with pytest.raises(BadInput) as error:
-            load_episodes(tmp_path / "cut.mcap")
-        one_sentence(error.value)
 
 
 def test_zarr_that_promises_more_than_it_has(tmp_path: Path):

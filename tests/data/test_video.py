@@ -40,12 +40,6 @@ def test_frames_come_back_by_number_in_any_order(clip: Path):
         frames[30]
 
 
-def test_a_key_frame_comes_every_second_frame(clip: Path):
-    index = video.index_of(clip)
-    assert index.key[::2].all() and len(index.pts) == 30
-    assert video.frame_at(clip, 10 / 30) == 10
-
-
 def test_packets_are_copied_without_loss(clip: Path, tmp_path: Path):
     writer = PacketWriter(tmp_path / "copy.mp4", 30, clip)
     writer.add(clip, 10, 6)

@@ -130,8 +130,3 @@ def test_a_file_that_is_no_calibration_is_said_to_be_none(tmp_path: Path, text: 
     (tmp_path / "cameras.json").write_text(text)
     with pytest.raises(BadInput, match=sentence):
         load_calibration(tmp_path / "cameras.json")
-
-
-def test_a_calibration_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="There is no file"):
-        load_calibration(tmp_path / "none.json")

@@ -11,7 +11,7 @@ import pytest
 from instep import MujocoWorld, Scene, open_world
 from instep.core.errors import BadInput, UnknownName
 from instep.scene import folder as scene_folder
-from instep.scene.folder import load_scene, shipped
+from instep.scene.folder import load_scene
 from instep.scene.new_scene import make_scene
 
 ROBOT = """<mujoco><option timestep="0.002"/><worldbody>
@@ -33,13 +33,6 @@ def folder(tmp_path: Path, toml: str, xml: str = NAMED) -> Path:
     (tmp_path / "scene.xml").write_text(xml)
     (tmp_path / "scene.toml").write_text(toml)
     return tmp_path
-
-
-def test_every_shipped_scene_loads_and_says_what_it_is():
-    assert len(shipped()) >= 12
-    for name in shipped():
-        scene = Scene.load(name)
-        assert scene.about and scene.name == name
 
 
 def test_parts_without_a_name_get_one(tmp_path):
@@ -136,12 +129,6 @@ def test_a_urdf_does_not_climb_out_of_its_folder(tmp_path):
     (tmp_path / "in" / "bob.urdf").write_text(URDF.replace("package://bob/rod.obj", "package://bob/../../rod.obj"))
     with pytest.raises(BadInput, match="outside"):
         Scene.load(tmp_path / "in" / "bob.urdf")
-
-
-def test_an_existing_folder_is_not_overwritten(tmp_path):
-    (tmp_path / "robot.xml").write_text(NAMED)
-    with pytest.raises(BadInput, match="not empty"):
-        make_scene(tmp_path / "robot.xml", tmp_path)
 
 
 def test_all_robot_descriptions_compile_as_scenes(models):

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from instep import BadInput, MujocoWorld, RapierWorld, UnknownName, stack, take
+from instep import BadInput, MujocoWorld, RapierWorld, stack, take
 from instep.core.world import put
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
-from instep.scene.tasks.manipulation_tasks import PushOnto, wrapped
+from instep.scene.tasks.manipulation_tasks import PushOnto
 from instep.scene.tasks.task import Tasked
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 
@@ -147,14 +147,3 @@ def test_both_engines_draw_the_same_starts_and_goals():
 def test_a_scene_without_a_task_says_how_to_name_one():
     with pytest.raises(BadInput, match="has no task; name one with --task"):
         task_of(Scene.load("cube"))
-
-
-def test_an_unknown_task_is_named_with_its_neighbour():
-    with pytest.raises(UnknownName, match="Did you mean 'pusht'"):
-        task_of(Scene.load("pusht"), "pushtt")
-
-
-def test_a_wrapped_angle_lies_between_minus_pi_and_pi():
-    angles = np.linspace(-20, 20, 401)
-    assert (np.abs(wrapped(angles)) <= np.pi).all()
-    assert np.allclose(np.cos(wrapped(angles)), np.cos(angles))
