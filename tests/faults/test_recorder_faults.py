@@ -179,11 +179,11 @@ def test_a_shard_that_vanishes_shifts_no_index(recorded: Path, tmp_path: Path):
 
 @pytest.mark.fault(36)
 def test_the_manifest_holds_the_hash_of_each_shard(recorded: Path):
-    from instep.data.files import sha256
+    from instep.core.reading import content_hash
 
     manifest = json.loads((recorded / "journal/000001.json").read_text())
     for name, digest in manifest["sha256"].items():
-        assert sha256(recorded / "journal" / name) == digest
+        assert content_hash(recorded / "journal" / name) == digest
 
 
 @pytest.mark.fault(37)

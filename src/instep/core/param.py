@@ -79,7 +79,6 @@ class Belief(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Sample n settings, address -> [n]."""
-        ...
 
 
 @frozen_dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -235,12 +235,16 @@ class DatasetInfo:
 
 def describe_dataset(episodes: Sequence[Episode], source: str | Path = "") -> DatasetInfo:
     """What is in a dataset or in recordings; `source` is their path."""
-    return DatasetInfo(
-        str(source),
-        episodes[0].meta.get("scene", ""),
-        tuple(_episode(k, episode) for k, episode in enumerate(episodes)),
-        tuple(_channels(episodes)),
-    )
+    channels: list[ChannelInfo] = []
+    for name in dict.fromkeys(name for episode in episodes for name in episode.columns):
+        some = [episode for episode in episodes if name in episode]
+        if is_image(some[0][name]):
+            kind = f"image {'x'.join(str(n) for n in some[0][name].shape[1:])}"
+            channels.append(ChannelInfo(name, "", "", kind, 0.0, 255.0, len(some) / len(episodes)))
+        elif some[0][name].dtype.kind in "fiub":
+            channels += _number_channels(name, some)
+    described = tuple(_episode(k, episode) for k, episode in enumerate(episodes))
+    return DatasetInfo(str(source), episodes[0].meta.get("scene", ""), described, tuple(channels))
 
 
 def dataset_page(info: DatasetInfo, episodes: Sequence[Episode]) -> HtmlReport:
@@ -283,39 +287,17 @@ def _episode(index: int, episode: Episode) -> EpisodeInfo:
     )
 
 
-def _channels(episodes: Sequence[Episode]) -> list[ChannelInfo]:
-    out: list[ChannelInfo] = []
-    for name in dict.fromkeys(name for episode in episodes for name in episode.columns):
-        some = [episode for episode in episodes if name in episode]
-        if is_image(some[0][name]):
-            shape = "x".join(str(n) for n in some[0][name].shape[1:])
-            shown = len(some) / len(episodes)
-            out.append(ChannelInfo(name, "", "", f"image {shape}", 0.0, 255.0, shown))
-        elif some[0][name].dtype.kind in "fiub":
-            out += _number_channels(name, some)
-    return out
-
-
 def _number_channels(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:
     first = episodes[0]
-    channel = channel_of(name, first.spec)
-    width = int(np.prod(first[name].shape[1:], dtype=int))
-    labels = channel.labels if channel and len(channel.labels) == width else tuple(str(k) for k in range(width))
-    units = channel.units if channel and len(channel.labels) == width else ("",) * width
-    low, high = np.full(width, np.inf), np.full(width, -np.inf)
-    finite, total = 0, 0
-    for episode in episodes:
-        values = np.asarray(episode[name], float).reshape(len(episode), -1)
-        sound = np.isfinite(values)
-        low = np.minimum(low, np.where(sound, values, np.inf).min(axis=0, initial=np.inf))
-        high = np.maximum(high, np.where(sound, values, -np.inf).max(axis=0, initial=-np.inf))
-        finite, total = finite + sound.sum(axis=0), total + len(values)
-    shares: Mapping[int, float] = dict(enumerate(np.asarray(finite) / max(total, 1)))
-    kind = str(first[name].dtype)
-    return [
-        ChannelInfo(name, labels[k], units[k], kind, float(low[k]), float(high[k]), float(shares[k]))
-        for k in range(width)
-    ]
+    values = np.concatenate([np.asarray(episode[name], float).reshape(len(episode), -1) for episode in episodes])
+    channel, width, sound = channel_of(name, first.spec), values.shape[1], np.isfinite(values)
+    fits = channel is not None and len(channel.labels) == width
+    labels = channel.labels if channel and fits else tuple(str(k) for k in range(width))
+    units = channel.units if channel and fits else ("",) * width
+    low = np.where(sound, values, np.inf).min(axis=0, initial=np.inf).tolist()
+    high = np.where(sound, values, -np.inf).max(axis=0, initial=-np.inf).tolist()
+    shares, kind = (sound.sum(axis=0) / max(len(values), 1)).tolist(), str(first[name].dtype)
+    return [ChannelInfo(name, labels[k], units[k], kind, low[k], high[k], shares[k]) for k in range(width)]
 
 
 def _strip(column: Any) -> bytes:

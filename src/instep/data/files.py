@@ -6,7 +6,6 @@ PyAV, h5py, zarr, mcap, rosbags): what they return is `Any`.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
@@ -204,12 +203,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
     write_text(path, json.dumps(value, indent=4, ensure_ascii=False) + "\n")
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: Path) -> list[Any]:

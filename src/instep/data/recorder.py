@@ -24,11 +24,10 @@ from weakref import finalize
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost, Unsupported
-from instep.core.reading import COUNT, TABLES, read_entries
+from instep.core.reading import COUNT, TABLES, content_hash, read_entries
 from instep.core.world import Array, Observation, Spec, State, frozen_dataclass, options_dataclass
 from instep.data import journal
 
-from .files import sha256
 from .journal import COMMITS, FAILED, MESSAGE, ROWS, SYNCED, TAIL, Part, Ring, memory
 from .lerobot import spec_to_json
 
@@ -121,7 +120,7 @@ class Recorder:
         options: RecordOptions | None = None,
     ):
         self.folder, self.spec, self._options = Path(folder), spec, options or RecordOptions()
-        hashes = {f"asset.{path.name}": sha256(path) for path in assets}
+        hashes = {f"asset.{path.name}": content_hash(path) for path in assets}
         _check_assets(self.folder, hashes)
         self._meta = {**(meta or {}), **hashes}
         self._journal = self.folder / JOURNAL

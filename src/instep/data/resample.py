@@ -10,7 +10,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
+from instep.core.poses import normalized, quat_exp, quat_inv, quat_log, quat_mul
 from instep.core.world import Array, Channel
 
 from .lerobot import channel_of
@@ -199,12 +199,4 @@ def _slerp(grid: Array, t: Array, quats: Array) -> Array:
     lower = np.clip(np.searchsorted(t, grid, side="right") - 1, 0, len(t) - 2)
     share = np.clip((grid - t[lower]) / (t[lower + 1] - t[lower]), 0.0, 1.0)[:, None]
     a, b = normalized(quats[lower]), normalized(quats[lower + 1])
-    cosine = (a * b).sum(axis=1, keepdims=True)
-    b, cosine = np.where(cosine < 0, -b, b), np.abs(cosine)
-    angle = np.arccos(np.clip(cosine, 0.0, 1.0))
-    sine = np.sin(angle)
-    small = sine < 1e-9
-    safe = np.where(small, 1.0, sine)
-    wa = np.where(small, 1.0 - share, np.sin((1.0 - share) * angle) / safe)
-    wb = np.where(small, share, np.sin(share * angle) / safe)
-    return normalized(wa * a + wb * b)
+    return quat_mul(a, quat_exp(share * quat_log(quat_mul(quat_inv(a), b))))

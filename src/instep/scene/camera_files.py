@@ -23,7 +23,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import is_list, is_table, parsing, read_json_table, read_text
+from instep.core.reading import is_numbers, is_table, parsing, read_json_table, read_text
 from instep.core.world import Array, array_dataclass
 from instep.scene import address
 
@@ -53,7 +53,10 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write the calibration as JSON; see docs/formats/cameras.md."""
-        cameras = {name: _entries(camera) for name, camera in self.cameras.items()}
+        cameras = {
+            name: {key: np.asarray(getattr(camera, key)).tolist() for key in _CAMERA}
+            for name, camera in self.cameras.items()
+        }
         sizes = {body: np.asarray(size, float).tolist() for body, size in self.sizes.items()}
         table = {**({"about": self.about} if self.about else {}), "cameras": cameras}
         table |= {"sizes": sizes} if sizes else {}
@@ -67,7 +70,7 @@ class Calibration:
 def load_calibration(path: str | Path) -> Calibration:
     """Read a calibration that `Calibration.save` wrote, or that was written by hand."""
     path = Path(path)
-    table = _table(path)
+    table = read_json_table(path, MAX_BYTES)
     for key in table:
         if key not in _TOP:
             raise UnknownName(f"entry of the calibration {path.name}", key, _TOP)
@@ -76,10 +79,13 @@ def load_calibration(path: str | Path) -> Calibration:
         raise BadInput(f"The calibration {path.name} names no cameras; a table 'cameras' of them was expected.")
     if not is_table(sizes):
         raise BadInput(f"'sizes' of the calibration {path.name} must be a table of three factors by body.")
+    factors = {body: _numbers(size, (3,)) for body, size in sizes.items()}
+    for body, size in factors.items():
+        if size is None or size.min() <= 0:
+            raise BadInput(f"The size of {body!r} in {path.name} must be three factors above 0, not {sizes[body]!r}.")
     cameras = {name: _camera(name, entry, path.name) for name, entry in given.items()}
-    return Calibration(
-        cameras, {b: _size(b, size, path.name) for b, size in sizes.items()}, str(table.get("about", ""))
-    )
+    known = {body: size for body, size in factors.items() if size is not None}
+    return Calibration(cameras, known, str(table.get("about", "")))
 
 
 def calibrated_scene(scene: Scene, words: Sequence[str]) -> tuple[Scene, list[str]]:
@@ -103,25 +109,6 @@ def calibration_among(words: Sequence[str]) -> tuple[Calibration | None, list[st
     return (load_calibration(files[0]) if files else None), names
 
 
-def _entries(camera: Camera) -> dict[str, Any]:
-    return {
-        "width": camera.width,
-        "height": camera.height,
-        "focal": list(camera.focal),
-        "centre": list(camera.centre),
-        "distortion": list(camera.distortion),
-        "body": camera.body,
-        "body_from_camera": np.asarray(camera.body_from_camera, float).tolist(),
-    }
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_table(path, MAX_BYTES)
-    except BadInput as error:
-        raise BadInput(f"The calibration {path.name} cannot be used: {error}") from None
-
-
 def _camera(name: str, given: object, where: str) -> Camera:
     what = f"Camera {name!r} in {where}"
     if not is_table(given):
@@ -137,13 +124,13 @@ def _camera(name: str, given: object, where: str) -> Camera:
     focal, centre = _numbers(given["focal"], (2,)), _numbers(given["centre"], (2,))
     if focal is None or centre is None or focal.min() <= 0:
         raise BadInput(f"{what} needs 'focal' [fx, fy] above 0 and 'centre' [cx, cy], both in pixels.")
-    place, lens = _numbers(given["body_from_camera"], (4, 4)), _lens(given.get("distortion", []))
+    place, lens = _numbers(given["body_from_camera"], (4, 4)), given.get("distortion", [])
     if place is None or not is_transform(place):
         raise BadInput(f"'body_from_camera' of {what[0].lower()}{what[1:]} is not a 4 x 4 rigid transform in metres.")
-    if lens is None:
+    if not is_numbers(lens) or len(lens) > 5:
         raise BadInput(f"'distortion' of {what[0].lower()}{what[1:]} must be up to 5 numbers: k1, k2, p1, p2, k3.")
     sides, (fx, fy), (cx, cy) = (width, height), focal.tolist(), centre.tolist()
-    return Camera(name, *sides, (fx, fy), (cx, cy), str(given.get("body", "world")), place, lens)
+    return Camera(name, *sides, (fx, fy), (cx, cy), str(given.get("body", "world")), place, tuple(map(float, lens)))
 
 
 def is_transform(matrix: Array, tolerance: float = 1e-4) -> bool:
@@ -151,20 +138,6 @@ def is_transform(matrix: Array, tolerance: float = 1e-4) -> bool:
     rotation = matrix[:3, :3]
     square = np.allclose(rotation @ rotation.T, np.eye(3), atol=tolerance) and np.linalg.det(rotation) > 0
     return bool(square and np.allclose(matrix[3], [0, 0, 0, 1], atol=tolerance))
-
-
-def _lens(given: object) -> tuple[float, ...] | None:
-    if not is_list(given) or len(given) > 5:
-        return None
-    numbers = _numbers(given, (len(given),))
-    return None if numbers is None else tuple(float(k) for k in numbers)
-
-
-def _size(body: str, given: object, where: str) -> Array:
-    size = _numbers(given, (3,))
-    if size is None or size.min() <= 0:
-        raise BadInput(f"The size of {body!r} in {where} must be three factors above 0, not {given!r}.")
-    return size
 
 
 def _numbers(given: object, shape: tuple[int, ...]) -> Array | None:

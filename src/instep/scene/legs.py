@@ -139,7 +139,9 @@ def find_legs(model: mujoco.MjModel, robot: Sequence[str]) -> Legs:
     for j in np.flatnonzero(model.jnt_type == _HINGE):
         data.qpos[model.jnt_qposadr[j]] = 0.0
     mujoco.mj_kinematics(model, data)
-    chains = [chain for body in _leaves(model, base) if (chain := _chain(model, data, base, body)) is not None]
+    inside = [b for b in range(model.nbody) if b != base and model.body_rootid[b] == model.body_rootid[base]]
+    leaves = [b for b in inside if b not in model.body_parentid[inside]]
+    chains = [chain for body in leaves if (chain := _chain(model, data, base, body)) is not None]
     ground = min((chain.low for chain in chains), default=0.0)
     chains = [chain for chain in chains if chain.low - ground < FOOT_BAND_M]
     if len(chains) < 2:
@@ -180,20 +182,6 @@ class _Chain:
     low: float
     """Height of its lowest point in the frame of the base [m]."""
     bend: float
-
-
-def _leaves(model: mujoco.MjModel, base: int) -> list[int]:
-    inside = [b for b in range(model.nbody) if _below(model, b, base)]
-    parents = {int(model.body_parentid[b]) for b in inside}
-    return [b for b in inside if b not in parents]
-
-
-def _below(model: mujoco.MjModel, body: int, base: int) -> bool:
-    while body:
-        body = int(model.body_parentid[body])
-        if body == base:
-            return True
-    return False
 
 
 def _chain(model: mujoco.MjModel, data: mujoco.MjData, base: int, leaf: int) -> _Chain | None:
@@ -281,7 +269,7 @@ def stand_on_legs(spec: Any) -> int:
         spec.delete(key)
     model = spec.compile()
     q = standing(model, find_legs(model, scalar_joints(model)))
-    spec.add_key(name=STAND, qpos=q, ctrl=[q[_address(model, a)] for a in range(model.nu)])
+    spec.add_key(name=STAND, qpos=q, ctrl=q[model.jnt_qposadr[model.actuator_trnid[:, 0]]])
     return motors
 
 
@@ -333,7 +321,3 @@ def _servos(spec: Any, model: mujoco.MjModel) -> int:
         # Damping of servos is integrated implicitly: explicitly, light joints chatter at common time steps.
         spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     return count
-
-
-def _address(model: mujoco.MjModel, actuator: int) -> int:
-    return int(model.jnt_qposadr[model.actuator_trnid[actuator, 0]])

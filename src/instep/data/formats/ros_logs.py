@@ -32,14 +32,6 @@ _TIME = "=======================================================================
 _HEADER = f"{_TIME}std_msgs/Header\n{_STAMP}{_TIME}builtin_interfaces/Time\nint32 sec\nuint32 nanosec\n"
 JOINTS = f"std_msgs/Header header\nstring[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort\n{_HEADER}"
 IMAGE = f"std_msgs/Header header\nstring format\nuint8[] data\n{_HEADER}"
-
-TRANSFORM = (
-    f"geometry_msgs/TransformStamped[] transforms\n{_TIME}geometry_msgs/TransformStamped\nstd_msgs/Header header\n"
-    f"string child_frame_id\ngeometry_msgs/Transform transform\n{_TIME}geometry_msgs/Transform\n"
-    f"geometry_msgs/Vector3 translation\ngeometry_msgs/Quaternion rotation\n{_TIME}geometry_msgs/Vector3\n"
-    f"float64 x\nfloat64 y\nfloat64 z\n{_TIME}geometry_msgs/Quaternion\nfloat64 x\nfloat64 y\nfloat64 z\nfloat64 w\n"
-    f"{_HEADER}"
-)
 TRANSFORMS = "/tf"
 """Topic of poses."""
 POSE_PREFIX = "observation.pose."
@@ -90,7 +82,7 @@ def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 def write_mcap(path: Path, episode: Episode) -> None:
     """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
 
-    Times are those of the wall clock where it was recorded, for stamps and log times alike. Poses are on /tf as well.
+    Times are those of the wall clock where it was recorded, for stamps and log times alike.
     """
     writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
     with path.open("wb") as file:
@@ -102,10 +94,24 @@ def write_mcap(path: Path, episode: Episode) -> None:
         described = {"spec": json.dumps(spec_to_json(episode.spec)), "meta": json.dumps(dict(episode.meta))}
         writer.add_metadata(OWN, {**described, "dtypes": json.dumps(kinds), "shapes": json.dumps(shapes)})
         start = start_time(episode)
-        for row in range(len(episode)):
-            for name in episode.columns:
-                _write_cell(writer, (joints, image), episode, name, (row, start))
-        _write_transforms(writer, episode, start)
+        for name, column in episode.columns.items():
+            if column.dtype.kind not in "fiub":
+                raise BadInput(f"The column {name!r} holds text, which MCAP messages of joint states cannot carry.")
+        for row, t in enumerate(np.asarray(episode.t, float)):
+            for name, column in episode.columns.items():
+                stamps = episode.columns.get(f"{name}.stamp", episode.t)
+                if is_image(column):
+                    if row and f"{name}.stamp" in episode and stamps[row] == stamps[row - 1]:
+                        continue  # the same image as before
+                    schema, message = image, {"format": "png", "data": encode_png(np.asarray(column[row]))}
+                else:
+                    channel, numbers = channel_of(name, episode.spec), np.ravel(column[row]).astype(float).tolist()
+                    labels = list(channel.labels) if channel else []
+                    names = labels if len(labels) == len(numbers) else [f"{name}_{k}" for k in range(len(numbers))]
+                    schema, message = joints, {"name": names, "position": numbers, "velocity": [], "effort": []}
+                whole, part = divmod(round((start + float(stamps[row])) * 1e9), 1_000_000_000)
+                header, at = {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}, round((start + t) * 1e9)
+                writer.write_message(_topic(name), schema, {"header": header, **message}, at, at, row)
         writer.finish()
 
 
@@ -126,56 +132,6 @@ def fresh_images(episode: Episode, column: str) -> Iterator[tuple[int, float]]:
     for row, stamp in enumerate(stamps):
         if row == 0 or name not in episode or stamp != stamps[row - 1]:
             yield row, float(stamp)
-
-
-def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: str, at: tuple[int, float]) -> None:
-    (row, start), column = at, episode.columns[name]
-    t = float(episode.t[row])
-    if column.dtype.kind not in "fiub":
-        raise BadInput(f"The column {name!r} holds text, which MCAP messages of joint states cannot carry.")
-    seen = float(episode[f"{name}.stamp"][row]) if f"{name}.stamp" in episode else t
-    if not is_image(column):
-        channel = channel_of(name, episode.spec)
-        values, labels = np.ravel(column[row]), channel.labels if channel else ()
-        names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
-        numbers = [float(value) for value in values]
-        header, logged = _stamped(name, start + seen), _nanoseconds(start + t)
-        message = {"header": header, "name": names, "position": numbers, "velocity": [], "effort": []}
-        writer.write_message(_topic(name), schemas[0], message, logged, logged, row)
-        return
-    repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
-    if not repeated:
-        png = encode_png(np.asarray(column[row]))
-        message = {"header": _stamped(name, start + seen), "format": "png", "data": png}
-        logged = _nanoseconds(start + t)
-        writer.write_message(_topic(name), schemas[1], message, logged, logged, row)
-
-
-def _write_transforms(writer: Any, episode: Episode, start: float) -> None:
-    poses = transforms_of(episode)
-    if not poses:
-        return
-    schema = writer.register_msgdef("tf2_msgs/msg/TFMessage", TRANSFORM)
-    for row, t in enumerate(episode.t):
-        sent: list[Any] = []
-        for pose in poses:
-            x, y, z, qw, qx, qy, qz = (float(number) for number in pose.values[row])
-            move, turn = {"x": x, "y": y, "z": z}, {"x": qx, "y": qy, "z": qz, "w": qw}
-            header = _stamped(pose.frame, start + float(t))
-            sent.append(
-                {"header": header, "child_frame_id": pose.child, "transform": {"translation": move, "rotation": turn}}
-            )
-        at = _nanoseconds(start + float(t))
-        writer.write_message(TRANSFORMS, schema, {"transforms": sent}, at, at, row)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _stamped(name: str, seconds: float) -> dict[str, Any]:
-    whole, part = divmod(_nanoseconds(seconds), 1_000_000_000)
-    return {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}
 
 
 def _as_written(name: str, log: MessageLog, own: Mapping[str, str]) -> RawRun:
@@ -417,24 +373,21 @@ class _Bag:
             return
         names = [labels[k] for k in scalar]
         speeds = [k for k, label in enumerate(episode.spec.v.labels) if label in names] if "v" in episode else []
-        effort = episode["observation.effort"][row] if "observation.effort" in episode else np.zeros(0)
-        velocity = episode["v"][row][speeds] if len(speeds) == len(names) else np.zeros(0)
-        effort = effort if np.size(effort) == len(names) else np.zeros(0)
-        self._state(
-            JOINT_TOPIC, (names, {"position": episode.q[row][scalar], "velocity": velocity, "effort": effort}), at
-        )
+        given = {"position": episode.q[row][scalar], "velocity": episode.v[row][speeds] if speeds else ()}
+        given["effort"] = episode["observation.effort"][row] if "observation.effort" in episode else ()
+        self._state(JOINT_TOPIC, names, given, at)
 
     def _command(self, episode: Episode, row: int, at: float) -> None:
         channel = episode.spec.action
-        if "action" not in episode or not channel.labels:
-            return
-        parts = {_PARTS.get(unit, "position") for unit in channel.units}
-        part = parts.pop() if len(parts) == 1 else "position"
-        self._state(COMMAND_TOPIC, (list(channel.labels), {part: episode.action[row]}), at)
+        if "action" in episode and channel.labels:
+            parts = {_PARTS.get(unit, "position") for unit in channel.units}
+            part = parts.pop() if len(parts) == 1 else "position"
+            self._state(COMMAND_TOPIC, list(channel.labels), {part: episode.action[row]}, at)
 
-    def _state(self, topic: str, joints: tuple[list[str], dict[str, Array]], at: float) -> None:
-        names, given = joints
-        values = [np.asarray(given.get(part, np.zeros(0)), float) for part in ("position", "velocity", "effort")]
+    def _state(self, topic: str, names: list[str], given: Mapping[str, Any], at: float) -> None:
+        """A joint state; what has another number of values than there are names is left out."""
+        values = [np.asarray(given.get(part, ()), float) for part in ("position", "velocity", "effort")]
+        values = [each if each.size == len(names) else np.zeros(0) for each in values]
         self._send(topic, "joints", self._type("joints")(self._header(at), names, *values), at)
 
     def _transforms(self, poses: list[FramePose], row: int, at: float) -> None:

@@ -69,7 +69,7 @@ def guess_mapping(
     runs = logs.first_runs()
     if not runs:
         raise BadInput(f"{str(logs.folder)!r} holds no run to read.")
-    groups = column_groups(runs, [joint.name for joint in robot.joints])
+    groups = column_groups(runs, robot.joint_names)
     clock, dt = _clock(groups, runs, rate)
     mapping = DataMapping("draft", logs.format, logs.files, options=dict(logs.options))
     mapping = replace(mapping, meta={"group": "{parent}" if logs.format == "rosbag" else "{stem}"})
@@ -157,7 +157,7 @@ def _positions(groups: Sequence[ColumnGroup], robot: RobotLayout, dt: float) -> 
     """The measured positions: the group whose words or names of joints say so, and that fits in number."""
 
     def score(group: ColumnGroup) -> float:
-        names = [joint.name for joint in robot.joints]
+        names = robot.joint_names
         matched = match_names([c.label for c in group.columns], names) if group.named and names else None
         fits = -abs(len(group.columns) - len(names)) / max(len(names), 1) if names else 0.1 * len(group.columns)
         side = {"state": 3.0, "": 1.0, "command": -3.0}[group.side]
@@ -189,7 +189,7 @@ def _constant(group: ColumnGroup) -> bool:
 
 def _labelled(group: ColumnGroup, robot: RobotLayout, doubt: str = "") -> JointColumns:
     """The columns of positions with their joints: by name, else in the robot's order where ranges allow it."""
-    names = [joint.name for joint in robot.joints]
+    names = robot.joint_names
     width = len(group.columns)
     if not names:
         labels = tuple("_".join(column.label) or f"joint_{k}" for k, column in enumerate(group.columns))

@@ -30,7 +30,6 @@ from .joint_columns import (
     converted_rule,
     correlations,
     gains,
-    joints_of,
     outside_ranges,
     sample,
 )
@@ -62,14 +61,17 @@ def command_channel(
         return CommandGuess(ChannelRule(), (GuessRow("commands", "none", "", NO_COMMANDS),), takes)
     found = _labelled(group, positions, robot, (takes, dt))
     reading, doubts = _read(found, positions, unit, robot) if takes == "position" else (UnitReading("Nm", ()), ())
-    doubts = doubts or ("",) * len(found.labels)
-    unique = len(set(found.labels)) == len(found.labels)
+    unique = "" if len(set(found.labels)) == len(found.labels) else "two columns seem to be of one actuator"
     rows: list[GuessRow] = []
     for k, (reference, label) in enumerate(zip(found.references, found.labels, strict=True)):
-        parts = (doubt, found.doubts[k], doubts[k], "" if unique else "two columns seem to be of one actuator")
+        parts = (doubt, found.doubts[k], doubts[k] if doubts else "", unique)
         why = "; ".join(dict.fromkeys(part for part in parts if part))
         rows.append(GuessRow(f"command of {label}", reference, reading.name, why))
-    si = {"position": _si(found, robot), "velocity": "rad/s", "effort": "Nm"}[takes]
+    si = {"velocity": "rad/s", "effort": "Nm"}.get(takes, "")
+    if takes == "position":
+        driven = [robot.actuator(label).joints for label in found.labels]
+        units = [robot.joints_of(joints)[0].unit if len(joints) == 1 else "1" for joints in driven]
+        si = units[0] if len(set(units)) == 1 else " ".join(units)
     rule = converted_rule(found, reading, si) if reading.scale else ChannelRule((found.references,), found.labels, si)
     return CommandGuess(rule, tuple(rows), takes, found, reading)
 
@@ -85,26 +87,20 @@ def _chosen(
         kind = 3.0 if group.kind == takes else 1.0 if group.kind == "" else -6.0
         if group.kind == "position" and not group.words & {"q", "pos", "position", "positions", "angle", "angles"}:
             kind -= 1.0
-        return side + kind - 0.2 * abs(len(group.columns) - width) + _strength(group, positions, takes, dt)
+        # How well positions answer it, from 0 to 1: the median of the best correlation of each moving column.
+        matrix = np.abs(correlations(positions.runs, group.runs, dt)) if takes == "position" else np.zeros((1, 0))
+        best = [float(np.nanmax(column)) for column in matrix.T if np.isfinite(column).any()]
+        return side + kind - 0.2 * abs(len(group.columns) - width) + (float(np.median(best)) if best else 0.0)
 
     rivals = [g for g in groups if g is not positions.group and g.kind not in ("time", "other", "acceleration")]
-    rivals = sorted((g for g in rivals if len(g.columns) <= 2 * width + 2), key=score, reverse=True)
-    if not rivals or score(rivals[0]) < 1.0:
+    scored = [(score(g), g) for g in rivals if len(g.columns) <= 2 * width + 2]
+    points, best = max(scored, key=lambda each: each[0], default=(0.0, None))
+    if best is None or points < 1.0:
         return None, ""
-    best = rivals[0]
     if best.side == "command":
         other = best.kind not in (takes, "")
         return best, f"{best.kind} commands, but the robot's actuators take {takes}" if other else ""
     return best, f"no word says that {best.name} are commands; the positions answer them"
-
-
-def _strength(group: ColumnGroup, positions: JointColumns, takes: CommandKind, dt: float) -> float:
-    """How well positions answer a group, from 0 to 1: the median of the best correlation of each moving column."""
-    if takes != "position":
-        return 0.0
-    matrix = np.abs(correlations(positions.runs, group.runs, dt))
-    best = [float(np.nanmax(column)) for column in matrix.T if np.isfinite(column).any()]
-    return float(np.median(best)) if best else 0.0
 
 
 def _labelled(
@@ -136,135 +132,97 @@ def _by_name(group: ColumnGroup, positions: JointColumns, robot: RobotLayout) ->
     names = [actuator.name for actuator in robot.actuators] or list(positions.labels)
     if (found := match_names(labels, names)) is not None:
         return found
-    by_joint = match_names(labels, [joint.name for joint in robot.joints]) if robot.joints else None
-    if by_joint is None:
-        return None
-    places = [_driving(robot.joints[k].name, robot) for k in by_joint]
-    return [k for k in places if k is not None] if None not in places and len(set(places)) == len(places) else None
-
-
-def _driving(joint: str, robot: RobotLayout) -> int | None:
-    """The actuator that moves a joint: the one that moves it alone, else the first that moves it."""
-    moving = [k for k, actuator in enumerate(robot.actuators) if joint in actuator.joints]
-    return min(moving, key=lambda k: len(robot.actuators[k].joints), default=None)
+    by_joint = match_names(labels, robot.joint_names) if robot.joints else None
+    places = [robot.driver(robot.joints[k].name) for k in by_joint or ()]
+    known = [k for k in places if k is not None]
+    return known if by_joint and len(set(known)) == len(places) else None
 
 
 def _contradiction(answers: Array, label: str, positions: JointColumns, robot: RobotLayout) -> str:
     """What the correlation with positions says against the name of a command; empty where it agrees."""
-    actuator = next((a for a in robot.actuators if a.name == label), RobotActuator(label, (label,)))
-    own = [float(answers[k]) for k, name in enumerate(positions.labels) if name in actuator.joints]
-    own = [value for value in own if math.isfinite(value)]
-    if not own or not np.isfinite(answers).any():
-        return "" if not actuator.joints or not np.isfinite(answers).any() else "its joint does not move"
-    best = int(np.nanargmax(np.abs(answers)))
-    strength = max(own, key=abs)
+    joints = robot.actuator(label).joints
+    own = [float(answers[k]) for k, name in enumerate(positions.labels) if name in joints and np.isfinite(answers[k])]
+    if not np.isfinite(answers).any() or not joints:
+        return ""
+    if not own:
+        return "its joint does not move"
+    best, strength = int(np.nanargmax(np.abs(answers))), max(own, key=abs)
+    other = float(answers[best])
     if strength < -ANSWERS:
         return f"{label} moves against this command: is its sign inverted?"
-    if abs(strength) < abs(float(answers[best])) - MARGIN and abs(float(answers[best])) > ANSWERS:
-        return f"named {label}, but {positions.labels[best]} answers it (correlation {float(answers[best]):.2f})"
+    if abs(strength) < abs(other) - MARGIN and abs(other) > ANSWERS:
+        return f"named {label}, but {positions.labels[best]} answers it (correlation {other:.2f})"
     return "" if abs(strength) >= SILENT else f"{label} hardly answers it (correlation {strength:.2f})"
 
 
 def _by_answer(group: ColumnGroup, positions: JointColumns, robot: RobotLayout, matrix: Array) -> JointColumns:
     """Commands without names, by the joint that answers each; those that none answers keep their place."""
     strength = np.nan_to_num(np.abs(matrix.T), nan=0.0)
-    places = assigned(-strength)
-    labels: list[str] = []
-    doubts: list[str] = []
-    names = [actuator.name for actuator in robot.actuators]
-    certain = [p >= 0 and strength[k, p] >= SILENT for k, p in enumerate(places)]
-    labelled = {k: _label_of(positions.labels[places[k]], robot) for k, sure in enumerate(certain) if sure}
-    spare = [name for name in names or positions.labels if name not in labelled.values()]
-    for k in range(len(places)):
-        if k in labelled:
-            place = places[k]
-            labels.append(labelled[k])
-            doubts.append(_answer_doubt(strength[k], place, positions))
-        elif spare:
+    names, found = [actuator.name for actuator in robot.actuators], dict[int, tuple[str, str]]()
+    for k, place in enumerate(assigned(-strength)):
+        if place >= 0 and strength[k, place] >= SILENT:
+            driver = robot.driver(positions.labels[place])
+            label = positions.labels[place] if driver is None else names[driver]
+            found[k] = (label, _answer_doubt(strength[k], place, positions))
+    taken = [label for label, _ in found.values()]
+    spare = [name for name in names or positions.labels if name not in taken]
+    for k in range(len(strength)):
+        if k not in found and spare:
             own = names[k] if k < len(names) and names[k] in spare else spare[0]
             spare.remove(own)
-            labels.append(own)
-            doubts.append("no joint answers it; in the robot's order")
-    columns = tuple(k for k in range(len(places)) if k in labelled or k < len(labels))[: len(labels)]
+            found[k] = (own, "no joint answers it; in the robot's order")
+    columns = tuple(sorted(found))
+    labels, doubts = ([found[k][part] for k in columns] for part in (0, 1))
     return JointColumns(group, columns, tuple(labels), tuple(doubts))
 
 
 def _answer_doubt(strengths: Array, place: int, positions: JointColumns) -> str:
-    rest = np.delete(strengths, place)
-    if float(strengths[place]) < ANSWERS:
-        return f"{positions.labels[place]} answers it weakly (correlation {float(strengths[place]):.2f})"
-    if rest.size and float(rest.max()) > float(strengths[place]) - MARGIN:
-        second = int(np.argmax(np.where(np.arange(len(strengths)) == place, -1.0, strengths)))
-        return f"{positions.labels[second]} answers it nearly as well (correlation {float(rest.max()):.2f})"
+    own, others = float(strengths[place]), np.where(np.arange(len(strengths)) == place, -1.0, strengths)
+    second, rival = int(np.argmax(others)), float(others.max())
+    if own < ANSWERS:
+        return f"{positions.labels[place]} answers it weakly (correlation {own:.2f})"
+    if rival > own - MARGIN:
+        return f"{positions.labels[second]} answers it nearly as well (correlation {rival:.2f})"
     column = positions.group.columns[positions.columns[place]].reference
     return f"answered by {column}, a guess itself" if positions.doubts[place] else ""
-
-
-def _label_of(joint: str, robot: RobotLayout) -> str:
-    place = _driving(joint, robot)
-    return joint if place is None else robot.actuators[place].name
 
 
 def _read(
     found: JointColumns, positions: JointColumns, unit: UnitReading, robot: RobotLayout
 ) -> tuple[UnitReading, tuple[str, ...]]:
     """The unit of commands: that of the positions, unless they move by another factor; of grippers their range."""
-    by_name = {actuator.name: actuator for actuator in robot.actuators}
-    scale: list[float] = []
-    offset: list[float] = []
-    doubts: list[str] = []
-    values, state = sample(found.runs), positions.runs
+    readings: list[tuple[float, float, str]] = []
+    values = sample(found.runs)
     for k, label in enumerate(found.labels):
-        actuator = by_name.get(label, RobotActuator(label, (label,)))
+        actuator = robot.actuator(label)
         place = next((p for p, name in enumerate(positions.labels) if actuator.joints == (name,)), None)
         if place is None:
-            factor, why = _own_range(values[:, k], actuator)
-            zero = 0.0
-        else:
-            gain = float(gains([run[:, [place]] for run in state], [run[:, [k]] for run in found.runs])[0])
-            factor, zero, why = _same_unit(gain, unit, place, found.group.unit)
-        scale.append(factor)
-        offset.append(zero)
-        doubts.append(why)
-    name = "deg" if all(math.isclose(s, 1 / DEGREES) for s in scale) else unit.name if scale[0] != 1.0 else "rad"
-    return UnitReading(name, tuple(scale), tuple(offset) if any(offset) else ()), tuple(doubts)
-
-
-def _same_unit(gain: float, unit: UnitReading, place: int, stated: str) -> tuple[float, float, str]:
-    """Factor and offset of a command whose joint moves `gain` times as much, both as recorded."""
-    own, zero = unit.scale[place], unit.offset[place] if unit.offset else 0.0
-    if stated in ("deg", "rad"):
-        factor = {"deg": 1 / DEGREES, "rad": 1.0}[stated]
-    else:
+            readings.append((1.0, 0.0, _range_doubt(values[:, k], actuator)))
+            continue
+        # Positions move `gain` times as much as the command, both as recorded.
+        gain = float(gains([run[:, [place]] for run in positions.runs], [run[:, [k]] for run in found.runs])[0])
+        own, zero = unit.scale[place], unit.offset[place] if unit.offset else 0.0
         ratio = next((f for f in (1.0, DEGREES, 1 / DEGREES) if 0.4 < gain / f < 2.5), 1.0)
-        factor = own * ratio
-    if not math.isfinite(gain):
-        return factor, zero, "does not move, so its unit is that of the positions"
-    after = gain * own / factor
-    return factor, zero, "" if 0.4 < after < 2.5 else f"its joint moves {after:.2g} times as much as it"
+        factor = {"deg": 1 / DEGREES, "rad": 1.0}.get(found.group.unit, own * ratio)
+        after, why = gain * own / factor, "does not move, so its unit is that of the positions"
+        if math.isfinite(gain):
+            why = "" if 0.4 < after < 2.5 else f"its joint moves {after:.2g} times as much as it"
+        readings.append((factor, zero, why))
+    scale, offset, doubts = zip(*readings, strict=True)
+    name = "deg" if all(math.isclose(s, 1 / DEGREES) for s in scale) else unit.name if scale[0] != 1.0 else "rad"
+    return UnitReading(name, scale, offset if any(offset) else ()), doubts
 
 
-def _own_range(values: Array, actuator: RobotActuator) -> tuple[float, str]:
-    """Factor of a command of an actuator that moves no single joint, such as a gripper: by its range alone."""
+def _range_doubt(values: Array, actuator: RobotActuator) -> str:
+    """What the range says against the command of an actuator that moves no single joint, such as a gripper."""
     low, high = actuator.low, actuator.high
     if not math.isfinite(high - low):
-        return 1.0, "the actuator has no range, so its unit is not known"
+        return "the actuator has no range, so its unit is not known"
     slack = 0.05 * (high - low)
-    if values.min() >= low - slack and values.max() <= high + slack:
-        small = float(np.ptp(values)) < 0.02 * (high - low)
-        return 1.0, "uses little of the actuator's range: in another unit?" if small else ""
-    return 1.0, f"leaves the range of {actuator.name} ({low:g} to {high:g})"
-
-
-def _si(found: JointColumns, robot: RobotLayout) -> str:
-    """The unit of each command: that of the joint it moves, none where it moves several."""
-    joints = {joint.name: joint.unit for joint in robot.joints}
-    actuators = {actuator.name: actuator for actuator in robot.actuators}
-    units: list[str] = []
-    for label in found.labels:
-        driven = actuators[label].joints if label in actuators else (label,)
-        units.append(joints.get(driven[0], "rad") if len(driven) == 1 else "1")
-    return units[0] if len(set(units)) == 1 else " ".join(units)
+    if values.min() < low - slack or values.max() > high + slack:
+        return f"leaves the range of {actuator.name} ({low:g} to {high:g})"
+    small = float(np.ptp(values)) < 0.02 * (high - low)
+    return "uses little of the actuator's range: in another unit?" if small else ""
 
 
 SURE, CLEAR = 20.0, 6.0
@@ -282,8 +240,17 @@ def ordered_by_motion(
         return positions
     labels = tuple(sorted(positions.labels, key=lambda label: places[label]))
     values = [run * unit.scale + (unit.offset or 0.0) for run in positions.runs]
+    joints = robot.joints_of(labels)
+    # A column can be of a joint that is read alike and within whose range it stays.
+    allowed = outside_ranges(sample(positions.runs), joints, unit.name) <= OUTSIDE
+    for k, label in enumerate(positions.labels):
+        place = labels.index(label)
+        factor = FACTORS[unit.name] if joints[place].unit == "rad" else 1.0
+        plain = math.isclose(unit.scale[k], factor) and not (unit.offset and unit.offset[k])
+        allowed[k] &= np.array([plain and joint.unit == joints[place].unit for joint in joints])
+        allowed[k, place] = True
     followed = _followed(positions, commands.columns, commands.reading, robot)
-    found = robot.order(UnlabelledMotion(values, followed, labels, _allowed(positions, unit, labels, robot), dt))
+    found = robot.order(UnlabelledMotion(values, followed, labels, allowed, dt))
     if found is None:
         return positions
     doubts = tuple(_doubt(positions, found, labels, k) for k in range(len(labels)))
@@ -292,30 +259,13 @@ def ordered_by_motion(
 
 def _followed(positions: JointColumns, commands: JointColumns, reading: UnitReading, robot: RobotLayout) -> list[Array]:
     """The command that each column of positions follows, in the robot's units; NaN where there is none."""
-    alone = {actuator.name: actuator.joints for actuator in robot.actuators if len(actuator.joints) == 1}
-    by_joint = {alone.get(name, (name,))[0]: k for k, name in enumerate(commands.labels)}
-    scale, offset = reading.scale, reading.offset or (0.0,) * len(reading.scale)
+    moved = [robot.actuator(name).joints for name in commands.labels]
+    by_joint = {joints[0] if len(joints) == 1 else name: k
+                for k, (joints, name) in enumerate(zip(moved, commands.labels, strict=True))}  # fmt: skip
     found: list[Array] = []
     for run in commands.runs:
-        out = np.full((len(run), len(positions.labels)), np.nan)
-        for k, label in enumerate(positions.labels):
-            if (place := by_joint.get(label)) is not None:
-                out[:, k] = run[:, place] * scale[place] + offset[place]
-        found.append(out)
-    return found
-
-
-def _allowed(positions: JointColumns, unit: UnitReading, labels: tuple[str, ...], robot: RobotLayout) -> Array:
-    """Whether each column can be of each joint: those that are read alike and stay within its range."""
-    joints = joints_of(replace(positions, labels=labels), robot)
-    own = [labels.index(label) for label in positions.labels]
-    factors = [FACTORS[unit.name] if joint.unit == "rad" else 1.0 for joint in joints]
-    found = outside_ranges(sample(positions.runs), joints, unit.name) <= OUTSIDE
-    for k, place in enumerate(own):
-        plain = math.isclose(unit.scale[k], factors[place]) and not (unit.offset and unit.offset[k])
-        alike = [plain and joint.unit == joints[place].unit for joint in joints]
-        found[k] &= np.array(alike)
-        found[k, place] = True
+        given = np.concatenate([run * reading.scale + (reading.offset or 0.0), np.full((len(run), 1), np.nan)], axis=1)
+        found.append(given[:, [by_joint.get(label, -1) for label in positions.labels]])
     return found
 
 

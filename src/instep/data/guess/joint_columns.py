@@ -6,7 +6,7 @@ Ranges of the robot's joints tell units and the joints of columns without names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
@@ -80,6 +80,25 @@ class RobotLayout:
     actuators: tuple[RobotActuator, ...] = ()
     order: OrderFinder | None = None
     """Finds the joints of columns without names by the dynamics of the robot."""
+
+    @property
+    def joint_names(self) -> list[str]:
+        """The names of its joints."""
+        return [joint.name for joint in self.joints]
+
+    def joints_of(self, labels: Sequence[str]) -> list[RobotJoint]:
+        """The joint of each label; one without a range where the robot is not known."""
+        known = {joint.name: joint for joint in self.joints}
+        return [known.get(label, RobotJoint(label)) for label in labels]
+
+    def actuator(self, label: str) -> RobotActuator:
+        """The actuator of a label; where it is not known, one of the joint of that name."""
+        return next((a for a in self.actuators if a.name == label), RobotActuator(label, (label,)))
+
+    def driver(self, joint: str) -> int | None:
+        """The actuator that moves a joint: the one that moves it alone, else the first that moves it."""
+        moving = [k for k, actuator in enumerate(self.actuators) if joint in actuator.joints]
+        return min(moving, key=lambda k: len(self.actuators[k].joints), default=None)
 
 
 @frozen_dataclass
@@ -157,13 +176,20 @@ def correlations(answers: Sequence[Array], commands: Sequence[Array], dt: float)
     Rates rather than positions: slow common motion makes positions of all joints alike. Each pair is compared at the
     lag at which it correlates best, since an answer trails its command, on weak servos by a third of a second.
     """
-    parts = [_rates(a, c, dt) for a, c in zip(answers, commands, strict=True)]
-    best = np.full((answers[0].shape[1], commands[0].shape[1]), np.nan)
+    best, parts = np.full((answers[0].shape[1], commands[0].shape[1]), np.nan), list[list[Array]]()
+    for run in zip(answers, commands, strict=True):
+        span = _span(len(run[0]), dt)
+        smooth = [_averaged(x, span) for x in run]
+        parts.append([x[span:] - x[:-span] for x in smooth])
     for rows in sorted({round(share * MAX_LAG_S / dt) for share in np.linspace(0, 1, LAGS)}):
         late = [(a[rows:], c[: len(c) - rows]) for a, c in parts if len(a) > rows + 2]
         if not late:
             break
-        found = _cross(*(np.concatenate([part[side] for part in late]) for side in (0, 1)))
+        a, c = (np.concatenate([part[side] for part in late]) for side in (0, 1))
+        a, c = a - a.mean(axis=0), c - c.mean(axis=0)
+        sizes = np.outer(np.linalg.norm(a, axis=0), np.linalg.norm(c, axis=0))
+        moving = sizes > 1e-9 * sizes.max(initial=0.0)
+        found = np.where(moving, a.T @ c / np.where(moving, sizes, 1.0), np.nan)
         best = np.where(np.isnan(best) | (np.abs(found) > np.abs(best)), found, best)
     return best
 
@@ -198,27 +224,15 @@ def lag(first: Sequence[Array], second: Sequence[Array], dt: float) -> float:
 
 def gains(answers: Sequence[Array], commands: Sequence[Array]) -> Array:
     """How many times as much as its command each answer moves, by standard deviation; NaN where one does not move."""
-    answer, command = (np.concatenate([x - x.mean(axis=0) for x in runs]) for runs in (answers, commands))
-    spread = command.std(axis=0)
-    return np.where(
-        (spread > 0) & (answer.std(axis=0) > 0), answer.std(axis=0) / np.where(spread > 0, spread, 1), np.nan
-    )
+    answer, command = (np.concatenate([x - x.mean(axis=0) for x in runs]).std(axis=0) for runs in (answers, commands))
+    return np.where((command > 0) & (answer > 0), answer / np.where(command > 0, command, 1), np.nan)
 
 
 def assigned(cost: Array) -> list[int]:
-    """The column for each row of a cost matrix such that the total cost is the least."""
+    """The column for each row of a cost matrix such that the total cost is the least; -1 for rows without one."""
     optimize: Any = import_module("scipy.optimize")  # its types do not name the function
-    rows, columns = optimize.linear_sum_assignment(cost)
-    found = [-1] * len(cost)
-    for row, column in zip(rows, columns, strict=True):
-        found[int(row)] = int(column)
-    return found
-
-
-def _rates(answers: Array, commands: Array, dt: float) -> tuple[Array, Array]:
-    span = _span(len(answers), dt)
-    smooth = [_averaged(x, span) for x in (answers, commands)]
-    return smooth[0][span:] - smooth[0][:-span], smooth[1][span:] - smooth[1][:-span]
+    found = dict(zip(*optimize.linear_sum_assignment(cost), strict=True))
+    return [int(found.get(row, -1)) for row in range(len(cost))]
 
 
 def _span(rows: int, dt: float) -> int:
@@ -228,13 +242,6 @@ def _span(rows: int, dt: float) -> int:
 def _averaged(x: Array, span: int) -> Array:
     sums = np.concatenate([np.zeros((1, x.shape[1])), np.cumsum(x, axis=0)])
     return (sums[span:] - sums[:-span]) / span
-
-
-def _cross(answer: Array, command: Array) -> Array:
-    answer, command = (x - x.mean(axis=0) for x in (answer, command))
-    sizes = np.outer(np.linalg.norm(answer, axis=0), np.linalg.norm(command, axis=0))
-    floor = 1e-9 * (sizes.max() if sizes.size else 0.0)
-    return np.where(sizes > floor, answer.T @ command / np.where(sizes > floor, sizes, 1.0), np.nan)
 
 
 MARGIN = 0.1
@@ -255,9 +262,9 @@ GRIPPERS = frozenset(("gripper", "jaw", "finger", "hand"))
 
 def read_positions(found: JointColumns, robot: RobotLayout) -> tuple[JointColumns, UnitReading, tuple[str, ...]]:
     """Positions with the joints that their ranges allow, their unit, and a doubt per column about its unit."""
-    values = sample(found.runs)
-    unit, doubt = angle_unit(values, joints_of(found, robot), found)
-    if not found.group.named or any(found.doubts):
+    values, free = sample(found.runs), not found.group.named or any(found.doubts)
+    unit, doubt = _angle_unit(values, robot.joints_of(found.labels), found.group.unit, free)
+    if free:
         found = _ordered_by_range(found, values, robot, unit)
     return found, *read_columns_as(found, robot, unit, doubt)
 
@@ -266,14 +273,10 @@ def read_columns_as(
     found: JointColumns, robot: RobotLayout, unit: str, doubt: str
 ) -> tuple[UnitReading, tuple[str, ...]]:
     """The conversion of columns whose joints and unit of angles are known, and a doubt per column about its unit."""
-    joints, values = joints_of(found, robot), sample(found.runs)
-    readings = [_column_reading(values[:, k], joint, unit) for k, joint in enumerate(joints)]
-    doubts = tuple(
-        own or (doubt if joint.unit == "rad" else "") for (_, _, own), joint in zip(readings, joints, strict=True)
-    )
-    scale = tuple(factor for factor, _, _ in readings)
-    offset = tuple(zero for _, zero, _ in readings)
-    return UnitReading(unit, scale, offset if any(offset) else (), doubt), doubts
+    joints, values = robot.joints_of(found.labels), sample(found.runs)
+    scale, offset, own = zip(*(_column_reading(values[:, k], j, unit) for k, j in enumerate(joints)), strict=True)
+    doubts = (why or (doubt if joint.unit == "rad" else "") for why, joint in zip(own, joints, strict=True))
+    return UnitReading(unit, scale, offset if any(offset) else (), doubt), tuple(doubts)
 
 
 def sample(runs: Sequence[Array]) -> Array:
@@ -282,103 +285,86 @@ def sample(runs: Sequence[Array]) -> Array:
     return values[:: max(1, len(values) // MAX_ROWS)]
 
 
-def angle_unit(values: Array, joints: Sequence[RobotJoint], found: JointColumns) -> tuple[str, str]:
-    """The unit of the angles among columns, and why it may be wrong."""
+def _angle_unit(values: Array, joints: Sequence[RobotJoint], stated: str, free: bool) -> tuple[str, str]:
+    """The unit of the angles among columns, and why it may be wrong; `free` columns may be in another order."""
     turning = [k for k, joint in enumerate(joints) if joint.unit == "rad"]
     if not turning:
         return "rad", ""
-    angles, ranges = values[:, turning], [joints[k] for k in turning]
-    free = not found.group.named or any(found.doubts)
-    misfit = {unit: _misfit(angles * FACTORS[unit], ranges, free) for unit in ("rad", "deg")}
-    stated = found.group.unit
-    if stated in ("rad", "deg"):
+    angles, misfit = values[:, turning], dict[str, float]()
+    for unit in ("rad", "deg"):
+        cost = outside_ranges(angles, [joints[k] for k in turning], unit)
+        order = assigned(cost) if free else range(len(cost))
+        # One column in another unit, such as a gripper in percent, does not decide about the others.
+        shares = sorted(float(cost[k, j]) for k, j in enumerate(order) if j >= 0)
+        misfit[unit] = shares[-1] if len(shares) < 3 else shares[-2]
+    if stated in misfit:
         return stated, "" if misfit[stated] <= OUTSIDE else f"named {stated}, but positions leave the joints' ranges"
-    largest, span = float(np.abs(angles).max(initial=0.0)), float(np.ptp(angles, axis=0).max(initial=0.0))
+    span = float(np.ptp(angles, axis=0).max(initial=0.0))
     if misfit["rad"] <= OUTSIDE:
-        if misfit["deg"] <= OUTSIDE and span > SMALL_MOTION:
-            return "rad", f"a motion of {span:.2g} rad, or of so many degrees: both lie within the joints' ranges"
-        return "rad", ""
+        both = misfit["deg"] <= OUTSIDE and span > SMALL_MOTION
+        why = f"a motion of {span:.2g} rad, or of so many degrees: both lie within the joints' ranges"
+        return "rad", why if both else ""
     if misfit["deg"] <= OUTSIDE:
-        return "deg", "" if largest > TURNS else "radians would leave the joints' ranges, degrees do not"
+        large = float(np.abs(angles).max(initial=0.0)) > TURNS
+        return "deg", "" if large else "radians would leave the joints' ranges, degrees do not"
     unit = min(misfit, key=lambda name: misfit[name])
     return unit, f"{misfit[unit]:.0%} of the rows leave the joints' ranges in radians and in degrees"
 
 
-def _misfit(values: Array, joints: Sequence[RobotJoint], free: bool) -> float:
-    """The largest share of rows outside the range of a joint; of joints in the best order where it is `free`."""
-    cost = outside_ranges(values, joints)
-    order = assigned(cost) if free else range(len(cost))
-    # One column in another unit, such as a gripper in percent, does not decide about the others.
-    shares = sorted(float(cost[k, j]) for k, j in enumerate(order) if j >= 0)
-    return shares[-1] if len(shares) < 3 else shares[-2]
-
-
 def outside_ranges(values: Array, joints: Sequence[RobotJoint], unit: str = "rad") -> Array:
     """Share of rows of each column (row) that lie outside the range of each joint (column), with angles in a unit."""
-    cost = np.zeros((values.shape[1], len(joints)))
-    for j, joint in enumerate(joints):
-        low, high = _limits(joint)
-        read = values * (FACTORS[unit] if joint.unit == "rad" else 1.0)
-        cost[:, j] = ((read < low) | (read > high)).mean(axis=0)
-    return cost
+    shares = [_outside(values * (FACTORS[unit] if joint.unit == "rad" else 1.0), joint) for joint in joints]
+    return np.stack(shares, axis=1)
 
 
-def _limits(joint: RobotJoint) -> tuple[float, float]:
+def _outside(values: Array, joint: RobotJoint) -> Array:
+    """Share of rows outside the range of a joint, with a margin; one without a range turns less than `TURNS`."""
+    low, high = (-TURNS, TURNS) if joint.unit == "rad" else (-math.inf, math.inf)
     if math.isfinite(joint.low) and math.isfinite(joint.high) and joint.high > joint.low:
         margin = MARGIN * (joint.high - joint.low)
-        return joint.low - margin, joint.high + margin
-    return (-TURNS, TURNS) if joint.unit == "rad" else (-math.inf, math.inf)
+        low, high = joint.low - margin, joint.high + margin
+    return ((values < low) | (values > high)).mean(axis=0)
 
 
 def _ordered_by_range(found: JointColumns, values: Array, robot: RobotLayout, unit: str) -> JointColumns:
     """Columns without names in another order, where the ranges exclude the order of the robot."""
-    cost = outside_ranges(values, joints_of(found, robot), unit)
-    own = float(np.trace(cost))
-    order = assigned(cost + 1e-4 * (1 - np.eye(len(cost))))
+    cost = outside_ranges(values, robot.joints_of(found.labels), unit)
+    own, order = float(np.trace(cost)), assigned(cost + 1e-4 * (1 - np.eye(len(cost))))
     best = sum(float(cost[k, j]) for k, j in enumerate(order))
     if own <= OUTSIDE or best > 0.5 * own or order == list(range(len(order))):
         return found
-    moved = [k != j for k, j in enumerate(order)]
     why = "joint ranges exclude the robot's order; this one fits them"
-    doubts = tuple(why if changed else doubt for changed, doubt in zip(moved, found.doubts, strict=True))
+    doubts = tuple(doubt if k == j else why for (k, j), doubt in zip(enumerate(order), found.doubts, strict=True))
     return replace(found, labels=tuple(found.labels[j] for j in order), doubts=doubts)
 
 
 def _column_reading(values: Array, joint: RobotJoint, unit: str) -> tuple[float, float, str]:
     """Factor and offset of one column, and why they may be wrong: its own unit, or a share of the joint's range."""
-    factor = FACTORS[unit] if joint.unit == "rad" else 1.0
-    low, high = joint.low, joint.high
-    bounded = math.isfinite(low) and math.isfinite(high)
-    least, most = float(values.min()), float(values.max())
-    if bounded and joint.unit == "rad" and set(joint_key(joint.name)) & GRIPPERS:
+    factor, low, high = FACTORS[unit] if joint.unit == "rad" else 1.0, joint.low, joint.high
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return factor, 0.0, ""
+    least, most, misfit = float(values.min()), float(values.max()), float(_outside(values * factor, joint))
+    shares = [
+        (top, name) for top, name in ((1.0, "0 to 1"), (100.0, "percent"), (255.0, "0 to 255"))
+        if least >= -0.05 * top and most <= 1.05 * top
+    ]  # fmt: skip
+    if joint.unit == "rad" and unit == "deg" and set(joint_key(joint.name)) & GRIPPERS:
         # Grippers are often recorded as a share of their opening while all other joints are angles.
-        for top, name in ((1.0, "0 to 1"), (100.0, "percent")):
-            if unit != "deg" or least < -0.05 * top or most > 1.05 * top or most - least <= 0.02 * top:
+        for top, name in shares:
+            if top > 100.0 or most - least <= 0.02 * top:
                 continue
             # Angles below a degree are none of a gripper; angles that use little of 100 are no opening and closing.
-            if top == 1.0 or most - least > MIN_OPENING * top or _share(values * factor, joint) > OUTSIDE:
+            if top == 1.0 or most - least > MIN_OPENING * top or misfit > OUTSIDE:
                 return (high - low) / top, low, f"a gripper, taken as {name} of its range; degrees would fit as well"
             return factor, 0.0, f"a gripper, taken as degrees; {name} of its range would fit as well"
-    if not bounded or _share(values * factor, joint) <= OUTSIDE:
+    if misfit <= OUTSIDE:
         return factor, 0.0, ""
-    others: Mapping[str, float] = {"mm": 1e-3} if joint.unit == "m" else {u: FACTORS[u] for u in ("rad", "deg")}
-    for name, other in others.items():
-        if _share(values * other, joint) <= OUTSIDE:
-            return other, 0.0, f"in {name}, unlike the other columns" if joint.unit == "rad" else ""
-    for top, name in ((1.0, "0 to 1"), (100.0, "percent"), (255.0, "0 to 255")):
-        if least >= -0.05 * top and most <= 1.05 * top:
-            return (high - low) / top, low, f"leaves the joint's range in any unit; taken as {name} of it"
+    for name in ("mm",) if joint.unit == "m" else ("rad", "deg"):
+        if float(_outside(values * FACTORS[name], joint)) <= OUTSIDE:
+            return FACTORS[name], 0.0, f"in {name}, unlike the other columns" if joint.unit == "rad" else ""
+    if shares:
+        top, name = shares[0]
+        return (high - low) / top, low, f"leaves the joint's range in any unit; taken as {name} of it"
     if least >= -105.0 and most <= 105.0:
         return (high - low) / 200.0, (high + low) / 2, "leaves the joint's range; taken as -100 to 100 of it"
-    return factor, 0.0, f"{_share(values * factor, joint):.0%} of the rows leave the joint's range"
-
-
-def _share(values: Array, joint: RobotJoint) -> float:
-    low, high = _limits(joint)
-    return float(((values < low) | (values > high)).mean())
-
-
-def joints_of(found: JointColumns, robot: RobotLayout) -> list[RobotJoint]:
-    """The joint of each column; one without a range where the robot is not known."""
-    known = {joint.name: joint for joint in robot.joints}
-    return [known.get(label, RobotJoint(label)) for label in found.labels]
+    return factor, 0.0, f"{misfit:.0%} of the rows leave the joint's range"

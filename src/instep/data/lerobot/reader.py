@@ -18,10 +18,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_inside, check_regular, inside, parsing, present, read_json_table
+from instep.core.reading import check_inside, check_regular, content_hash, inside, parsing, present, read_json_table
 from instep.core.world import Array, Spec, frozen_dataclass
 from instep.data import files
-from instep.data.files import library, sha256
+from instep.data.files import library
 from instep.data.formats import check_video, isolated_table
 from instep.data.frames import encode_png, open_stills, open_video
 from instep.data.lerobot import AUTOMATIC, MEASURED, NOMINAL, check_features, foreign_spec, spec_from_json
@@ -305,7 +305,7 @@ def _is_as_written(folder: Path) -> bool:
 
 @lru_cache(maxsize=4096)
 def _checksum(path: Path, size: int, changed_ns: int) -> str:
-    return sha256(path)
+    return content_hash(path)
 
 
 def to_arrow(columns: Mapping[str, Any], features: Mapping[str, Any], automatic: Mapping[str, Array]) -> Any:

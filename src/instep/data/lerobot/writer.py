@@ -16,7 +16,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import read_json
+from instep.core.reading import content_hash, read_json
 from instep.core.world import Channel, frozen_dataclass
 from instep.data import files, video
 from instep.data.files import library
@@ -176,7 +176,7 @@ class DatasetWriter:
         before: dict[str, str] = {**(self._own.get("sha256") or {}), "meta/tasks.parquet": ""}
         tables = sorted(path for part in ("data", "meta") for path in (self._root / part).rglob("*.parquet"))
         names = {str(path.relative_to(self._root)): path for path in tables}
-        self._own["sha256"] = {name: before.get(name) or files.sha256(path) for name, path in names.items()}
+        self._own["sha256"] = {name: before.get(name) or content_hash(path) for name, path in names.items()}
         files.write_json(self._root / OWN, self._own)
         files.write_json(self._root / INFO, info)
 
