@@ -31,7 +31,7 @@ from instep.core.statistics import (
 )
 from instep.core.world import Spec, vector
 from instep.gap.joint_error import JointErrorProfile, profile_scores
-from instep.gap.measure import error_growth, growth_difference, time_to_threshold
+from instep.gap.measure import error_growth, growth_difference
 from instep.gap.paired_runs import compare_runs, noise_floor
 from instep.gap.time_alignment import clock_offset
 
@@ -137,13 +137,6 @@ def powered(rng: np.random.Generator, times: int) -> Iterator[Trial]:
         yield prediction_powered(y[:40], f[:40], f[40:]).estimate, truth
 
 
-def threshold(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The median time to a threshold over 15 runs, some of which never cross."""
-    for _ in range(times):
-        t = rng.exponential(2.0, 15)
-        yield time_to_threshold(np.where(t > 4, np.inf, t).tolist()), 2.0 * np.log(2)
-
-
 def growing(rng: np.random.Generator, times: int) -> Iterator[Trial]:
     """The rate at which errors of six runs grow."""
     t = np.arange(1, 150) * 0.02
@@ -246,7 +239,6 @@ INTERVALS: dict[str, Callable[[np.random.Generator, int], Iterator[Trial]]] = {
     "quantile of the joint error": quantile,
     "growth rate": growing,
     "closed-loop excess growth": faster,
-    "time to a threshold": threshold,
     "clock offset": clock,
     "success rate (Wilson)": success,
     "difference of rates (Newcombe)": difference,

@@ -82,9 +82,9 @@ def test_positions_of_a_batch_repeat_actions_over_candidates(sim):
 
 @pytest.mark.parametrize("settings", [{}, {"action.delay": 0.03}, {"action.delay": np.linspace(0.0, 0.05, 6)}])
 @pytest.mark.parametrize("around", [lambda sim: sim, lambda sim: Backlash(sim, gap=0.1)], ids=["bare", "backlash"])
-@pytest.mark.parametrize("large", [mujoco_world.LARGE, 0], ids=["recorded", "stepped"])
-def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, settings, large, monkeypatch):
-    monkeypatch.setattr(mujoco_world, "LARGE", large)
+@pytest.mark.parametrize("most", [mujoco_world.MAX_RECORDED, 1], ids=["whole", "split"])
+def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, settings, most, monkeypatch):
+    monkeypatch.setattr(mujoco_world, "MAX_RECORDED", most)
     given, world = aligned(run(sim, 0, 20, 1.0), sim), around(sim.tuned(settings))
     rows = np.arange(6)
     state = world.place(given.q[rows], given.v[rows], 0.0, given.past[rows])
@@ -109,7 +109,7 @@ def test_a_world_that_diverges_in_one_call_is_lost_where_single_steps_lose_it(si
     assert unroll(sim, sim.place(q, v, 0.0, past), actions).survived[1] < 15
     assert np.isnan(together[1, -1]).all() and np.isfinite(together[[0, 2]]).all()
     np.testing.assert_array_equal(together, single)
-    monkeypatch.setattr(mujoco_world, "LARGE", 0)
+    monkeypatch.setattr(mujoco_world, "MAX_RECORDED", 1)
     np.testing.assert_array_equal(rollout_positions(sim, sim.place(q, v, 0.0, past), actions), single)
 
 

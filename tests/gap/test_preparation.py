@@ -15,7 +15,7 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import Spec, vector
 from instep.data import write_dataset
 from instep.gap.measure import measure_gap
-from instep.gap.preparation import check_data, quantum, recorded_at_rate
+from instep.gap.preparation import check_data, recorded_at_rate
 from instep.physics.engines import open_world
 from instep.report.page import render
 from instep.report.tune_pages import identification_page
@@ -225,19 +225,6 @@ def test_a_wrong_zero_is_refused_and_a_small_one_warned_of(runs):
         parked = change(commanded, "q", value=[0.3 + shift, 0.0, 0.05])
         offsets = [f for f in check_data(parked).problems if f.check == "offset"]
         assert [(f.channel, f.severity) for f in offsets] == [("shoulder", severity)]
-
-
-def test_coarse_encoders_and_clipping_are_warned_of(runs):
-    coarse = check_data([run.with_columns({"q": np.round(run.q / 0.05) * 0.05}) for run in runs])
-    assert any(f.check == "quantisation" and f.channel == "shoulder" for f in coarse.warnings)
-    clipped = check_data([run.with_columns({"q": np.clip(run.q, -0.2, 0.2)}) for run in runs])
-    assert any(f.check == "clipping" and f.channel == "elbow" for f in clipped.warnings)
-
-
-def test_the_step_of_an_encoder_is_found():
-    q = np.round(np.sin(np.linspace(0, 9, 5000)) / 1.534e-3) * 1.534e-3
-    assert quantum(q) == pytest.approx(1.534e-3)
-    assert quantum(np.random.default_rng(0).normal(size=5000)) == 0.0
 
 
 def test_recordings_without_actions_are_looked_at_too(runs):

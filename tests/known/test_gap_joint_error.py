@@ -52,8 +52,8 @@ def test_one_arm_right_and_the_other_off_by_a_fifth():
     assert overall([right, off])[0] == pytest.approx(0.1414, abs=5e-5)
 
 
-def test_the_weights_and_their_sum_are_printed():
-    assert "sum of weights 1;" in metric_notes([ARM])[0]
+def test_the_ranges_are_printed():
+    assert "ranges j0 2, j1 3" in metric_notes([ARM])[0]
 
 
 def test_only_continuous_joints_are_wrapped():

@@ -69,11 +69,12 @@ def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_pat
 )
 def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, scene, expected):
     from instep.data import load_episodes
-    from instep.gap.paired_runs import noise_floors, repeated_runs
+    from instep.gap.paired_runs import noise_floor, repeated_runs, split_by_outcome
     from instep.gap.preparation import prepare
 
     ready = prepare(list(load_episodes(recordings / "quanser_wam" / part)))
-    found = noise_floors(repeated_runs(ready.episodes))
+    groups = split_by_outcome(repeated_runs(ready.episodes))
+    found = {group[0].meta["group"]: noise_floor([group]) for group in groups}
     for name, (low, high) in expected.items():
         group, _, channel = name.partition(": ")
         assert low <= found[group][channel].at(float("inf")).value <= high
@@ -81,9 +82,9 @@ def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, s
 
 def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
     from instep.data import load_episodes
-    from instep.gap.paired_runs import noise_floors, repeated_runs
+    from instep.gap.paired_runs import noise_floor, repeated_runs, split_by_outcome
 
-    (group,) = noise_floors(repeated_runs(list(load_episodes(recordings / "quanser_wam" / "wam7")))).values()
+    group = noise_floor(split_by_outcome(repeated_runs(list(load_episodes(recordings / "quanser_wam" / "wam7")))))
     values = [group[f"joint_{i}"].at(float("inf")).value for i in range(1, 8)]
     assert min(values) == pytest.approx(0.0004, abs=1e-4) and max(values) == pytest.approx(0.0043, abs=1e-4)
 

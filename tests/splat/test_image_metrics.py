@@ -36,15 +36,15 @@ def test_ssim_falls_with_noise_and_not_with_itself() -> None:
 
 
 def test_the_gap_uses_the_same_metrics() -> None:
-    from instep.gap.measure import compare_frames
+    from instep.gap.measure import frame_scores
 
     real, sim = image(0), image(1)
     mask = np.zeros(real.shape[:2], bool)
     mask[10:30, 20:50] = True
-    scores = compare_frames(real, sim, {"part": mask})
+    scores = frame_scores(real, sim, {"part": mask})
     for name, where in (("frame", None), ("part", mask)):
-        assert scores[name].psnr == pytest.approx(psnr(real, sim, where), rel=1e-12)
-        assert scores[name].ssim == pytest.approx(ssim(real, sim, where), rel=1e-12)
+        assert scores[f"{name} psnr"] == pytest.approx(psnr(real, sim, where), rel=1e-12)
+        assert scores[f"{name} ssim"] == pytest.approx(ssim(real, sim, where), rel=1e-12)
 
 
 def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:

@@ -21,7 +21,7 @@ from instep.core.statistics import Estimate, jackknife, wilson
 from instep.core.world import Array, frozen_dataclass
 
 from .gap_result import Event, EventAgreement, EventMatch
-from .horizon import velocity
+from .horizon import scipy, velocity
 
 MATCH_S = 2.0
 """Events further apart than this do not match [s]."""
@@ -230,30 +230,15 @@ def _column(episode: Episode, label: str, column: str = "q") -> Array:
 
 
 def _aligned(a: Sequence[Event], b: Sequence[Event], gate: float) -> list[tuple[Event | None, Event | None]]:
-    """The cheapest alignment that keeps the order: |dt| for a pair, the gate for an event left alone."""
-    cost: Array = np.zeros((len(a) + 1, len(b) + 1))
-    cost[:, 0], cost[0, :] = gate * np.arange(len(a) + 1), gate * np.arange(len(b) + 1)
-    for i in range(1, len(a) + 1):
-        for j in range(1, len(b) + 1):
-            apart = abs(b[j - 1].t - a[i - 1].t)
-            pair = cost[i - 1, j - 1] + (apart if apart <= gate else np.inf)
-            cost[i, j] = min(pair, cost[i - 1, j] + gate, cost[i, j - 1] + gate)
-    pairs: list[tuple[Event | None, Event | None]] = []
-    i, j = len(a), len(b)
-    while i or j:
-        if i and j:
-            apart = abs(b[j - 1].t - a[i - 1].t)
-            if apart <= gate and np.isclose(cost[i, j], cost[i - 1, j - 1] + apart, rtol=0, atol=1e-9):
-                pairs.append((a[i - 1], b[j - 1]))
-                i, j = i - 1, j - 1
-                continue
-        if i and (not j or np.isclose(cost[i, j], cost[i - 1, j] + gate, rtol=0, atol=1e-9)):
-            pairs.append((a[i - 1], None))
-            i -= 1
-        else:
-            pairs.append((None, b[j - 1]))
-            j -= 1
-    return pairs[::-1]
+    """The cheapest pairs that keep the order: |dt| for a pair, the gate for an event left alone."""
+    apart = np.abs(np.array([y.t - x.t for x in a for y in b])).reshape(len(a), len(b))
+    near = apart <= gate
+    found = scipy("optimize").linear_sum_assignment(np.where(near, apart, 2 * gate))
+    # Pairs of the same order as the events cost no more than pairs that cross.
+    rows, columns = (sorted(side[near[found]].tolist()) for side in found)
+    pairs: list[tuple[Event | None, Event | None]] = [(a[i], b[j]) for i, j in zip(rows, columns, strict=True)]
+    alone = [(x, None) for i, x in enumerate(a) if i not in rows]
+    return [*pairs, *alone, *((None, y) for j, y in enumerate(b) if j not in columns)]
 
 
 def _order(run: Sequence[EventMatch], side: str) -> list[str]:

@@ -130,6 +130,12 @@ class CommandFollowing:
     by_lag: Mapping[str, Array]
     """Root mean square distance at each of them."""
 
+    @property
+    def scores(self) -> dict[str, Estimate]:
+        """The distances and the lags by name."""
+        errors = {f"command following: {name}": estimate for name, estimate in self.rmse.items()}
+        return errors | {f"lag: {name}": estimate for name, estimate in self.lag.items()}
+
 
 @array_dataclass
 class ErrorGrowth:
@@ -200,8 +206,6 @@ class Gap:
     """Share of the gap by cause, if a diagnosis was made."""
     floor: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """Noise floor: real against real, from repeats of the same command."""
-    floors: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict[str, Mapping[str, Curve]])
-    """The noise floor of each repeated command."""
     pairs: tuple[RunPair, ...] = ()
     """Each measured run beside its open-loop replay."""
     notes: tuple[str, ...] = ()

@@ -1,14 +1,13 @@
 """Joint errors: of the arms of two runs, normalised by joint ranges, and of joints against their commands.
 
-Per arm and row, MSE_norm = sum_i w_i (q_i^sim - q_i^real)^2 / (range of q_i)^2, the gripper being one more term, and
-RMSE_norm is its root; the weights sum to 1. Several arms share the root of the mean of their MSEs; roots are never
-averaged. The base is left out.
+Per arm and row, MSE_norm is the mean of (q_i^sim - q_i^real)^2 / (range of q_i)^2, the gripper being one more term, and
+RMSE_norm is its root. Several arms share the root of the mean of their MSEs; roots are never averaged. The base is left
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,6 @@ class Arm:
     gripper: str | None
     ranges: Mapping[str, float]
     """The range of each joint [rad] and of the gripper [m], by label."""
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The weight of each label; by default one over their number."""
     tip: str = ""
     """The site at the end of the arm; empty if there is none."""
     wrapping: tuple[str, ...] = ()
@@ -113,7 +110,8 @@ def joint_error_profile(pair: RunPair, arms: Sequence[Arm], scene: Scene | None 
     for arm in arms:
         sim, real = (_columns(side, arm.labels) for side in (pair.sim, pair.real))
         parts[arm.name] = mse_norm(sim, real, arm)
-        shares |= _shares(sim, real, arm)
+        squares = np.nansum(_relative(sim, real, arm) ** 2, axis=0)
+        shares |= dict(zip(arm.labels, (squares / max(float(squares.sum()), 1e-300)).tolist(), strict=True))
     position: dict[str, Array] = {}
     orientation: dict[str, Array] = {}
     tipped = [arm for arm in arms if arm.tip]
@@ -144,7 +142,7 @@ def tip_poses(scene: Scene, run: Episode, arms: Sequence[Arm]) -> Array:
 
 def mse_norm(sim: Array, real: Array, arm: Arm) -> Array:
     """MSE_norm [...] of the arm's labels [..., labels]."""
-    return (_weights(arm) * _relative(sim, real, arm) ** 2).sum(axis=-1)
+    return (_relative(sim, real, arm) ** 2).mean(axis=-1)
 
 
 def overall(parts: Sequence[Array]) -> Array:
@@ -172,15 +170,9 @@ def profile_scores(profiles: Sequence[JointErrorProfile]) -> dict[str, Estimate]
 
 
 def metric_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
-    """The weights of the metric, their sum, and the ranges, for every report."""
-    notes: list[str] = []
-    for arm in arms:
-        scale = ", ".join(f"{label} {arm.ranges[label]:.4g}" for label in arm.labels)
-        notes.append(
-            f"RMSE_norm of {arm.name}: weights sum to 1, a mean; sum of weights {_weights(arm).sum():.4g}; "
-            f"ranges {scale}."
-        )
-    return tuple(notes)
+    """The ranges that the metric divides by, for every report."""
+    ranges = {arm.name: ", ".join(f"{label} {arm.ranges[label]:.4g}" for label in arm.labels) for arm in arms}
+    return tuple(f"RMSE_norm of {name} is a mean over its joints; ranges {words}." for name, words in ranges.items())
 
 
 def command_following(episodes: Sequence[Episode]) -> CommandFollowing:
@@ -252,10 +244,6 @@ def _columns(run: Episode, labels: Sequence[str]) -> Array:
     return np.asarray(run.q, float)[:, [known.index(label) for label in labels]]
 
 
-def _weights(arm: Arm) -> Array:
-    return np.array([arm.weights.get(label, 1.0 / len(arm.labels)) for label in arm.labels])
-
-
 def _relative(sim: Array, real: Array, arm: Arm) -> Array:
     """Differences as shares of each range."""
     error = np.asarray(sim, float) - np.asarray(real, float)
@@ -263,12 +251,6 @@ def _relative(sim: Array, real: Array, arm: Arm) -> Array:
         if label in arm.wrapping:
             error[..., i] = wrapped(error[..., i])
     return error / np.array([arm.ranges[label] for label in arm.labels])
-
-
-def _shares(sim: Array, real: Array, arm: Arm) -> dict[str, float]:
-    parts = np.nansum(_weights(arm) * _relative(sim, real, arm) ** 2, axis=0)
-    whole = float(parts.sum())
-    return {label: float(part / whole) if whole > 0 else 0.0 for label, part in zip(arm.labels, parts, strict=True)}
 
 
 def _quantile(runs: Sequence[Array], share: float) -> Estimate:

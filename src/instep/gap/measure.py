@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf, isfinite, log
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import Watch
-from instep.core.statistics import Estimate, binomial_tail, jackknife, student_quantile
-from instep.core.world import Array, Simulator, frozen_dataclass
+from instep.core.statistics import Estimate, jackknife, student_quantile
+from instep.core.world import Array, Simulator
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world
 from instep.scene.folder import Scene
@@ -26,7 +26,7 @@ from instep.scene.robot_structure import with_joint_labels
 from instep.splat.image import ssim_map, unit_image
 
 from .events import EventRule, default_event_rules, event_agreement, find_events, match_events
-from .gap_result import CameraScores, CommandFollowing, Curve, ErrorGrowth, Gap, GrowthShape, RunPair
+from .gap_result import CameraScores, Curve, ErrorGrowth, Gap, GrowthShape, RunPair
 from .horizon import HorizonOptions, error_over_time, measure_horizon, scipy, scores_of
 from .joint_error import (
     Arm,
@@ -38,9 +38,9 @@ from .joint_error import (
     position_servos,
     profile_scores,
 )
-from .paired_runs import compare_runs, noise_floors, repeated_runs, with_noise_floor
+from .paired_runs import compare_runs, with_noise_floor
 from .preparation import PreparedRuns, prepare, recorded_at_rate
-from .time_alignment import align_all_streams, stream_groups, warped_error, world_lag
+from .time_alignment import align_all_streams, stream_groups, world_lag
 
 SHAPES: tuple[GrowthShape, ...] = ("exponential", "power", "logistic")
 GROWTH_POINTS = 30
@@ -69,11 +69,8 @@ def measure_gap(
     commanded = with_joint_labels(scene.model, ready.episodes) if scene is not None else ready.episodes
     if position_servos(commanded):
         following = command_following(commanded)
-        gap = replace(gap, following=following).with_scores(_following_scores(following))
-    gap = _with_details(gap, scene, options, events)
-    floors = noise_floors(repeated_runs(ready.episodes), options=options)
-    scores = {f"floor: {group}: {n}": c.at(inf) for group, curves in floors.items() for n, c in curves.items()}
-    return replace(gap, floors=floors).with_scores(scores)
+        gap = replace(gap, following=following).with_scores(following.scores)
+    return _with_details(gap, scene, options, events)
 
 
 def measure_pairs(
@@ -88,11 +85,10 @@ def measure_pairs(
     options = replace(options or HorizonOptions(), wrapping=prepare(real).wrapping)
     gap = with_noise_floor(compare_runs(real, sim, options=options), real, options=options)
     gap = _with_details(gap, scene, options, events)
-    warped = warped_error(gap.pairs, options=options)
     cameras = tuple(camera_scores(gap.pairs))
     gap = replace(gap, kind="paired", cameras=cameras, wrapping=options.wrapping)
     scores = {name: estimate for camera in cameras for name, estimate in camera.scores.items()}
-    return gap.with_scores(scores | ({"overall, time-warped": warped} if warped is not None else {}))
+    return gap.with_scores(scores)
 
 
 def measure_recordings(episodes: Sequence[Episode]) -> Gap:
@@ -108,7 +104,7 @@ def measure_recordings(episodes: Sequence[Episode]) -> Gap:
         return Gap({}, scores, notes=tuple(notes), kind="clocks", streams=streams)
     following = command_following(episodes)
     curves = {name: Curve(name, e.unit, (inf,), (e,), episodes[0].spec.dt) for name, e in following.rmse.items()}
-    scores = {**scores_of(curves), **_following_scores(following)}
+    scores = {**scores_of(curves), **following.scores}
     return Gap(curves, scores, kind="commands", following=following)
 
 
@@ -204,31 +200,6 @@ def growth_difference(first: ErrorGrowth, second: ErrorGrowth) -> Estimate:
     return Estimate(difference, difference - half, difference + half, len(a) + len(b), "1/s")
 
 
-def crossing(t: Array, error: Array, threshold: float, *, dwell: int = 5) -> float:
-    """When an error first exceeds a threshold for `dwell` rows in a row [s]; infinity if it never does."""
-    above = np.asarray(error, float) > threshold
-    if len(above) < dwell:
-        return inf
-    lasting = np.convolve(above.astype(int), np.ones(dwell, int), mode="valid") == dwell
-    return float(t[int(np.argmax(lasting))]) if lasting.any() else inf
-
-
-def time_to_threshold(times: Sequence[float]) -> Estimate:
-    """The median time to a threshold over runs [s], with the exact interval of a median; infinity is 'never'."""
-    ordered = np.sort(np.asarray(times, float))
-    n = len(ordered)
-    if n == 0:
-        raise BadInput("A time to a threshold needs at least one run.")
-    middle = float(ordered[(n - 1) // 2]) if n % 2 or not isfinite(ordered[n // 2]) else float(np.median(ordered))
-    # The k-th smallest and k-th largest hold the median unless fewer than k of n fall on one side.
-    k = 0
-    while k + 1 <= n // 2 and binomial_tail(k, n) <= 0.025:
-        k += 1
-    if k == 0:
-        return Estimate(middle, np.nan, np.nan, n, "s")
-    return Estimate(middle, float(ordered[k - 1]), float(ordered[n - k]), n, "s")
-
-
 def _with_details(gap: Gap, scene: Scene | None, options: HorizonOptions, events: Sequence[EventRule] | None) -> Gap:
     """The gap with the errors of the arms whose joints were all compared, error growth and events."""
     arms = [arm for arm in arms_of(scene) if all(n in gap.curves for n in arm.labels)] if scene is not None else []
@@ -239,14 +210,12 @@ def _with_details(gap: Gap, scene: Scene | None, options: HorizonOptions, events
 
 
 def _with_growth(gap: Gap, options: HorizonOptions) -> Gap:
-    """The gap with the growth of its error, its lag, and when it crosses three times the floor."""
+    """The gap with the growth of its error and its lag."""
     errors = error_over_time(gap.pairs, options=options)
     scores: dict[str, Estimate] = {}
     lag = world_lag(gap.pairs, options=options)
     if lag is not None:
         scores = {"lag of the second world": lag.lag, "overall, as timed": lag.before, "overall, lag off": lag.after}
-    if "overall" in gap.floor and (floor := gap.floor["overall"].at(inf).value):
-        scores["time to 3 x floor"] = time_to_threshold([crossing(t, e, 3 * floor) for t, e in errors])
     try:
         growth = error_growth([t for t, _ in errors], [e for _, e in errors])
     except BadInput as none:
@@ -271,11 +240,6 @@ def _with_events(gap: Gap, arms: Sequence[Arm], rules: Sequence[EventRule] | Non
     return gap.with_scores(scores | {"event order edits": found.order})
 
 
-def _following_scores(following: CommandFollowing) -> dict[str, Estimate]:
-    errors = {f"command following: {name}": estimate for name, estimate in following.rmse.items()}
-    return errors | {f"lag: {name}": estimate for name, estimate in following.lag.items()}
-
-
 def _logistic(t: Array, y: Array) -> tuple[Array, Array]:
     """log E = log top - log(1 + exp(-lambda (t - t0)))."""
 
@@ -289,173 +253,64 @@ def _logistic(t: Array, y: Array) -> tuple[Array, Array]:
     return np.asarray(best.x, float), np.asarray(best.fun, float)
 
 
-@frozen_dataclass
-class ImageScore:
-    """How alike two frames are within a region."""
-
-    psnr: float
-    """Peak signal to noise ratio [dB]; infinite for equal frames."""
-    ssim: float
-    """Structural similarity, 1 for equal frames."""
-    features: float
-    """Distance of gradient features over three scales, 0 for equal frames (multi-scale GMSD, Xue et al. 2014)."""
-    edges: float
-    """Mean distance from an edge of one frame to the nearest edge of the other, both ways [px]."""
-    unexplained: float
-    """Share of pixels that differ by more than a tenth of the range."""
-
-
-def compare_frames(
-    real: Array, sim: Array, regions: Mapping[str, Array] | None = None, *, matched: bool = False
-) -> dict[str, ImageScore]:
-    """Scores of two frames [h, w, 3] by region (masks [h, w]); 'frame' is the whole.
-
-    With `matched`, the simulated frame first gets the gain and offset per colour that suit best: what is left is not
-    exposure.
-    """
-    a, b = unit_image(real), unit_image(sim)
-    if a.shape != b.shape:
-        raise BadInput(f"Paired frames must have one size, not {a.shape[:2]} and {b.shape[:2]}.")
-    if matched:
-        b = photometric(a, b)
-    whole = np.ones(a.shape[:2], bool)
-    maps = _Maps(a, b)
-    return {name: maps.score(np.asarray(mask, bool)) for name, mask in {"frame": whole, **(regions or {})}.items()}
-
-
-def iou(first: Array, second: Array) -> float:
-    """Intersection over union of two masks; 1 if both are empty."""
-    a, b = np.asarray(first, bool), np.asarray(second, bool)
-    union = int((a | b).sum())
-    return 1.0 if union == 0 else int((a & b).sum()) / union
-
-
-def photometric(real: Array, sim: Array, static: Array | None = None) -> Array:
-    """The simulated image with the gain and offset of each colour that suit the static background best."""
-    a, b = unit_image(real), unit_image(sim)
-    where = np.ones(a.shape[:2], bool) if static is None else np.asarray(static, bool)
-    out = np.empty_like(b)
-    for c in range(a.shape[2]):
-        x, y = b[..., c][where], a[..., c][where]
-        spread = float(((x - x.mean()) ** 2).mean())
-        gain = float(((x - x.mean()) * (y - y.mean())).mean()) / spread if spread > 1e-12 else 1.0
-        out[..., c] = gain * (b[..., c] - float(x.mean())) + float(y.mean())
-    return np.clip(out, 0, 1)
-
-
-def image_scores(runs: Sequence[Sequence[ImageScore]], prefix: str) -> dict[str, Estimate]:
-    """Means over runs of each run's mean score, with intervals over runs."""
-    found: dict[str, Estimate] = {}
-    for name, unit in (("psnr", "dB"), ("ssim", "1"), ("features", "1"), ("edges", "px"), ("unexplained", "1")):
-        means = [float(np.mean([min(getattr(s, name), 100.0) for s in run])) for run in runs if run]
-        if means:
-            found[f"{prefix} {name}"] = jackknife(np.array(means), unit=unit)
-    return found
-
-
-class _Maps:
-    """What is computed once per pair and read within every region."""
-
-    def __init__(self, real: Array, sim: Array):
-        self.square = ((real - sim) ** 2).mean(axis=-1)
-        self.worst = np.abs(real - sim).max(axis=-1)
-        self.ssim = ssim_map(real, sim).mean(axis=-1)
-        self.gradients = _gradient_maps(real.mean(axis=-1), sim.mean(axis=-1))
-        self.edges = _edge_distances(real.mean(axis=-1), sim.mean(axis=-1))
-
-    def score(self, region: Array) -> ImageScore:
-        """The scores within a region."""
-        if not region.any():
-            return ImageScore(*(float("nan"),) * 5)
-        error = float(self.square[region].mean())
-        features = [
-            float(np.std(m[region[:: 2**i, :: 2**i][: m.shape[0], : m.shape[1]]])) for i, m in enumerate(self.gradients)
-        ]
-        edges = [float(d[e & region].mean()) for e, d in self.edges if (e & region).any()]
-        return ImageScore(
-            float("inf") if error == 0 else -10 * float(np.log10(error)),
-            float(self.ssim[region].mean()),
-            float(np.mean(features)),
-            float(np.mean(edges)) if edges else 0.0,
-            float((self.worst[region] > 0.1).mean()),
-        )
-
-
-def _gradient_maps(a: Array, b: Array, scales: int = 3) -> list[Array]:
-    """Similarity of gradient magnitudes at each scale; its standard deviation is the distance."""
-    c = 170 / 255**2
-    maps: list[Array] = []
-    for _ in range(scales):
-        ga, gb = _gradient(a), _gradient(b)
-        maps.append((2 * ga * gb + c) / (ga**2 + gb**2 + c))
-        a, b = _halved(a), _halved(b)
-    return maps
-
-
-def _gradient(x: Array) -> Array:
-    ndimage = scipy("ndimage")
-    return np.hypot(ndimage.prewitt(x, axis=0), ndimage.prewitt(x, axis=1)) / 3
-
-
-def _halved(x: Array) -> Array:
-    x = x[: x.shape[0] // 2 * 2, : x.shape[1] // 2 * 2]
-    return 0.25 * (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2])
-
-
-def _edge_distances(a: Array, b: Array) -> list[tuple[Array, Array]]:
-    """Edges of each image, and how far every pixel is from an edge of the other [px]."""
-    edges = [_gradient(x) > 0.1 for x in (a, b)]
-    far = float(np.hypot(*a.shape))
-    distance = [
-        np.asarray(scipy("ndimage").distance_transform_edt(~e)) if e.any() else np.full(a.shape, far) for e in edges
-    ]
-    return [(edges[0], distance[1]), (edges[1], distance[0])]
-
-
 FRAMES_PER_RUN = 12
 """Frames of a run that are compared, spread over it."""
 IMAGES, MASKS = "observation.images.", "observation.masks."
 
 
+def frame_scores(real: Array, sim: Array, regions: Mapping[str, Array] | None = None) -> dict[str, float]:
+    """PSNR [dB] and SSIM of two frames [h, w, 3] by region (masks [h, w]; 'frame' is the whole).
+
+    'exposure matched' is the same after each colour of the simulated frame got the gain and offset that suit best.
+    """
+    a, b = unit_image(real), unit_image(sim)
+    if a.shape != b.shape:
+        raise BadInput(f"Paired frames must have one size, not {a.shape[:2]} and {b.shape[:2]}.")
+    masks = {"frame": np.ones(a.shape[:2], bool), **(regions or {})}
+    found: dict[str, float] = {}
+    for words, image in (("", b), (", exposure matched", _exposure_matched(a, b))):
+        square, similar = ((a - image) ** 2).mean(axis=-1), ssim_map(a, image).mean(axis=-1)
+        for name, mask in masks.items():
+            error = float(square[mask].mean()) if mask.any() else np.nan
+            found[f"{name}{words} psnr"] = -10 * float(np.log10(error)) if error else inf
+            found[f"{name}{words} ssim"] = float(similar[mask].mean()) if mask.any() else np.nan
+    return found
+
+
 def camera_scores(pairs: Sequence[RunPair]) -> list[CameraScores]:
     """Scores of every camera that both worlds recorded, by region if there are masks."""
-    if not pairs:
-        return []
-    both = [c for c in pairs[0].real.columns if c.startswith(IMAGES) and c in pairs[0].sim.columns]
+    first = pairs[0] if pairs else None
+    both = [c for c in first.real.columns if c.startswith(IMAGES) and c in first.sim.columns] if first else []
     return [_camera_scores(pairs, column) for column in both if not column.endswith(".stamp")]
 
 
 def _camera_scores(pairs: Sequence[RunPair], column: str) -> CameraScores:
+    """Means over runs of each run's mean score, with intervals over runs."""
     camera = column.removeprefix(IMAGES)
-    raw: dict[str, list[list[ImageScore]]] = {}
-    matched: dict[str, list[list[ImageScore]]] = {}
-    overlaps: list[float] = []
-    example: tuple[Array, Array] | None = None
+    means: dict[str, list[float]] = {}
     for pair in pairs:
-        rows = np.unique(np.linspace(0, len(pair.real) - 1, FRAMES_PER_RUN).astype(int))
-        for row in rows:
-            a, b = np.asarray(pair.real[column][int(row)]), np.asarray(pair.sim[column][int(row)])
-            region, overlap = _region(pair, camera, int(row))
-            overlaps += overlap
-            for store, fit in ((raw, False), (matched, True)):
-                for name, score in compare_frames(a, b, region, matched=fit).items():
-                    store.setdefault(name, [[] for _ in pairs])[pairs.index(pair)].append(score)
-            if example is None or row <= rows[len(rows) // 2]:
-                example = (a, b)
-    scores: dict[str, Estimate] = {}
-    for name in raw:
-        scores |= image_scores(raw[name], f"{camera} {name}")
-        scores |= image_scores(matched[name], f"{camera} {name}, exposure matched")
-    if overlaps:
-        scores[f"{camera} mask IoU"] = jackknife(np.array(overlaps), unit="1")
-    return CameraScores(camera, scores, example or (np.zeros((1, 1, 3)), np.zeros((1, 1, 3))))
+        own: dict[str, list[float]] = {}
+        for row in np.unique(np.linspace(0, len(pair.real) - 1, FRAMES_PER_RUN).astype(int)).tolist():
+            masks = [np.asarray(side[MASKS + camera][row]).squeeze() > 0
+                     for side in (pair.real, pair.sim) if MASKS + camera in side.columns]  # fmt: skip
+            regions = {"region": masks[0]} if MASKS + camera in pair.real.columns else {}
+            for name, score in frame_scores(pair.real[column][row], pair.sim[column][row], regions).items():
+                own.setdefault(name, []).append(min(score, 100.0))
+            if len(masks) == 2:
+                union = int((masks[0] | masks[1]).sum())
+                own.setdefault("mask IoU", []).append(int((masks[0] & masks[1]).sum()) / union if union else 1.0)
+        for name, values in own.items():
+            means.setdefault(name, []).append(float(np.mean(values)))
+    units = {name: "dB" if name.endswith("psnr") else "1" for name in means}
+    scores = {f"{camera} {name}": jackknife(np.array(values), unit=units[name]) for name, values in means.items()}
+    middle, pair = len(pairs[0].real) // 2, pairs[0]
+    return CameraScores(camera, scores, (np.asarray(pair.real[column][middle]), np.asarray(pair.sim[column][middle])))
 
 
-def _region(pair: RunPair, camera: str, row: int) -> tuple[dict[str, Array], list[float]]:
-    name = MASKS + camera
-    if name not in pair.real.columns:
-        return {}, []
-    mask = np.asarray(pair.real[name][row]).squeeze() > 0
-    if name not in pair.sim.columns:
-        return {"region": mask}, []
-    return {"region": mask}, [iou(mask, np.asarray(pair.sim[name][row]).squeeze() > 0)]
+def _exposure_matched(real: Array, sim: Array) -> Array:
+    out = np.empty_like(sim)
+    for c in range(sim.shape[2]):
+        x, y = sim[..., c] - sim[..., c].mean(), real[..., c] - real[..., c].mean()
+        spread = float((x**2).mean())
+        out[..., c] = (float((x * y).mean()) / spread if spread > 1e-12 else 1.0) * x + real[..., c].mean()
+    return np.clip(out, 0, 1)

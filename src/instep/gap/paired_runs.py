@@ -16,10 +16,10 @@ from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate, log_jackknife
 from instep.core.world import Array, Spec, vector
+from instep.data.resample import onto
 
 from .gap_result import Curve, Gap, RunPair, run_name
 from .horizon import (
-    QUAT,
     Channels,
     Errors,
     HorizonOptions,
@@ -166,17 +166,6 @@ def noise_floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions 
     return curves_through(horizons, points, compared, scales, spec.dt)
 
 
-def noise_floors(
-    groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
-) -> dict[str, dict[str, Curve]]:
-    """The floor of each group of repeats by itself, and of each outcome of a group, by name."""
-    named: dict[str, dict[str, Curve]] = {}
-    for i, group in enumerate(split_by_outcome(groups)):
-        name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
-        named[name] = noise_floor([group], options=options)
-    return named
-
-
 def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
     """Groups of repeats, each split into its outcomes; single runs are left out."""
     found: list[list[Episode]] = []
@@ -232,27 +221,12 @@ def _columns(episode: Episode, spec: Spec, stamps: Array, t: Array, rows: int | 
     """Positions and actions at the moments `t`: taken as they are, or brought there (commands held, never blended)."""
     alike = episode.spec.q.labels == spec.q.labels
     q = episode.q if alike else by_label(episode.q, episode.spec.q.labels, spec.q.labels, np.zeros(()))
-    columns = {"q": q[:rows] if rows is not None else _interpolated(q, spec.q.labels, stamps, t)}
+    columns = {"q": q[:rows] if rows is not None else onto(t, stamps, q, "linear", spec.q)}
     if "action" in episode and spec.action.labels:
         action = by_label(episode.action, episode.spec.action.labels, spec.action.labels, np.zeros(()))
-        held = np.clip(np.searchsorted(stamps, t + 1e-9, side="right") - 1, 0, len(stamps) - 1)
-        columns["action"] = action[:rows] if rows is not None else action[held]
+        columns["action"] = action[:rows] if rows is not None else onto(t, stamps, action, "hold")
     images = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
     return {**columns, **({name: column[:rows] for name, column in images.items()} if rows is not None else {})}
-
-
-def _interpolated(q: Array, labels: Sequence[str], stamps: Array, t: Array) -> Array:
-    out = np.empty((len(t), q.shape[-1]))
-    for i, label in enumerate(labels):
-        column: Array = q[:, i]
-        if label.endswith((".qw", ".qx", ".qy", ".qz")):
-            # The two signs of a quaternion are one orientation; blending across a flip would pass through zero.
-            body = label.rpartition(".")[0]
-            quat = q[:, [labels.index(f"{body}.{part}") for part in QUAT]]
-            flips = np.cumprod(np.where((quat[1:] * quat[:-1]).sum(axis=-1) < 0, -1.0, 1.0))
-            column = column * np.concatenate([[1.0], flips])
-        out[:, i] = np.interp(t, stamps, column)
-    return out
 
 
 def _scatter(

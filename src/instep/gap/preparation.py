@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -54,10 +54,10 @@ class PreparedRuns:
 class DataProblem:
     """One problem of one channel."""
 
-    severity: Literal["error", "warning"]
-    check: str
     channel: str
     sentence: str
+    severity: Literal["error", "warning"] = "error"
+    check: str = ""
 
 
 @frozen_dataclass
@@ -65,7 +65,7 @@ class DataChecks:
     """The problems of recordings."""
 
     problems: tuple[DataProblem, ...]
-    allowed: tuple[str, ...] = field(default=())
+    allowed: tuple[str, ...] = ()
 
     @property
     def errors(self) -> tuple[DataProblem, ...]:
@@ -227,7 +227,7 @@ def check_data(
     problems: list[DataProblem] = []
     for name, check in CHECKS.items():
         subject = powered if name in COMMAND_CHECKS else runs
-        found = list(check(subject)) if subject.episodes else []
+        found = [replace(p, check=name) for p in check(subject)] if subject.episodes else []
         problems += found
         # Further checks would only repeat that numbers are missing.
         if name == "finite" and found and "finite" not in allow:
@@ -251,7 +251,7 @@ def _finite(runs: RecordedRuns) -> Iterator[DataProblem]:
                     f"{label!r} in {column!r} of run {run_name(episode, i)!r} is not a finite number in row {row} "
                     f"({100 * float(bad[:, place].mean()):.0f} % of the run)."
                 )
-                yield DataProblem("error", "finite", label, sentence)
+                yield DataProblem(label, sentence)
                 return
 
 
@@ -266,7 +266,7 @@ def _stamps(runs: RecordedRuns) -> Iterator[DataProblem]:
             row = int(np.argmax(step <= 0)) + 1
             how = "goes back" if step[row - 1] < 0 else "stands still"
             sentence = f"Time {how} at row {row} of run {name!r} ({t[row - 1]:.4f} then {t[row]:.4f} s)."
-            yield DataProblem("error", "stamps", "timestamp", sentence)
+            yield DataProblem("timestamp", sentence)
             return
         period = float(np.median(step))
         jitter = max(jitter, float(np.quantile(np.abs(step - period), 0.95)) / period)
@@ -276,10 +276,10 @@ def _stamps(runs: RecordedRuns) -> Iterator[DataProblem]:
         run, at, long = max(gaps, key=lambda gap: gap[2])
         severity = "error" if len(gaps) > MAX_GAP_SHARE * steps_seen else "warning"
         sentence = f"{len(gaps)} gaps in the stamps, the longest {1e3 * long:.0f} ms at {at:.2f} s of run {run!r}."
-        yield DataProblem(severity, "stamps", "timestamp", sentence)
+        yield DataProblem("timestamp", sentence, severity)
     if jitter > MAX_JITTER:
         sentence = f"The stamps scatter by {100 * jitter:.0f} % of the period; rows are not evenly spaced."
-        yield DataProblem("warning", "stamps", "timestamp", sentence)
+        yield DataProblem("timestamp", sentence, "warning")
 
 
 def _rate(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -288,11 +288,8 @@ def _rate(runs: RecordedRuns) -> Iterator[DataProblem]:
         period, stated = float(np.median(np.diff(np.asarray(episode.t, float)))), episode.spec.dt
         if abs(period / stated - 1) > 0.02 and period > 0:
             hint = " (milliseconds instead of seconds?)" if 900 < period / stated < 1100 else ""
-            sentence = (
-                f"Run {run_name(episode, i)!r} is stamped every {1e3 * period:.4g} ms, but its rate says "
-                f"{1e3 * stated:.4g} ms{hint}."
-            )
-            yield DataProblem("error", "rate", "timestamp", sentence)
+            stamped = f"Run {run_name(episode, i)!r} is stamped every {1e3 * period:.4g} ms"
+            yield DataProblem("timestamp", f"{stamped}, but its rate says {1e3 * stated:.4g} ms{hint}.")
             return
 
 
@@ -305,17 +302,17 @@ def _units(runs: RecordedRuns) -> Iterator[DataProblem]:
         factor, other = OTHER_UNIT[unit]
         if (outside := _beyond(columns, runs.limits.get(label), factor)) is not None:
             sentence = f"{label!r} reaches {outside:.4g}, far beyond its range in {unit}: {other} instead of {unit}?"
-            yield DataProblem("error", "units", label, sentence)
+            yield DataProblem(label, sentence)
         elif (speed := _speed(columns, unit, periods)) > MAX_SPEED[unit]:
             sentence = f"{label!r} moves at {speed:.4g} {unit}/s, which no robot does: {other} instead of {unit}?"
-            yield DataProblem("error", "units", label, sentence)
+            yield DataProblem(label, sentence)
         else:
             ratio = _velocity_ratio(runs, label)
             if any(0.7 < ratio / f < 1.4 for f in (factor, 1 / factor)):
                 sentence = (
                     f"The velocity of {label!r} is {ratio:.3g} times the rate of its position: degrees and radians?"
                 )
-                yield DataProblem("error", "units", label, sentence)
+                yield DataProblem(label, sentence)
 
 
 def _frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -327,7 +324,7 @@ def _frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
         still = sum(float(np.ptp(answer)) == 0.0 for answer in moved)
         if still:
             sentence = f"{label!r} is frozen in {still} of the {len(moved)} runs in which its command moves."
-            yield DataProblem("error", "frozen", label, sentence)
+            yield DataProblem(label, sentence)
     for i, episode in enumerate(runs.episodes):
         found = _all_frozen(episode, [commanded for _, _, commanded in runs.servos])
         if found is not None:
@@ -337,7 +334,7 @@ def _frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
             )
             # One joint alone may as well stick by friction.
             severity = "error" if episode.q.shape[1] > 1 else "warning"
-            yield DataProblem(severity, "frozen", "q", sentence)
+            yield DataProblem("q", sentence, severity)
             return
 
 
@@ -355,7 +352,7 @@ def _gains(runs: RecordedRuns) -> Iterator[DataProblem]:
         if abs(strength) > 0.5 and (0.6 < gain / factor < 1.6 or 0.6 < gain * factor < 1.6):
             which = "degrees and radians" if runs.units[place] == "rad" else "millimetres and metres"
             sentence = f"{label!r} answers its command {gain:.3g}-fold: are command and state in {which}?"
-            yield DataProblem("error", "gain", label, sentence)
+            yield DataProblem(label, sentence)
 
 
 def _order(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -370,13 +367,13 @@ def _order(runs: RecordedRuns) -> Iterator[DataProblem]:
         best = int(np.argmax(others))
         if own < -0.6:
             sentence = f"{label!r} moves against its command (correlation {own:.2f}): is its sign inverted?"
-            yield DataProblem("error", "order", label, sentence)
+            yield DataProblem(label, sentence)
         elif own < 0.4 and others[best] > 0.8:
             sentence = (
                 f"{label!r} follows the command of {servos[best][0]!r} (correlation {others[best]:.2f}) rather than "
                 f"its own ({own:.2f}): is the order of the joints right?"
             )
-            yield DataProblem("error", "order", label, sentence)
+            yield DataProblem(label, sentence)
 
 
 def _offsets(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -387,34 +384,7 @@ def _offsets(runs: RecordedRuns) -> Iterator[DataProblem]:
             continue
         severity = "error" if abs(off) > MAX_OFFSET[unit] else "warning"
         why = "is its zero elsewhere?" if severity == "error" else "a zero that is off, a load, or a contact."
-        yield DataProblem(severity, "offset", label, f"{label!r} rests {off:+.3g} {unit} from its command: {why}")
-
-
-def _quantised(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Encoders so coarse that their step matters."""
-    for label, unit, columns in runs.positions():
-        column = np.concatenate(columns[:20])
-        step, motion = quantum(column), _motion_range(column)
-        if step and step > 0.02 * max(motion, 1e-12):
-            sentence = (
-                f"{label!r} is resolved in steps of {step:.3g} {unit}, {100 * step / motion:.0f} % of its motion range."
-            )
-            yield DataProblem("warning", "quantisation", label, sentence)
-
-
-def _clipped(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Signals that stand at an end of their range for long."""
-    for label, _, columns in runs.positions():
-        column = np.concatenate(columns)
-        if _motion_range(column) == 0:
-            continue
-        for end, at in (("upper", column.max()), ("lower", column.min())):
-            share = float((column == at).mean())
-            # A channel of few levels stands at each of them for long; only a pile at the very end is a clip.
-            step = quantum(column)
-            if share > 0.05 and (not step or share > 5 * float((np.abs(column - at) < 1.5 * step).mean()) - 4 * share):
-                sentence = f"{label!r} stands at its {end} end {at:.4g} for {100 * share:.0f} % of the time: clipped?"
-                yield DataProblem("warning", "clipping", label, sentence)
+        yield DataProblem(label, f"{label!r} rests {off:+.3g} {unit} from its command: {why}", severity)
 
 
 CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
@@ -426,25 +396,10 @@ CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
     "gain": _gains,
     "order": _order,
     "offset": _offsets,
-    "quantisation": _quantised,
-    "clipping": _clipped,
 }
 """Every check by the name under which a user may allow it."""
 COMMAND_CHECKS = ("frozen", "gain", "order", "offset")
 """Checks that compare positions with commands, which motors follow only while they are switched on."""
-
-
-def quantum(column: Array) -> float:
-    """The step a signal is resolved in, 0 if it has none."""
-    levels = np.unique(np.asarray(column, float))
-    if len(levels) < 3:
-        return 0.0
-    steps = np.diff(levels)
-    step = float(np.median(steps[steps > 1e-9 * float(np.ptp(levels))]))
-    if step <= 0 or len(levels) > 0.7 * len(column):
-        return 0.0
-    off = np.abs(steps / step - np.round(steps / step))
-    return step if float(np.quantile(off, 0.9)) < 0.05 else 0.0
 
 
 def _motion_range(column: Array) -> float:
@@ -457,38 +412,30 @@ def _beyond(columns: list[Array], limits: tuple[float, float] | None, factor: fl
     """The furthest value, if it is far outside a known range and would be inside in the other unit."""
     if limits is None or not np.isfinite(limits).all():
         return None
-    low, high = limits
-    width = high - low
-    values = np.concatenate(columns)
+    (low, high), values = limits, np.concatenate(columns)
     far = float(values[np.argmax(np.maximum(low - values, values - high))])
-    outside = max(low - far, far - high) > max(width, 0.5)
-    inside = low - 0.2 * width <= far / factor <= high + 0.2 * width
-    return far if outside and inside else None
+    room = 0.2 * (high - low)
+    inside = low - room <= far / factor <= high + room
+    return far if max(low - far, far - high) > max(high - low, 0.5) and inside else None
 
 
 def _speed(columns: list[Array], unit: str, periods: list[float]) -> float:
+    """The 90th percentile of the speed of the fastest run: single outliers are a fault of another kind."""
     fastest = 0.0
-    for column, dt in zip(columns, periods, strict=True):
-        step = np.diff(column)
+    for step, dt in zip(map(np.diff, columns), periods, strict=True):
         step = wrapped(step) if unit == "rad" and (np.abs(step) < 2 * np.pi).all() else step
-        if len(step):
-            # The 90th percentile: single outliers are a fault of another kind.
-            fastest = max(fastest, float(np.quantile(np.abs(step), 0.9)) / dt)
+        fastest = max(fastest, float(np.quantile(np.abs(step), 0.9)) / dt if len(step) else 0.0)
     return fastest
 
 
 def _velocity_ratio(runs: RecordedRuns, label: str) -> float:
     """Velocities over the rates of their positions, the median over runs; 0 if it is not known."""
-    spec = runs.episodes[0].spec
-    if label not in spec.v.labels or "v" not in runs.episodes[0]:
-        return 0.0
-    ratios: list[float] = []
-    for episode in runs.sample()[:20]:
-        v = np.asarray(episode["v"], float)[:, spec.v.labels.index(label)]
+    spec, ratios = runs.episodes[0].spec, list[float]()
+    for episode in runs.sample()[:20] if label in spec.v.labels and "v" in runs.episodes[0] else ():
         step = np.diff(np.asarray(episode.q, float)[:, spec.q.labels.index(label)]) / episode.spec.dt
         step = step[np.abs(step) < np.pi / episode.spec.dt]
         if len(step) > 10 and np.std(step) > 0:
-            ratios.append(float(np.std(v) / np.std(step)))
+            ratios.append(float(np.std(episode["v"][:, spec.v.labels.index(label)]) / np.std(step)))
     return float(np.median(ratios)) if ratios else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Time alignment: offsets between clocks, lags between signals, and how much of an error a lag or a warp explains.
+"""Time alignment: offsets between clocks, lags between signals, and how much of an error a lag explains.
 
 A lag is not a delay: a servo that trails its command by 100 ms may have a transport delay of 30 ms. A lag is reported
 and never used to shift a stream. An offset between two clocks may be taken off, and then both numbers are shown.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
-from numba import njit
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -24,8 +22,6 @@ from .horizon import QUAT, HorizonOptions, pair_channels, velocity
 
 MIN_WINDOWS = 5
 """Fewest windows from which an offset and its spread are estimated."""
-MAX_WARP_S = 0.5
-"""Furthest that time is warped in the score of paired runs [s]."""
 Stream = tuple[Array, Array]
 """Stamps [s] and a signal [rows]."""
 
@@ -186,53 +182,6 @@ def world_lag(
         spread = float(1.4826 * np.median(np.abs(np.array(lags) - middle)))
         half = student_quantile(0.975, n - 1) * spread * (np.pi / 2 / n) ** 0.5
     return WorldLag(Estimate(middle, middle - half, middle + half, n, "s"), before, after)
-
-
-def warped_error(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> Estimate | None:
-    """The overall error of paired runs with time warped by up to half a second; None if no run is finite.
-
-    Warping hides errors of timing, so this number is only shown beside the one without it.
-    """
-    columns, sizes = _plain_channels(pairs, options)
-    sums: list[float] = []
-    counts: list[int] = []
-    for pair in pairs:
-        real, sim = (side.q[:, columns] / sizes for side in (pair.real, pair.sim))
-        if columns and np.isfinite(sim).all() and np.isfinite(real).all():
-            sums.append(dtw(real, sim, band=max(1, round(MAX_WARP_S / pair.real.spec.dt))) ** 2 / len(columns))
-            counts.append(len(real))
-    return pooled(np.array(sums)[:, None], np.array(counts), unit="1")[0] if sums else None
-
-
-def dtw(first: Array, second: Array, *, band: int) -> float:
-    """Dynamic time warping within a Sakoe-Chiba band [rows] of two runs [rows, n].
-
-    The result is the least root of summed squared distances over all walks through both runs.
-    """
-    a, b = (np.ascontiguousarray(np.reshape(np.asarray(x, float), (len(x), -1))) for x in (first, second))
-    if a.shape[1] != b.shape[1] or not len(a) or not len(b):
-        raise BadInput(f"Two runs need rows and as many channels each, not {a.shape} and {b.shape}.")
-    if band < abs(len(a) - len(b)):
-        raise BadInput(f"A band of {band} rows cannot join runs of {len(a)} and {len(b)} rows; widen it.")
-    return float(cast(Any, _walk)(a, b, band)) ** 0.5
-
-
-@njit(cache=True)
-def _walk(a: Any, b: Any, band: int) -> Any:  # pragma: no cover - compiled
-    rows, columns = len(a), len(b)
-    before, now = np.full(columns + 1, np.inf), np.full(columns + 1, np.inf)
-    before[0] = 0.0
-    for i in range(1, rows + 1):
-        first = max(1, i - band)
-        now[first - 1] = np.inf
-        for j in range(first, min(columns, i + band) + 1):
-            apart = 0.0
-            for c in range(a.shape[1]):
-                apart += (a[i - 1, c] - b[j - 1, c]) ** 2
-            now[j] = apart + min(before[j - 1], before[j], now[j - 1])
-        before, now = now, before
-        now[:] = np.inf
-    return before[columns]
 
 
 def _plain_channels(pairs: Sequence[RunPair], options: HorizonOptions | None) -> tuple[list[int], Array]:

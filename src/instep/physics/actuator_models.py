@@ -160,35 +160,21 @@ class Friction:
 
 
 def friction_limit(coulomb: Array, terms: Mapping[str, Array], speed: Array, external: Array, motor: Array) -> Array:
-    """The largest friction torque of each joint [..., joints]; missing terms are zero."""
-    total = np.asarray(coulomb, float)
-    gap = np.abs(external - motor)
-    if "load" in terms:
-        total = total + terms["load"] * gap
-    if "load_out" in terms or "load_in" in terms:
-        total = total + np.abs(terms.get("load_out", 0.0) * external - terms.get("load_in", 0.0) * motor)
-    rest = _at_rest(terms, external, motor, gap)
-    if rest is None:
-        return total
-    width = terms.get("static_speed", np.asarray(FRICTION["static_speed"].default))
-    shape = terms.get("static_shape", np.asarray(FRICTION["static_shape"].default))
-    return total + rest * np.exp(-((np.abs(speed) / width) ** shape))
+    """The largest friction torque of each joint [..., joints]; missing terms have their defaults."""
 
+    def along(out: str, back: str) -> Array:
+        return np.abs(terms.get(out, 0.0) * external - terms.get(back, 0.0) * motor)
 
-def _at_rest(terms: Mapping[str, Array], external: Array, motor: Array, gap: Array) -> Array | None:
-    """How much larger friction is at rest than at speed; None without such a term."""
-    parts: list[Array] = []
-    if "static" in terms:
-        parts.append(np.broadcast_to(terms["static"], gap.shape))
-    if "load_static" in terms:
-        parts.append(terms["load_static"] * gap)
-    if "load_out_static" in terms or "load_in_static" in terms:
-        parts.append(np.abs(terms.get("load_out_static", 0.0) * external - terms.get("load_in_static", 0.0) * motor))
-    if "square_out" in terms or "square_in" in terms:
-        back = np.abs(external) < np.abs(motor)
-        square = np.where(back, terms.get("square_out", 0.0) * external**2, terms.get("square_in", 0.0) * motor**2)
-        parts.append(np.where(external * motor < 0, square, 0.0))
-    return np.sum(parts, axis=0) if parts else None
+    load = np.abs(external - motor)
+    total = coulomb + terms.get("load", 0.0) * load + along("load_out", "load_in")
+    if not {"static", "load_static", "load_out_static", "load_in_static", "square_out", "square_in"} & set(terms):
+        return np.asarray(total)
+    out, back = (terms.get(f"square_{side}", 0.0) * torque**2 for side, torque in (("out", external), ("in", motor)))
+    square = np.where(external * motor < 0, np.where(np.abs(external) < np.abs(motor), out, back), 0.0)
+    rest = terms.get("static", 0.0) + terms.get("load_static", 0.0) * load + square
+    rest = rest + along("load_out_static", "load_in_static")
+    width, shape = (terms.get(name, FRICTION[name].default) for name in ("static_speed", "static_shape"))
+    return np.asarray(total + rest * np.exp(-((np.abs(speed) / width) ** shape)))
 
 
 SUPPLY: Mapping[str, Term] = {

@@ -343,24 +343,17 @@ def contact_pairs(model: mujoco.MjModel) -> Array:
 def collision_groups(model: mujoco.MjModel, touch: Array) -> CollisionGroups | None:
     """Groups that let exactly these geoms touch, or None if there are not enough bits for them.
 
-    Geoms of one welded body never touch, whatever their groups.
+    Geoms that touch the same others share a group. Geoms of one welded body never touch, whatever their groups, so
+    those pairs may be set either way.
     """
-    weld = model.body_weldid[model.geom_bodyid]
-    matters = weld[:, None] != weld[None, :]
-    # Several bodies with several geoms each share a group if what one body's own geoms do is left open; that can end
-    # in a contradiction, in which case it is not left open.
-    for known in (matters, np.ones_like(matters)):
-        classes = _classes(touch, known)
-        if len(classes) > MAX_GROUPS:
-            return None
-        member, partner = np.zeros(len(touch), np.int64), np.zeros(len(touch), np.int64)
-        for k, members in enumerate(classes):
-            met = [(touch & matters)[np.ix_(members, other)].any() for other in classes]
-            member[members], partner[members] = 1 << k, sum(1 << j for j, meets in enumerate(met) if meets)
-        found = CollisionGroups(member, partner)
-        meets = (found.member[:, None] & found.partner[None, :]) != 0
-        if (meets == touch)[matters].all():
-            return found
+    weld, used = model.body_weldid[model.geom_bodyid], np.flatnonzero(touch.any(axis=0))
+    for filled in (touch | (weld[:, None] == weld), touch):
+        rows, group = np.unique(filled[np.ix_(used, used)], axis=0, return_inverse=True)
+        if len(rows) <= MAX_GROUPS:
+            member, partner = np.zeros((2, len(touch)), np.int64)
+            member[used] = 1 << group.astype(np.int64)
+            partner[used] = [np.bitwise_or.reduce(member[row], initial=0) for row in filled[used]]
+            return CollisionGroups(member, partner)
     return None
 
 
@@ -386,30 +379,6 @@ def pair_friction(model: mujoco.MjModel, touch: Array) -> PairFriction:
         if abs(max(own[one], own[other]) - wanted) > 1e-9:
             pairs[one, other] = pairs[other, one] = wanted
     return PairFriction(own, pairs)
-
-
-def _classes(touch: Array, known: Array) -> list[list[int]]:
-    """Geoms that touch the same geoms, and touch each other either all or not at all."""
-    classes: list[list[int]] = []
-    for geom in (int(g) for g in np.flatnonzero(touch.any(axis=0))):
-        match = next((members for members in classes if _fits(touch, known, members, geom)), None)
-        if match is None:
-            classes.append([geom])
-        else:
-            match.append(geom)
-    return classes
-
-
-def _fits(touch: Array, known: Array, members: list[int], geom: int) -> bool:
-    outside = np.ones(len(touch), bool)
-    outside[[*members, geom]] = False
-    for member in members:
-        compared = outside & known[member] & known[geom]
-        if (touch[member, compared] != touch[geom, compared]).any():
-            return False
-    together = np.array([*members, geom])
-    among = touch[np.ix_(together, together)][known[np.ix_(together, together)] & ~np.eye(len(together), dtype=bool)]
-    return bool(among.all() or not among.any())
 
 
 def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:

@@ -53,18 +53,12 @@ class MujocoRenderer:
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
         self._last: dict[str, tuple[Array, Array]] = {}
-        self._noisy: dict[str, tuple[int, ImageEffects, Array, Array]] = {}
         self._lock = threading.Lock()
 
     def render(self, q: Array, camera: Camera, effects: ImageEffects | None = None, seed: int = 0) -> Array:
         """The image of a camera at positions q [nq], through its lens [height, width, 3]; `seed` is for the noise."""
-        if effects is None or effects == ImageEffects():
-            return self._clean(q, camera)
-        last = self._noisy.get(camera.name)
-        if last is None or last[:2] != (seed, effects) or not np.array_equal(last[2], q):
-            last = (seed, effects, q.copy(), _exposed(self._clean(q, camera), effects, seed))
-            self._noisy[camera.name] = last
-        return last[3].copy()
+        frame = self._clean(q, camera)
+        return frame if effects is None or effects == ImageEffects() else _exposed(frame, effects, seed)
 
     def overview(self, q: Array, height: int = 360, width: int = 480) -> Array:
         """The image of MuJoCo's free camera at positions q [nq], which shows the whole model [height, width, 3]."""
@@ -249,14 +243,11 @@ def _undistorted_pixels(camera: Camera) -> Array:
 
 def _sample(frame: Array, at: Array) -> Array:
     """An image sampled bilinearly between its pixels; black outside."""
-    height, width = frame.shape[:2]
-    x, y = at[..., 0], at[..., 1]
-    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
-    x0, y0 = np.clip(x.astype(int), 0, width - 2), np.clip(y.astype(int), 0, height - 2)
-    fx, fy = np.clip(x - x0, 0, 1)[..., None], np.clip(y - y0, 0, 1)[..., None]
-    top = frame[y0, x0] * (1 - fx) + frame[y0, x0 + 1] * fx
-    bottom = frame[y0 + 1, x0] * (1 - fx) + frame[y0 + 1, x0 + 1] * fx
-    return np.where(inside[..., None], np.rint(top * (1 - fy) + bottom * fy), 0).astype(np.uint8)
+    from scipy.ndimage import map_coordinates
+
+    where = [at[..., 1], at[..., 0]]
+    colours = [map_coordinates(frame[..., c].astype(float), where, order=1) for c in range(frame.shape[2])]
+    return np.rint(np.stack(colours, axis=-1)).astype(np.uint8)
 
 
 VIDEO_FPS = 15

@@ -46,10 +46,8 @@ SENSORS = "mujoco.sensors"
 NO_CONTACTS = getattr(mujoco.mjtDisableBit, "mjDSBL_CONTACT")  # noqa: B009 - the type stubs lack it
 _MAX_SIZES = 4
 """Number of batch sizes whose native batches are kept."""
-MAX_RECORDED = 2**22
-"""Maximum size of a recording by one native call [numbers]."""
-LARGE = 2**18
-"""Size of a control step [numbers] above which stepping is faster than recording, which overflows the cache."""
+MAX_RECORDED = 2**20
+"""Maximum size of a recording by one native call [numbers]; larger ones overflow the cache."""
 
 
 @array_dataclass
@@ -196,10 +194,9 @@ class MujocoWorld:
             with self._measured(n, steps=len(actions)) as batch:
                 sensors = batch.bind("sensordata") if self._model.nsensor else None
                 batch.state[:], before = rows, batch.warning.copy()
-                parts = np.array_split(actions, -(-len(actions) * width // MAX_RECORDED))
-                moved = self._recorded if width < LARGE else self._stepped
+                parts = np.array_split(actions, min(len(actions), -(-len(actions) * width // MAX_RECORDED)))
                 try:
-                    found = [moved(batch, part) for part in parts if len(part)]
+                    found = [self._recorded(batch, part) for part in parts if len(part)]
                 except mjbatch.SimulationError:
                     return None
             warned = (batch.warning != before).reshape(n, -1).any(axis=1)
@@ -222,15 +219,6 @@ class MujocoWorld:
         motion = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
         rows = batch.rollout(held.shape[1], held, record=(motion,))[motion][:, self._steps - 1 :: self._steps]
         return rows[..., : self._model.nq], rows[..., self._model.nq :]
-
-    def _stepped(self, batch: mjbatch.Batch, actions: Array) -> tuple[Array, Array]:
-        """The same, by one native call for each action."""
-        q, v = (np.empty((actions.shape[1], len(actions), size)) for size in (self._model.nq, self._model.nv))
-        for k, action in enumerate(actions):
-            batch.state[:, self._layout.ctrl] = action
-            batch.step(nstep=self._steps)
-            q[:, k], v[:, k] = batch.state[:, self._layout.qpos], batch.state[:, self._layout.qvel]
-        return q, v
 
     def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
         """Record every physics step of a batch; `actions` [span, worlds, nu] are held for a control period each."""
@@ -278,20 +266,14 @@ class MujocoWorld:
     def tuned(self, settings: Settings) -> MujocoWorld:
         """The same world with some parameters set; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
-        return self._with(settings={**self.settings, **resolved})
+        new = {**self.settings, **resolved}
+        return MujocoWorld(
+            self.scene, threads=self.threads, settings=new, ignore_contacts=self.ignore_contacts, like=self
+        )
 
     def without_contacts(self) -> MujocoWorld:
         """The same world in which bodies pass through each other."""
-        return self._with(ignore_contacts=True)
-
-    def _with(self, *, settings: Settings | None = None, ignore_contacts: bool = False) -> MujocoWorld:
-        return MujocoWorld(
-            self.scene,
-            threads=self.threads,
-            settings=self.settings if settings is None else settings,
-            ignore_contacts=self.ignore_contacts or ignore_contacts,
-            like=self,
-        )
+        return MujocoWorld(self.scene, threads=self.threads, settings=self.settings, ignore_contacts=True, like=self)
 
     def contacts(self, state: State) -> Array:
         """Number of contacts of each world."""

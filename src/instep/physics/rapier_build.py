@@ -19,7 +19,7 @@ import numpy as np
 import rapier3d as rapier
 
 from instep.core.errors import Unsupported
-from instep.core.world import Array, array_dataclass, frozen_dataclass
+from instep.core.world import Array, frozen_dataclass
 
 from .engine_model import (
     BALL,
@@ -70,18 +70,6 @@ def refusing(doing: str) -> Generator[None]:
         raise Unsupported(f"The engine 'rapier' cannot {doing} ({what}); run this scene in MuJoCo.") from None
 
 
-@array_dataclass
-class Colliders:
-    """Colliders of the geoms that can touch something, and the hooks some of them need."""
-
-    geoms: tuple[int, ...]
-    """Geom of each collider, in order of insertion."""
-    colliders: tuple[tuple[int, rapier.ColliderBuilder], ...]
-    """Link and collider of each."""
-    hooks: ContactHooks | None
-    """Callbacks for contacts whose rules differ from rapier's own; None without any."""
-
-
 class ContactHooks:
     """Contact callbacks of rapier: whether two geoms touch at all, and with what friction."""
 
@@ -101,33 +89,31 @@ class ContactHooks:
             context.friction = self._friction.pairs[pair]
 
 
-def colliders(model: mujoco.MjModel, tree: LinkTree) -> Colliders:
-    """Every geom that can touch something, as a collider."""
-    touch = contact_pairs(model)
+def _add_colliders(model: mujoco.MjModel, built: RapierModel) -> None:
+    """Add every geom that can touch something, and the callbacks that some of them need."""
+    tree, touch = built.tree, contact_pairs(model)
     bits, friction = collision_groups(model, touch), pair_friction(model, touch)
     geoms = tuple(int(g) for g in np.flatnonzero(touch.any(axis=0)))
     special = {g for pair in friction.pairs for g in pair}
-    made: list[tuple[int, rapier.ColliderBuilder]] = []
     for g in geoms:
         hooked = rapier.ActiveHooks.empty()
         if g in special:
             hooked = hooked | rapier.ActiveHooks.MODIFY_SOLVER_CONTACTS
         if bits is None:
             hooked = hooked | rapier.ActiveHooks.FILTER_CONTACT_PAIRS
-        pose = tree.link_from_body[int(model.geom_bodyid[g])] @ Pose(
-            model.geom_pos[g].copy(), model.geom_quat[g].copy()
-        )
+        own = Pose(model.geom_pos[g].copy(), model.geom_quat[g].copy())
         shape, turn = _shape(model, g)
-        collider = cast(Any, rapier.Collider.new(shape)).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
+        at = isometry(tree.link_from_body[int(model.geom_bodyid[g])] @ own @ turn)
+        collider = cast(Any, rapier.Collider.new(shape)).position(at).density(0.0).restitution(0.0)
         # In both engines contact begins at the margin of a geom.
         collider = collider.contact_skin(float(model.geom_margin[g])).friction(float(friction.own[g]))
         collider = collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX).active_hooks(hooked)
         if bits is not None:
             sides = rapier.Group(int(bits.member[g])), rapier.Group(int(bits.partner[g]))
             collider = collider.collision_groups(rapier.InteractionGroups(*sides))
-        made.append((int(tree.link_of[model.geom_bodyid[g]]), collider))
-    hooks = ContactHooks(geoms, touch, friction) if special or bits is None else None
-    return Colliders(geoms, tuple(made), hooks)
+        body = built.bodies[int(tree.link_of[model.geom_bodyid[g]])]
+        built.world.colliders.insert_with_parent(collider, body, built.world.rigid_bodies)
+    built.hooks = ContactHooks(geoms, touch, friction) if special or bits is None else None
 
 
 def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
@@ -241,10 +227,7 @@ def build(model: mujoco.MjModel) -> RapierModel:
     hinges: list[tuple[int, int, Any]] = []
     for index in range(len(tree.links)):
         hinges += _add(model, built, index)
-    made = colliders(model, tree)
-    for link, collider in made.colliders:
-        built.world.colliders.insert_with_parent(collider, built.bodies[link], built.world.rigid_bodies)
-    built.hooks = made.hooks
+    _add_colliders(model, built)
     _index_joints(model, built, hinges, plain)
     return built
 

@@ -14,7 +14,7 @@ MuJoCo's actuator model: an actuator has a length `l = moment @ q` and a speed `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, Literal, Self
 
 import mujoco
@@ -204,41 +204,38 @@ class ComputedTorques:
     """Torques of hinges and slides, computed before every physics step."""
 
     motors: tuple[JointMotor, ...]
+    joints: tuple[RapierJoint, ...]
+    """All hinges and slides."""
     actuation: JointActuation
-    """Actuation of these degrees of freedom alone."""
-    actuators: Array
-    """Indices of the commands they follow."""
     couplings: JointCouplings
-    """Couplings between these degrees of freedom."""
     reference: Array
-    """Positions at which rapier's coordinates are 0."""
+    """Positions at which rapier's coordinates are 0 [hinges and slides]."""
 
     @classmethod
     def of(
-        cls, model: mujoco.MjModel, actuation: JointActuation, motors: tuple[JointMotor, ...], couplings: JointCouplings
+        cls, model: mujoco.MjModel, built: RapierModel, actuation: JointActuation, motors: tuple[JointMotor, ...]
     ) -> Self:
         """The computed torques of a model's motors."""
         some = tuple(motor for motor in motors if motor.kind == "computed")
-        dofs = np.array([motor.at.dof for motor in some], int)
-        used = np.flatnonzero(actuation.moment[:, dofs].any(axis=1))
-        reference = np.array([model.qpos0[motor.at.q_index] for motor in some])
-        return cls(some, actuation.subset(dofs), used, couplings.subset(dofs), reference)
+        reference = np.array([model.qpos0[at.q_index] for at in built.axes])
+        return cls(some, tuple(built.axes), actuation, joint_couplings(model), reference)
 
     def apply(self, multibodies: list[Any], command: Array) -> None:
         """Set the torques of all its joints for one physics step."""
         positions = [multibody.generalized_position() for multibody in multibodies]
         speeds = [multibody.generalized_velocity() for multibody in multibodies]
-        joints = [motor.at for motor in self.motors]
-        q = np.array([positions[at.multibody][at.offset] for at in joints]) + self.reference
-        v = np.array([speeds[at.multibody][at.offset] for at in joints])
-        torque, damping = self.actuation.torque_and_damping(q, v, command[self.actuators])
+        dofs = [at.dof for at in self.joints]
+        q, v = np.zeros((2, len(self.actuation.damping)))
+        q[dofs] = np.array([positions[at.multibody][at.offset] for at in self.joints]) + self.reference
+        v[dofs] = [speeds[at.multibody][at.offset] for at in self.joints]
+        torque, damping = self.actuation.torque_and_damping(q, v, command)
         total_damping = self.actuation.damping + damping
         if len(self.couplings.driven):
             torque = torque + self.couplings.torque(q, v, torque - total_damping * v)
         dampings = [multibody.damping() for multibody in multibodies]
-        for i, motor in enumerate(self.motors):
-            motor.apply_torque(multibodies[motor.at.multibody], float(torque[i]))
-            dampings[motor.at.multibody][motor.at.offset] = float(total_damping[i])
+        for motor in self.motors:
+            motor.apply_torque(multibodies[motor.at.multibody], float(torque[motor.at.dof]))
+            dampings[motor.at.multibody][motor.at.offset] = float(total_damping[motor.at.dof])
         for multibody, values in zip(multibodies, dampings, strict=True):
             multibody.set_damping(values)
 
@@ -273,29 +270,6 @@ class JointActuation:
     """[kg m2]."""
     frictionloss: Array
     """[Nm]."""
-    joint_count: Array = field(init=False)
-    """Number of degrees of freedom of each actuator [nu]."""
-    moment_squared: Array = field(init=False)
-    """Square of the moment, element by element [nu, nv]."""
-    limited: bool = field(init=False)
-    """Whether any joint limits its total actuator force."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "joint_count", np.count_nonzero(self.moment, axis=1))
-        object.__setattr__(self, "moment_squared", self.moment**2)
-        object.__setattr__(self, "limited", bool(np.isfinite(self.joint_force).any()))
-
-    def clipped(self, action: Array) -> Array:
-        """Commands inside their ranges."""
-        return np.clip(action, self.command[:, 0], self.command[:, 1])
-
-    def subset(self, dofs: Array) -> JointActuation:
-        """The actuation of some degrees of freedom alone; commands keep their order."""
-        used = self.moment[:, dofs].any(axis=1)
-        rows = {name: getattr(self, name)[used] for name in ("gain", "bias", "command", "force")}
-        kept = ("joint_force", "stiffness", "spring", "damping", "armature", "frictionloss")
-        columns = {name: getattr(self, name)[dofs] for name in kept}
-        return JointActuation(self.moment[np.ix_(used, dofs)], **rows, **columns)
 
     def torque_and_damping(self, q: Array, v: Array, command: Array) -> tuple[Array, Array]:
         """Torque of actuators and springs without their damping, and that damping, per degree of freedom.
@@ -309,14 +283,13 @@ class JointActuation:
         whole = force_part + self.bias[:, 2] * speed
         clipped = np.minimum(np.maximum(whole, self.force[:, 0]), self.force[:, 1])
         # Only the damping of a single joint fits on the diagonal; that of a tendon couples its joints.
-        alone = (whole == clipped) & (self.joint_count == 1)
+        alone = (whole == clipped) & (np.count_nonzero(self.moment, axis=1) == 1)
         torque = np.where(alone, force_part, clipped) @ self.moment
-        damping = np.where(alone, -self.bias[:, 2], 0.0) @ self.moment_squared
-        if self.limited:
-            both = torque - damping * v
-            over = (both < self.joint_force[:, 0]) | (both > self.joint_force[:, 1])
-            torque = np.where(over, np.clip(both, self.joint_force[:, 0], self.joint_force[:, 1]), torque)
-            damping = np.where(over, 0.0, damping)
+        damping = np.where(alone, -self.bias[:, 2], 0.0) @ self.moment**2
+        both = torque - damping * v
+        over = (both < self.joint_force[:, 0]) | (both > self.joint_force[:, 1])
+        torque = np.where(over, np.clip(both, *self.joint_force.T), torque)
+        damping = np.where(over, 0.0, damping)
         return torque - self.stiffness * (q - self.spring), damping
 
 
@@ -426,12 +399,6 @@ class JointCouplings:
     def dofs(self) -> Array:
         """Degrees of freedom that are coupled."""
         return np.flatnonzero(self.driven.any(axis=0) | self.driving.any(axis=0))
-
-    def subset(self, dofs: Array) -> JointCouplings:
-        """The couplings of some degrees of freedom alone."""
-        return replace(
-            self, driven=self.driven[:, dofs], driving=self.driving[:, dofs], inverse_mass=self.inverse_mass[dofs]
-        )
 
     def torque(self, q: Array, v: Array, applied: Array) -> Array:
         """The torques that keep coupled joints together under other torques.

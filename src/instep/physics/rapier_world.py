@@ -142,7 +142,7 @@ class RapierWorld:
             engine = self._engine(setup, memory[i], q[i], v[i])
             commands = setup.arriving(flat_past[i, self._past - setup.past :], flat_action[i])
             with refusing("continue from this state"):
-                engine.run(setup.actuation.clipped(commands), wrench[i] if wrench[i].any() else None)
+                engine.run(np.clip(commands, *setup.actuation.command.T), wrench[i] if wrench[i].any() else None)
             return *engine.read(), self._keep(engine)
 
         after_q, after_v, snapshots = zip(*self._map(stepped, n), strict=True)
@@ -237,12 +237,12 @@ class RapierSetup:
         """The setup of a model, or `Unsupported` if rapier lacks something it needs."""
         check_support(model, KEY)
         with refusing("build this scene"):
-            built, actuation, couplings = build(model), joint_actuation(model), joint_couplings(model)
-            motors = joint_motors(model, built, actuation, couplings.dofs)
+            built, actuation = build(model), joint_actuation(model)
+            motors = joint_motors(model, built, actuation, joint_couplings(model).dofs)
             set_motors(built, actuation, motors)
             add_equalities(model, built)
             add_joint_friction(model, built, actuation, motors)
-            computed = ComputedTorques.of(model, actuation, motors, couplings)
+            computed = ComputedTorques.of(model, built, actuation, motors)
             initial = built.world.snapshot()
         mujoco.mj_saveModel(model, None, whole := np.empty(mujoco.mj_sizeModel(model), np.uint8))
         digest = hashlib.blake2b(whole.tobytes(), digest_size=DIGEST_BYTES).digest()

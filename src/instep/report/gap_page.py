@@ -195,7 +195,6 @@ def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
     if gap.kind == "commands" and gap.following is not None:
         return [_following_section(gap.following)]
     sections = [_horizon_section(gap)]
-    sections += [_floors_section(gap.floors)] if gap.floors else []
     sections += [_runs_section(gap), *causes]
     sections += [_growth_section(gap, gap.growth)] if gap.growth is not None else []
     sections += [_events_section(gap, gap.event_agreement)] if gap.event_agreement is not None else []
@@ -404,25 +403,10 @@ def _images_section(gap: Gap) -> Section:
         blocks.append([ReportImage.of(image, caption) for image, caption in zip(camera.example, words, strict=True)])
         blocks.append(score_table(camera.scores))
     lead = (
-        "Paired frames: PSNR, SSIM, a distance of gradient features (multi-scale GMSD), the distance of edges, and "
-        "the share of pixels that differ by more than a tenth of the range. Image scores see neither collisions "
-        "nor dynamics."
+        "Paired frames: PSNR and SSIM, as they are and with matched exposure, and the overlap of masks. Image scores "
+        "see neither collisions nor dynamics."
     )
     return Section("Images", lead, blocks)
-
-
-def _floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """The noise floor of each repeated command."""
-    shown = [n for n in next(iter(groups.values())) if n != "overall"]
-    rows: list[list[str]] = []
-    for name, curves in groups.items():
-        values = [formatted(curves[n].at(inf), interval=False) for n in shown]
-        rows.append([name, str(next(iter(curves.values())).at(inf).n), *values])
-    lead = (
-        "Scatter of repeats about their mean, root mean square over the whole run. A simulator at this level is as "
-        "good as the robot is repeatable; smaller differences mean nothing."
-    )
-    return Section("Noise floor", lead, [Table(("command", "runs", *shown), rows)])
 
 
 def _following_figure(following: CommandFollowing) -> Figure:

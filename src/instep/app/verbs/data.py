@@ -33,7 +33,6 @@ from instep.data.loading import is_foreign_dataset, is_readable
 from instep.data.resample import resampled
 from instep.gap.preparation import recorded_at_rate
 from instep.physics.engines import open_world, scene_and_engine
-from instep.physics.inverse_dynamics import DynamicsOrder
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 from instep.scene.robot_structure import driven_joints
 
@@ -297,7 +296,7 @@ def robot_layout(scene: Scene) -> RobotLayout:
     joints = tuple(_joint(model, name) for name in scene.robot)
     known = {joint.name for joint in joints}
     actuators = tuple(_actuator(model, a) for a in range(model.nu))
-    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known), DynamicsOrder(scene))
+    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known))
 
 
 def _joint(model: mujoco.MjModel, name: str) -> RobotJoint:

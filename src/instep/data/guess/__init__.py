@@ -20,7 +20,7 @@ from instep.data.files import write_text
 from instep.data.loading import Logs, find_logs
 from instep.data.mapping import SECONDS, ChannelRule, DataMapping, RawRun, text_seconds
 
-from .command_guess import command_channel, ordered_by_motion
+from .command_guess import command_channel
 from .joint_columns import (
     DEGREES,
     GuessRow,
@@ -30,7 +30,6 @@ from .joint_columns import (
     converted_rule,
     derivative_ratio,
     lag,
-    read_columns_as,
     read_positions,
 )
 from .log_columns import TIME_UNITS, ColumnGroup, column_groups, match_names, tokens
@@ -78,11 +77,6 @@ def guess_mapping(
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
     positions, unit, doubts = read_positions(_positions(groups, robot, dt), robot)
     commands = command_channel(groups, positions, unit, robot, dt)
-    ordered = ordered_by_motion(positions, unit, commands, robot, dt)
-    if ordered is not positions:
-        positions = ordered
-        unit, doubts = read_columns_as(positions, robot, unit.name, unit.doubt)
-        commands = command_channel(groups, positions, unit, robot, dt)
     mapping = replace(mapping, q=_position_rule(positions, unit, robot), action=commands.rule)
     for reference, label, order, doubt in zip(
         positions.references, positions.labels, positions.doubts, doubts, strict=True
@@ -205,7 +199,7 @@ def _labelled(group: ColumnGroup, robot: RobotLayout, doubt: str = "") -> JointC
         doubt = doubt or f"{width} columns for {len(targets)} joints; in the robot's order"
     columns = _numbered_order(group)[: len(targets)]
     doubts = (doubt or "no joint names; in the robot's order",) * len(columns)
-    return JointColumns(group, columns, tuple(targets[: len(columns)]), doubts, order_only=not doubt)
+    return JointColumns(group, columns, tuple(targets[: len(columns)]), doubts)
 
 
 def _numbered_order(group: ColumnGroup) -> tuple[int, ...]:

@@ -1,13 +1,12 @@
 """Guess which columns are commands, of which actuators and in which unit: by names, then by which joint answers.
 
-Columns without names get their joints by the robot's order, its ranges, and the dynamics that the motion shows.
+Columns without names get their joints by the robot's order and its ranges.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,21 +15,16 @@ from instep.data.mapping import ChannelRule
 
 from .joint_columns import (
     DEGREES,
-    FACTORS,
-    OUTSIDE,
     CommandKind,
     GuessRow,
     JointColumns,
-    JointOrder,
     RobotActuator,
     RobotLayout,
     UnitReading,
-    UnlabelledMotion,
     assigned,
     converted_rule,
     correlations,
     gains,
-    outside_ranges,
     sample,
 )
 from .log_columns import ColumnGroup, match_names
@@ -223,65 +217,3 @@ def _range_doubt(values: Array, actuator: RobotActuator) -> str:
         return f"leaves the range of {actuator.name} ({low:g} to {high:g})"
     small = float(np.ptp(values)) < 0.02 * (high - low)
     return "uses little of the actuator's range: in another unit?" if small else ""
-
-
-SURE, CLEAR = 20.0, 6.0
-"""Log odds from which on the dynamics make an order sure that is the robot's own, and above which they prefer one."""
-
-
-def ordered_by_motion(
-    positions: JointColumns, unit: UnitReading, commands: CommandGuess, robot: RobotLayout, dt: float
-) -> JointColumns:
-    """Columns without names with the joints that their motion fits best; as they were where it cannot be judged."""
-    if robot.order is None or positions.by_name or commands.columns is None or commands.takes != "position":
-        return positions
-    places = {joint.name: k for k, joint in enumerate(robot.joints)}
-    if not set(positions.labels) <= set(places) or len(set(positions.labels)) < len(positions.labels):
-        return positions
-    labels = tuple(sorted(positions.labels, key=lambda label: places[label]))
-    values = [run * unit.scale + (unit.offset or 0.0) for run in positions.runs]
-    joints = robot.joints_of(labels)
-    # A column can be of a joint that is read alike and within whose range it stays.
-    allowed = outside_ranges(sample(positions.runs), joints, unit.name) <= OUTSIDE
-    for k, label in enumerate(positions.labels):
-        place = labels.index(label)
-        factor = FACTORS[unit.name] if joints[place].unit == "rad" else 1.0
-        plain = math.isclose(unit.scale[k], factor) and not (unit.offset and unit.offset[k])
-        allowed[k] &= np.array([plain and joint.unit == joints[place].unit for joint in joints])
-        allowed[k, place] = True
-    followed = _followed(positions, commands.columns, commands.reading, robot)
-    found = robot.order(UnlabelledMotion(values, followed, labels, allowed, dt))
-    if found is None:
-        return positions
-    doubts = tuple(_doubt(positions, found, labels, k) for k in range(len(labels)))
-    return replace(positions, labels=found.labels, doubts=doubts)
-
-
-def _followed(positions: JointColumns, commands: JointColumns, reading: UnitReading, robot: RobotLayout) -> list[Array]:
-    """The command that each column of positions follows, in the robot's units; NaN where there is none."""
-    moved = [robot.actuator(name).joints for name in commands.labels]
-    by_joint = {joints[0] if len(joints) == 1 else name: k
-                for k, (joints, name) in enumerate(zip(moved, commands.labels, strict=True))}  # fmt: skip
-    found: list[Array] = []
-    for run in commands.runs:
-        given = np.concatenate([run * reading.scale + (reading.offset or 0.0), np.full((len(run), 1), np.nan)], axis=1)
-        found.append(given[:, [by_joint.get(label, -1) for label in positions.labels]])
-    return found
-
-
-def _doubt(positions: JointColumns, found: JointOrder, labels: tuple[str, ...], k: int) -> str:
-    """Why the joint of a column may be wrong; empty where the robot's order and the motion say the same clearly."""
-    margin, rival, label = found.margins[k], found.rivals[k], found.labels[k]
-    natural = k == labels.index(label)
-    if natural and margin >= SURE:
-        return "" if positions.order_only else positions.doubts[k]
-    how = "in the robot's order" if natural else "by the robot's dynamics"
-    if math.isinf(margin):
-        why = "no joint names; the only joint whose range its motion fits"
-    elif margin < CLEAR:
-        why = f"no joint names; {how}, but its motion would fit {rival} as well"
-    elif margin < SURE:
-        why = f"no joint names; {how}, and its motion would fit {rival} less"
-    else:
-        why = f"no joint names; {how}: its motion would fit {rival} much less"
-    return why if positions.order_only else f"{positions.doubts[k]}; {why}"

@@ -6,7 +6,7 @@ Ranges of the robot's joints tell units and the joints of columns without names.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
@@ -43,43 +43,12 @@ class RobotActuator:
     takes: CommandKind = "position"
 
 
-@array_dataclass
-class UnlabelledMotion:
-    """Motion whose columns no name gives to a joint, in the robot's units."""
-
-    q: Sequence[Array]
-    """Measured positions of each run [rows, columns]."""
-    commands: Sequence[Array]
-    """The command that each column follows [rows, columns]; NaN where there is none."""
-    labels: tuple[str, ...]
-    """The joints that the columns are of, in the order of the robot."""
-    allowed: Array
-    """Whether each column (row) can be of each joint (column), by unit and range."""
-    dt: float
-
-
-@frozen_dataclass
-class JointOrder:
-    """The joint of each column, as the motion says it."""
-
-    labels: tuple[str, ...]
-    margins: tuple[float, ...]
-    """For each column, the log odds against the best order in which it is of another joint."""
-    rivals: tuple[str, ...]
-    """That other joint."""
-
-
-OrderFinder: TypeAlias = Callable[[UnlabelledMotion], JointOrder | None]
-
-
 @frozen_dataclass
 class RobotLayout:
     """What a guess needs to know of a robot; empty where nothing is known."""
 
     joints: tuple[RobotJoint, ...] = ()
     actuators: tuple[RobotActuator, ...] = ()
-    order: OrderFinder | None = None
-    """Finds the joints of columns without names by the dynamics of the robot."""
 
     @property
     def joint_names(self) -> list[str]:
@@ -127,8 +96,6 @@ class JointColumns:
     doubts: tuple[str, ...]
     by_name: bool = False
     """Whether names gave the columns their labels."""
-    order_only: bool = False
-    """Whether all that is doubtful is which column is of which joint."""
 
     @property
     def runs(self) -> list[Array]:
