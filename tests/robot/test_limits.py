@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -310,3 +312,21 @@ def test_after_braking_the_next_target_is_followed_from_rest():
         aim = limits.brake(aim, dt)
     assert np.array_equal(aim.target, aim.q) and np.array_equal(aim.rows[..., 8], aim.v) and np.all(aim.v < 1e-12)
     assert np.allclose(limits.towards(aim, aim.q, dt).q, aim.q, atol=1e-12)
+
+
+def test_nothing_is_compiled_once_a_robot_is_served(tmp_path) -> None:
+    """A cold cache: the first command of a served robot would compile for longer than the watchdog allows."""
+    code = """if True:
+        import numpy as np
+        from instep.robot import Limits, jerk_kernels as kernels
+        kernels.compiled()
+        known = [kernels.make_plans, kernels.approach_targets, kernels.follow_references, kernels.follow_plans]
+        assert [len(kernel.signatures) for kernel in known] == [1] * 4
+        limits = Limits(("a", "b"), -1.0, 1.0, 1.0, 10.0)
+        last = limits.moving(np.zeros(2), np.zeros(2), 0.01)
+        last = limits.towards(last, np.ones(2), 0.01)
+        limits.brake(limits.follow(last, np.ones(2), np.zeros(2), 0.01), 0.01)
+        assert [len(kernel.signatures) for kernel in known] == [1] * 4
+    """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -72,9 +72,6 @@ WORDS = {
     "stops": "stops, until a reset",
     "stop_failures": "failed attempts to stop its motors",
     "overruns": "control periods that began late",
-    "overruns_driver": "of these, since the driver did not return",
-    "overruns_collector": "of these, by the garbage collector",
-    "overruns_computer": "of these, by other work of the computer",
 }
 """Counters of a robot that are shown, in words."""
 

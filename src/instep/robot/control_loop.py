@@ -20,7 +20,7 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass
 from .driver import Driver, Reading
 from .jerk_kernels import BOUNDS, compiled
 from .limits import LimitedCommand, Limits, default_limits
-from .realtime import Clock, PauseWatch
+from .realtime import Clock
 from .safety import SafetyOptions
 from .signal_checks import ResponseChecks, SensorChecks, wiggle_test
 from .wire import Command, Mode, Pace, RefusalKind, Reset
@@ -32,13 +32,13 @@ WATCHDOG_S = 0.01
 
 COUNTERS = (
     "executed refused invalid stale future duplicates out_of_order superseded limited limited_position "
-    "limited_velocity limited_acceleration limited_jerk limited_obstacle overruns overruns_driver overruns_collector "
-    "overruns_computer missed slowed holds stops failures stop_failures invalid_readings doubtful backwards"
+    "limited_velocity limited_acceleration limited_jerk limited_obstacle overruns missed slowed holds stops failures "
+    "stop_failures invalid_readings doubtful backwards"
 )
 """Counted events: commands executed and refused (invalid: wrong size or not finite; stale: for a state that is too old;
 future: for a state that has not been yet), duplicates and out-of-order ones dropped, ones superseded by a newer one,
-ones changed by limits, and by which limit first, or by an obstacle; late periods, by their cause (the driver did not
-return, the garbage collector, the rest of the computer), and how many were missed; periods in which it was slowed down;
+ones changed by limits, and by which limit first, or by an obstacle; late periods, and how many were missed; periods in
+which it was slowed down;
 holds, stops, failures of the driver and failures to stop; readings that were not finite, that no sensor of this robot
 can show, or that ran backwards."""
 SLOW_MISSED, SLOW_S = 0.05, 1.0
@@ -105,9 +105,8 @@ class RobotLoop:
         self._responses = ResponseChecks(driver.spec, self.limits)
         self._slow_limits = self.limits.reduced(driver.spec)
         self._missed: deque[tuple[int, int]] = deque()
-        self._slow_why, self._pauses = "", PauseWatch()
+        self._slow_why = ""
         self._stop_tries = self._stop_tried = 0
-        self._driver_s = 0.0
         self._doubt = ""
         self._hold_after = max(safety.hold_after, 2.5 * driver.spec.dt)
         self._stop_after = max(safety.stop_after, 5.0 * driver.spec.dt)
@@ -157,16 +156,14 @@ class RobotLoop:
         """Run until `over` is set, then stop the robot."""
         watchdog = threading.Thread(target=self._watch, args=(over,), name="instep-watchdog", daemon=True)
         try:
-            with self._pauses:
-                if self.pace == "step":
-                    while not over.is_set():
-                        with self._changed:
-                            if not self._changed.wait_for(lambda: self._waiting is not None, timeout=0.1):
-                                continue
-                        self.tick(self.clock.mono())
-                else:
-                    watchdog.start()
-                    self._run_by_clock(over)
+            if self.pace == "real":
+                watchdog.start()
+                self._run_by_clock(over)
+            while not over.is_set():
+                with self._changed:
+                    asked = self._changed.wait_for(lambda: self._waiting is not None, timeout=0.1)
+                if asked:
+                    self.tick(self.clock.mono())
         finally:
             self._stop_for_good()
 
@@ -207,17 +204,14 @@ class RobotLoop:
             late = self.clock.mono() - deadline
             if late >= period:
                 deadline += late // period * period
-                self._overrun(late // period, late * 1e-9)
+                self._overrun(late // period)
             while (left := deadline - self.clock.mono()) > 0:
                 time.sleep(left * 1e-9)
             self.tick(self.clock.mono())
 
-    def _overrun(self, missed: int, late: float) -> None:
+    def _overrun(self, missed: int) -> None:
         self.counts["overruns"] += 1
         self.counts["missed"] += missed
-        collecting, waiting = self._pauses.take(), self._driver_s
-        cause = "driver" if waiting > 0.5 * late else "collector" if collecting > 0.5 * late else "computer"
-        self.counts[f"overruns_{cause}"] += 1
         self._missed.append((self.clock.mono(), missed))
         self._stopping_on_error(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
 
@@ -394,9 +388,7 @@ class RobotLoop:
             return
         wanted = self._target if mode == "run" else self._driver.hold()
         command = self._within_limits(wanted, mode == "run")
-        begin = self.clock.mono()
         self._sent = np.asarray(self._driver.write(command), float)
-        self._driver_s = (self.clock.mono() - begin) * 1e-9
 
     def _within_limits(self, wanted: Array, running: bool) -> Array:
         limits, dt = self.limits, self._driver.spec.dt

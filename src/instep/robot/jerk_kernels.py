@@ -226,5 +226,6 @@ def compiled() -> None:
     rows, out = np.zeros((1, len(ROW))), np.zeros((1, len(ROW)))
     bounds = np.array([[-1.0, 1.0, 1.0, 1.0, 10.0]])
     make_plans(rows, bounds, 0.01, out)
+    approach_targets(rows, np.ones(1), bounds, 0.01, out)
     follow_references(rows, np.ones(1), np.zeros(1), bounds, 0.01, out)
     follow_plans(rows, bounds, 0.01, out)

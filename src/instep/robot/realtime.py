@@ -58,31 +58,6 @@ def quiet_interpreter() -> Generator[None]:
         gc.unfreeze()
 
 
-class PauseWatch:
-    """How long the garbage collector has paused this process, used with `with`."""
-
-    def __init__(self) -> None:
-        self._began, self._paused = 0.0, 0.0
-
-    def __enter__(self) -> PauseWatch:
-        gc.callbacks.append(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        gc.callbacks.remove(self._note)
-
-    def take(self) -> float:
-        """The pauses since this was last asked [s]."""
-        paused, self._paused = self._paused, 0.0
-        return paused
-
-    def _note(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._began = time.perf_counter()
-        else:
-            self._paused += time.perf_counter() - self._began
-
-
 def lower_priority(process: int) -> None:
     """Take real-time priority from a process that inherited it, such as one that writes files."""
     if sys.platform == "linux":

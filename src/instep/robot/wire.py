@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from math import isfinite
+from math import inf, isfinite, prod
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgpack
@@ -178,9 +178,7 @@ def unpack(data: bytes, kinds: tuple[str, ...] = FROM_ROBOT + FROM_CLIENT) -> Me
         raw: Any = msgpack.unpackb(data, object_pairs_hook=_unique, **_CAPS)
     except (ValueError, msgpack.UnpackException) as error:
         raise BadInput("A message came that is not msgpack within the limits of this link.") from error
-    if not isinstance(raw, dict):
-        raise BadInput(f"A message came that is a {type(raw).__name__}; a map was expected.")
-    body = cast(dict[Any, Any], raw)
+    body = _map(raw, "A message")
     version, kind = body.pop("version", None), body.pop("kind", None)
     if type(version) is not int or version != VERSION:
         raise BadInput(f"A message of version {version!r:.20} came, but this side speaks version {VERSION}.")
@@ -193,35 +191,24 @@ def unpack(data: bytes, kinds: tuple[str, ...] = FROM_ROBOT + FROM_CLIENT) -> Me
 def tensor(value: Any, where: str = "tensor") -> Array:
     """An array from its wire form {dtype, shape, data}, after every size has been checked in Python integers."""
     body = _map(value, where)
-    if set(body) != {"dtype", "shape", "data"}:
-        raise BadInput(f"{where} must hold exactly dtype, shape and data.")
-    name, shape, data = body["dtype"], body["shape"], body["data"]
-    if not isinstance(name, str) or name not in DTYPES:
-        raise BadInput(f"{where} has the dtype {name!r:.20}, but only {', '.join(DTYPES)} are taken.")
-    if not isinstance(shape, list) or len(cast(list[Any], shape)) > MAX_DIMENSIONS:
-        raise BadInput(f"{where} must have a shape of at most {MAX_DIMENSIONS} dimensions.")
-    sizes, count = cast(list[Any], shape), 1
-    for size in sizes:
-        if type(size) is not int or not 0 <= size <= MAX_BYTES:
-            raise BadInput(f"{where} has a dimension of {size!r:.20}, which is no size of an array.")
-        count *= size
-    dtype = DTYPES[name]
-    if not isinstance(data, bytes) or len(data) != count * dtype.itemsize:
-        raise BadInput(f"{where} must hold the {count * dtype.itemsize} bytes that its shape and dtype ask for.")
+    name, shape, data = (body.get(key) for key in ("dtype", "shape", "data"))
+    known = isinstance(name, str) and name in DTYPES and len(body) == 3
+    sizes = cast(list[Any], shape) if isinstance(shape, list) else [-1]
+    if not known or len(sizes) > MAX_DIMENSIONS or any(type(n) is not int or not 0 <= n <= MAX_BYTES for n in sizes):
+        raise BadInput(
+            f"{where} must hold a dtype of {', '.join(DTYPES)}, a shape of at most {MAX_DIMENSIONS} sizes, and data."
+        )
+    dtype = DTYPES[cast(str, name)]
+    if not isinstance(data, bytes) or len(data) != prod(sizes) * dtype.itemsize:
+        raise BadInput(f"{where} must hold the {prod(sizes) * dtype.itemsize} bytes that its shape and dtype ask for.")
     flat = np.frombuffer(data, np.uint8).astype(bool) if name == "b1" else np.frombuffer(data, dtype)
     return flat.reshape(sizes)
 
 
 _CAPS: dict[str, Any] = {
-    "raw": False,
-    "strict_map_key": True,
-    "use_list": True,
-    "max_str_len": MAX_TEXT,
-    "max_bin_len": MAX_BYTES,
-    "max_array_len": MAX_LABELS,
-    "max_map_len": MAX_NAMES,
-    "max_ext_len": 0,
-}
+    "raw": False, "strict_map_key": True, "use_list": True, "max_ext_len": 0, "max_str_len": MAX_TEXT,
+    "max_bin_len": MAX_BYTES, "max_array_len": MAX_LABELS, "max_map_len": MAX_NAMES,
+}  # fmt: skip
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -234,26 +221,23 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 def _plain(value: Any) -> Any:
     """A field as msgpack can hold it."""
     if isinstance(value, np.ndarray):
-        return _tensor_map(cast(Array, value))
+        array = cast(Array, value)
+        name = f"{array.dtype.kind}{array.dtype.itemsize}"
+        if name not in DTYPES or array.ndim > MAX_DIMENSIONS:
+            raise BadInput(
+                f"An array of {array.dtype} with {array.ndim} dimensions cannot be sent; make it one of "
+                f"{', '.join(DTYPES)} with at most {MAX_DIMENSIONS}."
+            )
+        return {"dtype": name, "shape": list(array.shape), "data": array.astype(DTYPES[name], copy=False).tobytes()}
     if isinstance(value, Spec):
-        channels = {"q": value.q, "v": value.v, "action": value.action, "observation": value.observation}
-        return {"dt": float(value.dt), **{name: _plain(channel) for name, channel in channels.items()}}
+        parts = {name: _plain(getattr(value, name)) for name in ("q", "v", "action", "observation")}
+        return {"dt": float(value.dt), **parts}
     if isinstance(value, Channel):
         shape = [int(size) for size in value.shape]
         return {"labels": list(value.labels), "unit": value.unit, "shape": shape, "dtype": value.dtype}
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in cast(Mapping[str, Any], value).items()}
     return value
-
-
-def _tensor_map(array: Array) -> dict[str, Any]:
-    name = f"{array.dtype.kind}{array.dtype.itemsize}"
-    if name not in DTYPES or array.ndim > MAX_DIMENSIONS:
-        raise BadInput(
-            f"An array of {array.dtype} with {array.ndim} dimensions cannot be sent; make it one of "
-            f"{', '.join(DTYPES)} with at most {MAX_DIMENSIONS}."
-        )
-    return {"dtype": name, "shape": list(array.shape), "data": array.astype(DTYPES[name], copy=False).tobytes()}
 
 
 Check: TypeAlias = Callable[[Any, str], Any]
@@ -267,74 +251,41 @@ def _fields(body: dict[Any, Any], schema: Mapping[str, Check], where: str) -> di
     return {name: check(body[name], f"{where}.{name}") for name, check in schema.items()}
 
 
-def _map(value: Any, where: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise BadInput(f"{where} must be a map, not a {type(value).__name__}.")
-    return cast(dict[Any, Any], value)
-
-
-def _count(value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise BadInput(f"{where} must be an integer from 0 to 2^63 - 1.")
-    return value
-
-
-def _clock(value: Any, where: str) -> int:
-    # A robot's clock may have been set before its epoch, so stamps may be negative.
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise BadInput(f"{where} must be an integer of 64 bits.")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if type(value) is not float or not isfinite(value):
-        raise BadInput(f"{where} must be a finite floating-point number.")
-    return value
-
-
-def _period(value: Any, where: str) -> float:
-    number = _number(value, where)
-    if number <= 0:
-        raise BadInput(f"{where} must be above 0 s, not {number:g} s.")
-    return number
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"{where} must be a string, not a {type(value).__name__}.")
-    return value
-
-
-def _word(*words: str) -> Check:
-    def check(value: Any, where: str) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise BadInput(f"{where} must be one of {', '.join(words)}.")
+def _typed(fits: Callable[[Any], bool], words: str) -> Check:
+    def check(value: Any, where: str) -> Any:
+        if not fits(value):
+            raise BadInput(f"{where} must be {words}.")
         return value
 
     return check
 
 
-def _list_of(part: Check) -> Check:
-    def check(value: Any, where: str) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise BadInput(f"{where} must be a list, not a {type(value).__name__}.")
-        return tuple(part(item, where) for item in cast(list[Any], value))
+def _word(*words: str) -> Check:
+    return _typed(lambda value: isinstance(value, str) and value in words, f"one of {', '.join(words)}")
 
-    return check
+
+_map: Check = _typed(lambda value: isinstance(value, dict), "a map")
+_list: Check = _typed(lambda value: isinstance(value, list), "a list")
+_text: Check = _typed(lambda value: isinstance(value, str), "a string")
+_count: Check = _typed(lambda value: type(value) is int and 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
+# A robot's clock may have been set before its epoch, so stamps may be negative.
+_clock: Check = _typed(lambda value: type(value) is int and -(2**63) <= value < 2**63, "an integer of 64 bits")
+_number: Check = _typed(lambda value: type(value) is float and isfinite(value), "a finite floating-point number")
+_period: Check = _typed(lambda value: type(value) is float and 0 < value < inf, "a finite number of seconds above 0")
+
+
+def _list_of(part: Check) -> Check:
+    return lambda value, where: tuple(part(item, where) for item in _list(value, where))
 
 
 def _map_of(part: Check) -> Check:
-    def check(value: Any, where: str) -> dict[str, Any]:
-        return {_text(name, where): part(item, f"{where}.{name}") for name, item in _map(value, where).items()}
-
-    return check
+    return lambda value, where: {
+        _text(name, where): part(item, f"{where}.{name}") for name, item in _map(value, where).items()
+    }
 
 
 def _record(make: Callable[..., Any], schema: Mapping[str, Check]) -> Check:
-    def check(value: Any, where: str) -> Any:
-        return make(**_fields(_map(value, where), schema, where))
-
-    return check
+    return lambda value, where: make(**_fields(_map(value, where), schema, where))
 
 
 _channel = _record(Channel, {"labels": _list_of(_text), "unit": _text, "shape": _list_of(_count), "dtype": _text})
