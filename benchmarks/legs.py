@@ -28,9 +28,8 @@ from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State, World, frozen_dataclass
 from instep.lab.gait import Gait, GaitBody, GaitFile, base_motion, fallen, ranges_gait, shipped_gait
 from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, wheel_velocity
-from instep.lab.leg_walks import FEEDBACK, SAME, LegOptions, WalkNoise, leg_experiment, noisy_robot
+from instep.lab.leg_walks import FEEDBACK, SAME, Inertial, LegOptions, WalkNoise, leg_experiment, noisy_robot
 from instep.lab.legs_study import LegBudget, close_on_legs, hidden_legs
-from instep.robot.imperfect import Inertial
 from instep.scene.new_scene import make_scene
 from tuning.planted_arms import MODELS
 

@@ -31,9 +31,8 @@ from instep.core.statistics import (
 )
 from instep.core.world import Spec, vector
 from instep.gap.joint_error import JointErrorProfile, profile_scores
-from instep.gap.measure import error_growth, growth_difference
+from instep.gap.measure import clock_offset, error_growth, growth_difference
 from instep.gap.paired_runs import compare_runs, noise_floor
-from instep.gap.time_alignment import clock_offset
 
 Trial = tuple[Estimate, float]
 """An interval and the truth it should cover."""

@@ -17,8 +17,7 @@ from instep.gap.measure import (
     measure_pairs,
     measure_recordings,
 )
-from instep.gap.paired_runs import outcomes, split_by_outcome
-from instep.gap.time_alignment import world_lag
+from instep.gap.paired_runs import outcomes, split_by_outcome, world_lag
 from instep.report.gap_page import gap_page
 from instep.report.page import render
 

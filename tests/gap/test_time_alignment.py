@@ -9,8 +9,9 @@ from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
 from instep.gap.horizon import velocity
+from instep.gap.measure import angular_speed, clock_offset
+from instep.gap.paired_runs import lag
 from instep.gap.preparation import prepare
-from instep.gap.time_alignment import angular_speed, clock_offset, lag
 
 
 def wander(rng, t, smooth=40):

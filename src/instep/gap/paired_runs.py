@@ -14,8 +14,8 @@ import numpy as np
 
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
-from instep.core.statistics import Estimate, log_jackknife
-from instep.core.world import Array, Spec, vector
+from instep.core.statistics import Estimate, log_jackknife, pooled, student_quantile
+from instep.core.world import Array, Spec, frozen_dataclass, vector
 from instep.data.resample import onto
 
 from .gap_result import Curve, Gap, RunPair, run_name
@@ -27,8 +27,10 @@ from .horizon import (
     curves_of,
     curves_through,
     groups_of,
+    pair_channels,
     scale_note,
     scores_of,
+    velocity,
     with_errors,
 )
 
@@ -306,3 +308,104 @@ def _split(kind: list[int], ends: Array, apart: float) -> list[list[int]]:
     typical = float(np.median(gaps)) if len(gaps) > 2 else 0.0
     cuts = np.flatnonzero((gaps > apart) & (gaps > 5 * typical)) + 1
     return [sorted(int(i) for i in part) for part in np.split(np.array(order), cuts)]
+
+
+@frozen_dataclass
+class Lag:
+    """How much later one signal follows another."""
+
+    seconds: float
+    correlation: float
+    """Correlation of the two signals once the lag is taken off."""
+    at_limit: bool
+    """Whether the best lag is the longest one tried; then it is not reliable."""
+
+
+@frozen_dataclass
+class WorldLag:
+    """The lag between two worlds."""
+
+    lag: Estimate
+    """How much later the simulator moves than the robot [s], the median over runs; negative if it leads."""
+    before: Estimate
+    """The overall error as it is."""
+    after: Estimate
+    """The overall error if every run were shifted by its own lag."""
+
+
+def lag(first: Array, second: Array, dt: float, *, longest: float = 0.5) -> Lag:
+    """How much later `second` [rows, n] follows `first`, by the peak of their correlation, between rows by a parabola.
+
+    Pass rates of change: positions that drift hide the peak.
+    """
+    a, b = (np.reshape(np.asarray(x, float), (len(x), -1)) for x in (first, second))
+    reach = min(round(longest / dt), len(a) // 3)
+    if reach < 1:
+        raise BadInput(f"A lag needs at least three rows within {longest:g} s, and there are {len(a)} rows.")
+    shifts = np.arange(-reach, reach + 1)
+    scores = np.array([correlation(a[: len(a) - s], b[s:]) if s >= 0 else correlation(a[-s:], b[:s]) for s in shifts])
+    best = int(np.nanargmax(scores))
+    return Lag((shifts[best] + parabola_peak(scores, best)) * dt, float(scores[best]), best in (0, len(scores) - 1))
+
+
+def world_lag(
+    pairs: Sequence[RunPair], *, options: HorizonOptions | None = None, longest: float = 0.5
+) -> WorldLag | None:
+    """The lag between two worlds over runs; None if nothing moves or no run shows a clear lag."""
+    columns, sizes = _plain_channels(pairs, options)
+    lags: list[float] = []
+    sums: list[list[float]] = []
+    counts: list[int] = []
+    for pair in pairs:
+        real, sim, dt = pair.real.q[:, columns], pair.sim.q[:, columns], pair.real.spec.dt
+        if len(real) < 30 or not np.isfinite(sim).all() or not columns:
+            continue
+        found = lag(velocity(real, dt) / sizes, velocity(sim, dt) / sizes, dt, longest=longest)
+        if found.at_limit or found.correlation < 0.5:
+            continue
+        shifted = _shifted(sim, found.seconds, dt)
+        inside = np.isfinite(shifted).all(axis=-1)
+        errors = [np.mean(((s - real)[inside] / sizes) ** 2, axis=-1).sum() for s in (sim, shifted)]
+        lags.append(found.seconds)
+        sums.append([float(e) for e in errors])
+        counts.append(int(inside.sum()))
+    if not lags:
+        return None
+    before, after = pooled(np.array(sums), np.array(counts), unit="1")
+    middle, n, half = float(np.median(lags)), len(lags), float("nan")
+    if n >= 3:
+        spread = float(1.4826 * np.median(np.abs(np.array(lags) - middle)))
+        half = student_quantile(0.975, n - 1) * spread * (np.pi / 2 / n) ** 0.5
+    return WorldLag(Estimate(middle, middle - half, middle + half, n, "s"), before, after)
+
+
+def _plain_channels(pairs: Sequence[RunPair], options: HorizonOptions | None) -> tuple[list[int], Array]:
+    """Columns of the channels that are no orientations, and the size of each by its unit."""
+    compared, sizes = pair_channels(pairs, options or HorizonOptions())
+    single = [i for i, columns in enumerate(compared.columns) if len(columns) == 1]
+    return [compared.columns[i][0] for i in single], sizes[single]
+
+
+def correlation(a: Array, b: Array) -> float:
+    """One correlation over all columns, each about its own mean."""
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    size = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum()) / size if size > 0 else -1.0
+
+
+def parabola_peak(scores: Array, best: int) -> float:
+    """Where the top of a parabola through the best score and its neighbours lies, between -1 and 1."""
+    if not 0 < best < len(scores) - 1:
+        return 0.0
+    left, middle, right = (float(x) for x in scores[best - 1 : best + 2])
+    bend = left - 2 * middle + right
+    return float(np.clip((left - right) / (2 * bend), -1, 1)) if np.isfinite(bend) and bend < 0 else 0.0
+
+
+def _shifted(q: Array, seconds: float, dt: float) -> Array:
+    """A run that is `seconds` late without its lag; NaN beyond its end."""
+    rows = np.arange(len(q), dtype=float)
+    at = rows + seconds / dt
+    out = np.stack([np.interp(at, rows, q[:, i]) for i in range(q.shape[1])], axis=-1)
+    out[(at < 0) | (at > len(q) - 1)] = np.nan
+    return out

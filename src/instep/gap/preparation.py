@@ -21,7 +21,7 @@ from instep.data.resample import GAP_PERIODS, MAX_DRIFT, MAX_JITTER, is_uneven, 
 from .gap_result import run_name
 from .horizon import QUAT, velocity, wrapped
 from .joint_error import position_servos
-from .time_alignment import lag
+from .paired_runs import lag
 
 MAX_VELOCITY_LAG = 0.5
 """Recorded velocities that lag by this many rows or more are rebuilt."""
