@@ -1,7 +1,7 @@
 """Which engine to choose: simulated seconds per second of each, for several scenes and numbers of worlds.
 
-A batch is stepped in two ways: by a policy, which sees every state before its next command, and unrolled over commands
-that are known before, as in identification. MuJoCo Warp is measured where a GPU is found.
+A batch is stepped by a policy, which sees every state before its next command. MuJoCo Warp is measured where a GPU is
+found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import Row, median, row
 from instep import open_world
 from instep.core.errors import MissingExtra, Unsupported
-from instep.core.world import Array, Simulator, State, unroll
+from instep.core.world import Array, Simulator, State
 from instep.physics.engines import Engine
 
 SCENES = ("pusht", "arm7", "so101", "cartpole", "cube")
@@ -41,30 +41,23 @@ def run(out: Path, quick: bool = False) -> list[Row]:
 
 
 def measured(scene: str, n: int, slow: set[Engine]) -> list[Row]:
-    """Rates of a batch of one scene in every engine, and MuJoCo Warp's over MuJoCo's.
-
-    Engines that are too `slow` for it are left out; those that prove to be so are added.
-    """
+    """Rates of a batch of one scene in every engine; those that prove too slow for a larger batch become `slow`."""
     rows: list[Row] = []
-    rates: dict[tuple[str, str], Array] = {}
     for engine, sim in engines(scene):
         if engine in slow:
             continue
         state, commands = batch(sim, n)
-        for way, work in (("stepped", _stepped), ("unrolled", _unrolled)):
-            took = np.array(
-                repeated(lambda work=work, sim=sim, state=state, commands=commands: work(sim, state, commands))
-            )
-            if took.min() > MOST_TIME / 4:
-                slow.add(engine)
-            rates[engine, way] = len(commands) * sim.spec.dt * n / took
-            name = f"{scene}, {n} worlds, {way}: {engine}"
-            rows.append(row(name, median(rates[engine, way], "simulated s/s")))
-            print(f"{name}: {rows[-1]['value']:.4g}", file=sys.stderr, flush=True)
-    for way in ("stepped", "unrolled"):
-        if ("warp", way) in rates and ("mujoco", way) in rates:
-            ratio = float(np.median(rates["warp", way]) / np.median(rates["mujoco", way]))
-            rows.append(row(f"{scene}, {n} worlds, {way}: warp / mujoco", ratio, "x"))
+
+        def work(sim: Simulator = sim, state: State = state, commands: Array = commands) -> None:
+            for command in commands:
+                state = sim.step(state, command)
+
+        took = np.array(repeated(work))
+        if took.min() > MOST_TIME / 4:
+            slow.add(engine)
+        rates = len(commands) * sim.spec.dt * n / took
+        rows.append(row(f"{scene}, {n} worlds, stepped: {engine}", median(rates, "simulated s/s")))
+        print(f"{rows[-1]['name']}: {rows[-1]['value']:.4g}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -86,16 +79,6 @@ def batch(sim: Simulator, n: int) -> tuple[State, Array]:
     rest = np.asarray(sim.scene.rest_action(), float)  # pyright: ignore[reportAttributeAccessIssue] - all are of scenes
     wander = np.cumsum(rng.normal(0.0, 0.02, (steps, n, len(rest))), axis=0)
     return sim.place(q, v), rest + wander
-
-
-def _stepped(sim: Simulator, state: State, commands: Array) -> None:
-    for command in commands:
-        state = sim.step(state, command)
-
-
-def _unrolled(sim: Simulator, state: State, commands: Array) -> None:
-    if unroll(sim, state, commands) is None:
-        _stepped(sim, state, commands)
 
 
 def repeated(work: Callable[[], None]) -> list[float]:

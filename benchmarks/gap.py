@@ -41,12 +41,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
         row(f"report of {runs} x {rows} x 16 rows", float(np.median(whole)), "s"),
         row("reading and plotting the same", float(np.median(scan)), "s"),
         row("data on disk", bytes_read / 1e6, "MB"),
-        row(
-            "report against reading and plotting",
-            median(np.array(whole) / np.array(scan), "x"),
-            at_most=2,
-            ok=float(np.median(whole) / np.median(scan)) <= 2,
-        ),
+        row("report against reading and plotting", median(np.array(whole) / np.array(scan), "x"), at_most=2),
     ]
 
 
@@ -73,8 +68,6 @@ def _scan_and_plot(folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     table = pq.read_table(folder / "runs.parquet")
-    apart = [table[f"real.{label}"].to_numpy() - table[f"sim.{label}"].to_numpy() for label in LABELS]
-    error = np.sqrt(np.mean([(a / 4.0) ** 2 for a in apart], axis=0))
     rows = len(table) // len(table["run"].unique())
     for run_at in (0, 1, 2):
         figure, axes = plt.subplots(7, 1, figsize=(10, 10))
@@ -83,39 +76,22 @@ def _scan_and_plot(folder: Path) -> None:
                 axis.plot(table[f"{side}.{label}"].to_numpy()[run_at * rows : (run_at + 1) * rows])
         figure.savefig(folder / f"run{run_at}.png")
         plt.close(figure)
-    figure, axes = plt.subplots(2, 2, figsize=(10, 8))
-    for axis, part in zip(axes.flat, (error[:rows], apart[0][:rows], apart[8][:rows]), strict=False):
-        axis.plot(part)
-    axes.flat[3].hist(error, bins=40)
-    figure.savefig(folder / "panels.png")
-    plt.close(figure)
 
 
 def _full_report(folder: Path, out: Path) -> None:
     table = pq.read_table(folder / "runs.parquet")
-    code = table["run"].combine_chunks()
-    ids = (
-        code.indices.to_numpy()
-        if hasattr(code, "indices")
-        else np.unique(code.to_numpy(zero_copy_only=False), return_inverse=True)[1]
-    )
-    cuts = np.flatnonzero(np.diff(ids)) + 1
-    edges = np.concatenate([[0], cuts, [len(ids)]])
-    sides = []
-    t = table["time"].to_numpy()
+    ids = table["run"].combine_chunks().dictionary_encode().indices.to_numpy()
+    edges = np.flatnonzero(np.diff(ids, prepend=-1, append=-1))
+    t, sides = table["time"].to_numpy(), []
     for side in ("real", "sim"):
         q = np.stack([table[f"{side}.{label}"].to_numpy() for label in LABELS]).T
-        sides.append([
-            Episode(SPEC, {"timestamp": t[a:b], "q": q[a:b]}, {"name": str(i)})
-            for i, (a, b) in enumerate(pairwise(edges))
-        ])  # fmt: skip
-    checks = check_data(sides[0])
+        sides.append([Episode(SPEC, {"timestamp": t[a:b], "q": q[a:b]}, {"name": str(i)})
+                      for i, (a, b) in enumerate(pairwise(edges))])  # fmt: skip
     gap = compare_runs(*sides)
     profiles = [joint_error_profile(pair, ARMS) for pair in gap.pairs]
-    gap = gap.with_scores(profile_scores(profiles))
-    gap = replace(gap, kind="paired", joint_errors=tuple(profiles))
+    gap = replace(gap, kind="paired", joint_errors=tuple(profiles)).with_scores(profile_scores(profiles))
     write_curves(out, gap)
-    write_html(out / "report.html", gap_page(gap, checks=[checks_section(checks)]))
+    write_html(out / "report.html", gap_page(gap, checks=[checks_section(check_data(sides[0]))]))
 
 
 def _timed(work: Callable[[], Any]) -> float:

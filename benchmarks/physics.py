@@ -7,7 +7,6 @@ choose their threads themselves; MuJoCo's own batches use two.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,18 +22,15 @@ from threadpoolctl import threadpool_limits
 
 from harness import median, row
 from instep import MujocoWorld, rollouts
-from instep.core.world import stack
 
 WORLDS, THREADS = 64, 2
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
-    """Measure, plot the scaling, and return one row per number."""
+    """Measure, and return one row per number."""
     repeats = 5 if quick else 9
     # BLAS threads wait by spinning, on the cores the physics needs; one is enough for a small net, ours and theirs.
     threadpool_limits(1)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-          f"mujoco {mujoco.__version__}, numpy {np.__version__}, {WORLDS} worlds, {THREADS} threads")  # fmt: skip
     rows: list[dict[str, Any]] = []
     for scene, seconds in (("pusht", 1.0), ("arm7", 2.0)):
         rows += against_raw(scene, seconds / (2 if quick else 1), repeats)
@@ -42,7 +38,6 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 1.0 if quick else 2.0, repeats, (5.0, 10.0))
     seconds = 0.5 if quick else 1.0
     rows += against_gymnasium("pusht", {}, seconds, repeats, (1.2, 1.9))
-    rows += scaling(out, 0.1 if quick else 0.5)
     return rows
 
 
@@ -60,10 +55,7 @@ def against_raw(scene: str, seconds: float, repeats: int) -> list[dict[str, Any]
     took = interleaved(timed, repeats)
     best = min(("mujoco.rollout", "mujoco.batch"), key=lambda name: float(np.median(took[name])))
     raw = took[best]
-    contacts = case.contacts()
     physics = case.steps * world.substeps * WORLDS
-    print(f"{scene}: {case.steps} control steps of {world.substeps} physics steps, nv {world.model.nv}, "
-          f"{contacts:.1f} contacts per step")  # fmt: skip
     rows = [row(f"{scene}: raw {best}, the faster of two", median(physics / raw, "steps/s"))]
     for name, goal in (("recorded", 0.90), ("mlp", 0.75)):
         rows.append(row(f"{scene}: instep, {name} controls", median(physics / took[name], "steps/s")))
@@ -93,7 +85,6 @@ def against_gymnasium(
     for env in peers.values():
         env.close()
     best = max((np.median(s), name) for name, s in speed.items() if name.startswith("Async"))[1]
-    print(f"{scene}: {world.substeps} physics steps per control step")
     return [
         row(f"{scene}: instep, mlp", median(ours, "steps/s")),
         row(f"{scene}: gymnasium {best}", median(speed[best], "steps/s")),
@@ -101,38 +92,6 @@ def against_gymnasium(
         row(f"{scene}: instep / AsyncVectorEnv", median(ours / speed[best], "x"), at_least=goals[0]),
         row(f"{scene}: instep / SyncVectorEnv", median(ours / speed["SyncVectorEnv of 8"], "x"), at_least=goals[1]),
     ]
-
-
-def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
-    """Physics steps per second over 1 to 256 worlds, plotted to scaling.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.6), constrained_layout=True)
-    rows: list[dict[str, Any]] = []
-    for scene in ("pusht", "arm7", "cartpole"):
-        world = MujocoWorld(scene, threads=THREADS)
-        counts, speeds = [1, 2, 4, 8, 16, 32, 64, 128, 256], []
-        for n in counts:
-            state = stack([world.reset(s) for s in range(n)])
-            action = np.broadcast_to(world.scene.rest_action(), (n, world.model.nu)).copy()
-            state = world.step(state, action)
-            steps, begin = 0, time.perf_counter()
-            while (elapsed := time.perf_counter() - begin) < seconds:
-                state = world.step(state, action)
-                steps += n * world.substeps
-            speeds.append(steps / elapsed)
-        axes.plot(counts, np.array(speeds) / 1e3, marker="o", label=scene)
-        rows.append(row(f"{scene}: 256 worlds over 1 world", median(np.array([speeds[-1] / speeds[0]]), "x")))
-    axes.set(xscale="log", yscale="log", xlabel="worlds", ylabel="thousand physics steps per second")
-    axes.set_title(f"One native call per control step, {THREADS} threads")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False)
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "scaling.png", dpi=150)
-    return rows
 
 
 @dataclass
@@ -152,14 +111,6 @@ class Case:
         phase = np.random.default_rng((0, 1)).uniform(0, 2 * np.pi, (WORLDS, 1, model.nu))
         wave = 0.5 + 0.45 * np.sin(2 * np.pi * 0.7 * t[None, :, None] + phase)
         self.controls = self.low + (self.high - self.low) * wave  # [worlds, steps, nu]
-
-    def contacts(self) -> float:
-        """Contacts per world, averaged over the recorded run."""
-        state, counts = stack([self.world.reset(s) for s in self.seeds]), []
-        for step in range(self.steps):
-            state = self.world.step(state, self.controls[:, step])
-            counts.append(self.world.contacts(state).mean())
-        return float(np.mean(counts))
 
     def states(self) -> np.ndarray:
         """The integration state of every world at its start."""

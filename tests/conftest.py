@@ -128,58 +128,19 @@ def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
 
 
-@pytest.fixture(scope="session")
-def torch() -> ModuleType:
-    """PyTorch."""
-    return _library("torch")
+def _library_fixture(name: str, *needs: str) -> Callable[..., ModuleType]:
+    def library(request: pytest.FixtureRequest) -> ModuleType:
+        for other in needs:
+            request.getfixturevalue(other)
+        return _library(name)
+
+    return pytest.fixture(scope="session", name=name)(library)
 
 
-@pytest.fixture(scope="session")
-def onnxruntime() -> ModuleType:
-    """The library that runs ONNX networks."""
-    return _library("onnxruntime")
-
-
-@pytest.fixture(scope="session")
-def lerobot() -> ModuleType:
-    """LeRobot, which brings a torch of its own and so is in no environment with all other extras."""
-    return _library("lerobot")
-
-
-@pytest.fixture(scope="session")
-def sbi(torch: ModuleType) -> ModuleType:
-    """Simulation-based inference."""
-    return _library("sbi")
-
-
-@pytest.fixture(scope="session")
-def ray() -> ModuleType:
-    """The cluster library."""
-    return _library("ray")
-
-
-@pytest.fixture(scope="session")
-def zmq() -> ModuleType:
-    """The sockets of GR00T's server."""
-    return _library("zmq")
-
-
-@pytest.fixture(scope="session")
-def gsply() -> ModuleType:
-    """The reader and writer of SPZ files."""
-    return _library("gsply")
-
-
-@pytest.fixture(scope="session")
-def rerun() -> ModuleType:
-    """The writer and reader of Rerun recordings."""
-    return _library("rerun")
-
-
-@pytest.fixture(scope="session")
-def mujoco_warp() -> ModuleType:
-    """MuJoCo on GPUs."""
-    return _library("mujoco_warp")
+torch, onnxruntime, lerobot, ray, zmq, gsply, rerun, mujoco_warp = map(
+    _library_fixture, ("torch", "onnxruntime", "lerobot", "ray", "zmq", "gsply", "rerun", "mujoco_warp")
+)
+sbi = _library_fixture("sbi", "torch")
 
 
 @pytest.fixture(scope="session")

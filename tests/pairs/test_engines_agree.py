@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine_runs import pushed as pushed_block
-from engine_runs import run
+from instep import stack
 from instep.physics.mujoco_world import MujocoWorld
 from instep.physics.rapier_world import RapierWorld
 from instep.scene.folder import Scene, shipped
@@ -41,6 +40,28 @@ LINKS = {
       mass="1"/><body pos="0.1 0 0"><joint axis="0 1 0" damping="0.02"/><geom type="capsule" fromto="0 0 0 0.2 0 0"
       size="0.02" mass="0.4"/></body></body>""",
 }
+
+
+def run(sim, state, seconds: float, action=()):
+    """Positions of each step, and the last state."""
+    rows = []
+    for _ in range(round(seconds / sim.spec.dt)):
+        state = sim.step(state, np.asarray(action, float))
+        rows.append(state.q)
+    return np.array(rows), state
+
+
+def pushed_block(world, friction, steps: int):
+    """Positions in `pusht` after a push of the block along x; friction is one number, or an array of one per world."""
+    sim = world("pusht").tuned({"geom.*.friction": friction})
+    state = sim.reset(0)
+    v = state.v.copy()
+    v[2] = 0.5
+    state = sim.place(state.q, v)
+    state = stack([state] * len(friction)) if np.ndim(friction) else state
+    for _ in range(steps):
+        state = sim.step(state, np.broadcast_to(sim.scene.rest_action(), (*state.batch, sim.model.nu)))
+    return state.q
 
 
 def world(engine: str, xml: str, tmp_path) -> MujocoWorld | RapierWorld:

@@ -115,15 +115,6 @@ def test_a_supply_sets_stiffness_and_limit_and_its_voltage_drops_under_current(t
     )
 
 
-def test_actuator_models_of_a_scene_are_opened_with_it(tmp_path):
-    world(tmp_path, RAIL)
-    assert isinstance(open_world(Scene.load(tmp_path)), MujocoWorld)
-    add(tmp_path, '[actuators.friction]\n"joint.hinge.static" = 0.3\n')
-    sim = open_world(Scene.load(tmp_path))
-    assert isinstance(sim, ActuatedWorld)
-    assert sim.settings == {"joint.hinge.static": 0.3}
-
-
 def test_an_unknown_term_offers_the_nearest(tmp_path):
     with pytest.raises(UnknownName, match="static"):
         ActuatedWorld(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})

@@ -12,7 +12,7 @@ from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_export import promote
-from instep.tune.param_selection import auto_params, command_limits
+from instep.tune.param_selection import auto_params
 
 WRIST = """
 <mujoco>
@@ -92,12 +92,6 @@ def test_a_cogging_holds_a_joint_where_its_wave_and_the_servo_balance(scene):
     assert 2 * q[1] == pytest.approx(0.4 * np.cos(3 * q[1]), abs=1e-6)
 
 
-def test_a_second_wave_turns_twice_as_often(scene):
-    sim = ActuatedWorld(MujocoWorld(scene), {"joint.turn.cogging_count": 3.0, "joint.turn.cogging2_sin": 0.3})
-    q = moved(sim, 4.0, lambda t: np.array([0.0, 0.4])).q[1]
-    assert 2 * (0.4 - q) + 0.3 * np.sin(6 * q) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_a_motor_behind_a_differential_pulls_on_both_joints(scene):
     sim = ActuatedWorld(MujocoWorld(scene), {"tendon.left.cogging_count": 2.0, "tendon.left.cogging_cos": 0.2})
     q = moved(sim, 4.0, lambda t: np.zeros(2)).q
@@ -147,11 +141,3 @@ def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(sce
     np.testing.assert_allclose(
         same, moved(sim.tuned(found.settings), 0.5, lambda t: np.array([0.3, -0.2])).q, atol=1e-9
     )
-
-
-def test_a_joint_that_friction_holds_is_not_taken_for_one_that_is_clipped(scene):
-    sticky = without_delta(scene).tuned({"joint.turn.frictionloss": 0.8, "joint.turn.friction_stiffness": 0.9999})
-    episode = recorded(sticky, 12.0)
-    beyond = np.abs(episode.action[:, 1]) - np.abs(episode.q[:, 1]).max()
-    assert (beyond > 0.1 * np.ptp(episode.q[:, 1])).sum() > 1 / scene.dt
-    assert command_limits(scene, [episode]) == {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, Diverged, Unsupported
-from instep.core.world import stack, take
+from instep.core.world import stack
 from instep.physics.rapier_build import bent_faces, refusing
 from instep.physics.rapier_world import KEY, RapierWorld
 from instep.scene.folder import Scene
@@ -31,6 +31,7 @@ def run(sim, state, steps: int, action=()):
 
 
 REFUSED = {
+    "air": (CART, '<option density="1.2"/>', "air or water"),
     "muscle": (CART, '<actuator><muscle name="m" joint="cart" lengthrange="0 1"/></actuator>', "activation"),
     "filter": (CART, '<actuator><general name="m" joint="cart" dyntype="filter" dynprm="1"/></actuator>', "activation"),
     "space tendon": (
@@ -68,22 +69,9 @@ def test_what_rapier_cannot_do_is_said(what, tmp_path):
         made(tmp_path, body.format(joint=""), rest)
 
 
-def test_air_is_refused(tmp_path):
-    with pytest.raises(Unsupported, match="air or water"):
-        made(tmp_path, CART.format(joint=""), option='<option density="1.2"/>')
-
-
 def test_a_param_that_would_change_nothing_is_refused():
     with pytest.raises(Unsupported, match="torsion"):
         RapierWorld("pusht").tuned({"geom.tee_bar.torsion": 0.01})
-
-
-def test_a_wrong_action_is_refused():
-    sim = RapierWorld("pusht")
-    with pytest.raises(BadInput, match="shape"):
-        sim.step(sim.reset(), np.zeros(3))
-    with pytest.raises(BadInput, match="pusher_y"):
-        sim.step(sim.reset(), np.array([0.3, np.nan]))
 
 
 def test_a_wrong_state_is_refused():
@@ -130,24 +118,6 @@ def test_threads_change_nothing():
     action = np.tile(one.scene.rest_action() + 0.1, (5, 1))
     a, b = run(one, state, 10, action), run(two, state, 10, action)
     assert np.array_equal(a.q, b.q) and np.array_equal(a.v, b.v)
-
-
-def test_a_state_of_other_masses_is_placed_anew():
-    sim = RapierWorld("pusht")
-    heavy = sim.tuned({"body.pusher.mass": 5.0})
-    state, action = sim.reset(0), sim.scene.rest_action() + np.array([0.1, 0.0])
-    assert np.array_equal(heavy.step(state, action).q, heavy.step(heavy.reset(0), action).q)
-    assert not np.array_equal(heavy.step(state, action).q, sim.step(state, action).q)
-
-
-def test_worlds_can_be_taken_out_of_a_batch():
-    sim = RapierWorld("pusht")
-    state = stack([sim.reset(0), sim.reset(1), sim.reset(2)])
-    rest = sim.scene.rest_action()
-    whole = sim.step(state, np.tile(rest, (3, 1)))
-    assert np.array_equal(sim.step(take(state, 1), rest).q, whole.q[1])
-    again = stack([take(whole, 2), take(whole, 0)])
-    assert np.array_equal(sim.step(again, np.tile(rest, (2, 1))).q, sim.step(whole, np.tile(rest, (3, 1))).q[[2, 0]])
 
 
 def test_a_delay_brings_the_actions_of_the_past():

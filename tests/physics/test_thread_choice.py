@@ -36,13 +36,6 @@ def test_the_choice_follows_a_machine_that_becomes_busy():
     assert choice.best == 2
 
 
-def test_calls_of_different_size_are_compared_by_their_work():
-    choice = ThreadChoice(2)
-    choice.note(2, 8.0, work=8)
-    choice.note(1, 2.0, work=1)
-    assert choice.best == 2
-
-
 def test_little_work_wakes_one_thread():
     assert most_threads(worlds=4, steps=1) == 1
 
@@ -55,13 +48,6 @@ def test_a_world_that_chooses_threads_steps_as_one_thread_does():
     for _ in range(6):
         a, b = chosen.step(a, action), one.step(b, action)
     assert np.array_equal(a.hidden["mujoco"], b.hidden["mujoco"])
-
-
-def test_only_neighbours_of_the_fastest_are_tried_again():
-    choice = ThreadChoice(16)
-    seconds = {16: 1.0, 8: 2.0, 4: 4.0, 2: 8.0, 1: 16.0}
-    chosen = _played(choice, seconds, 400)
-    assert set(chosen[5:]) == {16, 8}
 
 
 def test_a_number_that_was_slower_is_not_tried_twice_in_a_row():

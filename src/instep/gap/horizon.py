@@ -317,7 +317,9 @@ class Channels:
         out = np.empty(len(self.names))
         for i, columns in enumerate(self.columns):
             if len(columns) == 4:
-                out[i] = np.sqrt(np.mean(angle_between(rows[:, columns], _mean_quat(rows[:, columns])) ** 2))
+                # The mean orientation is the main axis of the quaternions, whose signs do not matter.
+                quats = normalized(rows[:, columns])
+                out[i] = rms(angle_between(quats, np.linalg.eigh(quats.T @ quats)[1][:, -1]))
             elif self.wraps[i]:
                 out[i] = min(circular_std(rows[:, columns[0]]), float(np.std(rows[:, columns[0]])))
             else:
@@ -479,9 +481,3 @@ def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) ->
 def _part(channel: Channel, seen: Array) -> Channel:
     kept = np.flatnonzero(seen)
     return vector([channel.labels[i] for i in kept], [channel.units[i] for i in kept]) if len(kept) else vector([])
-
-
-def _mean_quat(quats: Array) -> Array:
-    """The mean orientation: the main axis of the quaternions, whose signs do not matter."""
-    quats = normalized(np.asarray(quats, float))
-    return np.linalg.eigh(quats.T @ quats)[1][:, -1]

@@ -29,7 +29,7 @@ from instep.splat.image import ssim_map, unit_image
 
 from .events import EventRule, default_event_rules, event_agreement, find_events, match_events
 from .gap_result import AlignedStreams, CameraScores, ClockOffset, Curve, ErrorGrowth, Gap, GrowthShape, RunPair
-from .horizon import QUAT, HorizonOptions, error_over_time, measure_horizon, scipy, scores_of, velocity
+from .horizon import QUAT, HorizonOptions, error_over_time, measure_horizon, rms, scipy, scores_of, velocity
 from .joint_error import (
     Arm,
     arms_of,
@@ -410,8 +410,12 @@ def align_streams(first: Episode, second: Episode) -> AlignedStreams:
         raise BadInput(f"One stream gives speeds in {unit!r}, the other in {other!r}; they cannot be aligned.")
     found = clock_offset(a, b)
     names = (first.meta.get("stream", "first"), second.meta.get("stream", "second"))
-    before, after = (_difference(a, b, shift) for shift in (0.0, found.seconds.value))
-    return AlignedStreams(names[0], names[1], found, before, after, unit, (a, b))
+    apart: list[float] = []
+    for shift in (0.0, found.seconds.value):
+        stamps = b[0] + shift
+        inside = (stamps >= a[0][0]) & (stamps <= a[0][-1])
+        apart.append(rms(np.interp(stamps[inside], a[0], a[1]) - b[1][inside]))
+    return AlignedStreams(*names, found, apart[0], apart[1], unit, (a, b))
 
 
 def _speed(episode: Episode) -> tuple[Stream, str]:
@@ -428,8 +432,12 @@ def _speed(episode: Episode) -> tuple[Stream, str]:
 
 def _shift_scores(first: Stream, second: Stream, grid: Array, shifts: Array) -> Array:
     """The correlation of two streams at the moments of a grid, for each shift of the second clock."""
-    a, b = _sampled(first)(grid), _sampled(second)
-    return np.array([_masked_correlation(a, b(grid - s)) for s in shifts])
+    a, second_at, scores = _sampled(first)(grid), _sampled(second), list[float]()
+    for shift in shifts:
+        b = second_at(grid - shift)
+        both = np.isfinite(a) & np.isfinite(b)
+        scores.append(correlation(a[both], b[both]) if both.sum() >= max(20, 0.3 * len(a)) else -np.inf)
+    return np.array(scores)
 
 
 def _sampled(stream: Stream) -> Callable[[Array], Array]:
@@ -443,16 +451,3 @@ def _sampled(stream: Stream) -> Callable[[Array], Array]:
         return np.where(inside, np.interp(t, stamps, values), np.nan)
 
     return at
-
-
-def _masked_correlation(a: Array, b: Array) -> float:
-    both = np.isfinite(a) & np.isfinite(b)
-    if both.sum() < max(20, 0.3 * len(a)):
-        return -np.inf
-    return correlation(a[both], b[both])
-
-
-def _difference(a: Stream, b: Stream, shift: float) -> float:
-    stamps = b[0] + shift
-    inside = (stamps >= a[0][0]) & (stamps <= a[0][-1])
-    return float(np.sqrt(np.mean((np.interp(stamps[inside], a[0], a[1]) - b[1][inside]) ** 2)))

@@ -363,7 +363,12 @@ def world_lag(
         found = lag(velocity(real, dt) / sizes, velocity(sim, dt) / sizes, dt, longest=longest)
         if found.at_limit or found.correlation < 0.5:
             continue
-        shifted = _shifted(sim, found.seconds, dt)
+        # A run that is `seconds` late without its lag; NaN beyond its end.
+        rows = np.arange(len(sim), dtype=float)
+        at = rows + found.seconds / dt
+        out = np.stack([np.interp(at, rows, sim[:, i]) for i in range(sim.shape[1])], axis=-1)
+        out[(at < 0) | (at > len(sim) - 1)] = np.nan
+        shifted = out
         inside = np.isfinite(shifted).all(axis=-1)
         errors = [np.mean(((s - real)[inside] / sizes) ** 2, axis=-1).sum() for s in (sim, shifted)]
         lags.append(found.seconds)
@@ -400,12 +405,3 @@ def parabola_peak(scores: Array, best: int) -> float:
     left, middle, right = (float(x) for x in scores[best - 1 : best + 2])
     bend = left - 2 * middle + right
     return float(np.clip((left - right) / (2 * bend), -1, 1)) if np.isfinite(bend) and bend < 0 else 0.0
-
-
-def _shifted(q: Array, seconds: float, dt: float) -> Array:
-    """A run that is `seconds` late without its lag; NaN beyond its end."""
-    rows = np.arange(len(q), dtype=float)
-    at = rows + seconds / dt
-    out = np.stack([np.interp(at, rows, q[:, i]) for i in range(q.shape[1])], axis=-1)
-    out[(at < 0) | (at > len(q) - 1)] = np.nan
-    return out

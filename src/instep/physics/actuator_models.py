@@ -119,6 +119,7 @@ class Friction:
     values: Mapping[str, Array]
     """By term [1 or worlds, nv]."""
     terms: ClassVar[Mapping[str, Term]] = FRICTION
+    rest_inputs: ClassVar[Mapping[str, float]] = {}
 
     @classmethod
     def owns(cls, model: mujoco.MjModel, at: Address) -> bool:
@@ -142,11 +143,6 @@ class Friction:
         """Whether any term but the shape of the fall with speed is not zero."""
         shapes = ("static_speed", "static_shape")
         return any(bool(value.any()) for name, value in self.values.items() if name not in shapes)
-
-    @property
-    def rest_inputs(self) -> Mapping[str, float]:
-        """None."""
-        return {}
 
     def attach(self, batch: mjbatch.Batch) -> Act:
         """Set MuJoCo's dry friction from the speed and load of each joint."""
@@ -296,6 +292,7 @@ class Cogging:
     values: Mapping[str, Array]
     """By term [1 or worlds, motors]."""
     terms: ClassVar[Mapping[str, Term]] = COGGING
+    rest_inputs: ClassVar[Mapping[str, float]] = {}
 
     @classmethod
     def owns(cls, model: mujoco.MjModel, at: Address) -> bool:
@@ -326,11 +323,6 @@ class Cogging:
     def has_effect(self) -> bool:
         """Whether any amplitude is not zero."""
         return any(bool(self.values[name].any()) for name in HARMONICS)
-
-    @property
-    def rest_inputs(self) -> Mapping[str, float]:
-        """None."""
-        return {}
 
     def attach(self, batch: mjbatch.Batch) -> Act:
         """Add the torque of the motors at their angles."""

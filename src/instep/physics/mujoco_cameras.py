@@ -49,7 +49,12 @@ class MujocoRenderer:
     def __init__(self, scene: Scene):
         self.scene = scene
         self._data = mujoco.MjData(scene.model)
-        self._option = _shown_groups(scene.model)
+        # Render geom groups 0 to 2, or all groups if no link has a shape in these (a robot without visual meshes).
+        option: Any = getattr(mujoco, "MjvOption")()  # noqa: B009 - not in the library's types
+        links = scene.model.body_weldid[scene.model.geom_bodyid] != 0
+        if links.any() and not (scene.model.geom_group[links] <= 2).any():
+            option.geomgroup[:] = 1
+        self._option = option
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
         self._last: dict[str, tuple[Array, Array]] = {}
@@ -194,15 +199,6 @@ def graphics_library() -> str:
     renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
     renderer.close()
     return os.environ.get("MUJOCO_GL", "default")
-
-
-def _shown_groups(model: mujoco.MjModel) -> Any:
-    """Render geom groups 0 to 2, or all groups if no link has a shape in these (a robot without visual meshes)."""
-    option: Any = getattr(mujoco, "MjvOption")()  # noqa: B009 - not in the library's types
-    links = model.body_weldid[model.geom_bodyid] != 0
-    if links.any() and not (model.geom_group[links] <= 2).any():
-        option.geomgroup[:] = 1
-    return option
 
 
 def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:

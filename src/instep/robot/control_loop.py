@@ -133,7 +133,7 @@ class RobotLoop:
                 return None
             refusal = None
             if isinstance(request, Command):
-                refusal = self._stopped() or self._invalid(request) or self._untimely(request)
+                refusal = self._refusal(request)
             if refusal is not None:
                 self.counts["refused"] += 1
                 return refusal
@@ -154,10 +154,14 @@ class RobotLoop:
 
     def run(self, over: threading.Event) -> None:
         """Run until `over` is set, then stop the robot."""
-        watchdog = threading.Thread(target=self._watch, args=(over,), name="instep-watchdog", daemon=True)
+
+        def watched() -> None:
+            while not over.wait(WATCHDOG_S):
+                self.watch()
+
         try:
             if self.pace == "real":
-                watchdog.start()
+                threading.Thread(target=watched, name="instep-watchdog", daemon=True).start()
                 self._run_by_clock(over)
             while not over.is_set():
                 with self._changed:
@@ -188,10 +192,6 @@ class RobotLoop:
     def tick(self, now: int) -> None:
         """One control period, at a time on the robot's clock [ns]."""
         self._stopping_on_error(lambda: self._work(now))
-
-    def _watch(self, over: threading.Event) -> None:
-        while not over.wait(WATCHDOG_S):
-            self.watch()
 
     def _run_by_clock(self, over: threading.Event) -> None:
         period = round(self._driver.spec.dt * 1e9)
@@ -251,21 +251,15 @@ class RobotLoop:
             return pending.after == request.after
         return False
 
-    def _stopped(self) -> Refusal | None:
-        if self._mode != "stop":
-            return None
-        return Refusal("stopped", f"The robot has stopped: {self._reason} Make it safe, then reset it.")
-
-    def _invalid(self, command: Command) -> Refusal | None:
+    def _refusal(self, command: Command) -> Refusal | None:
+        """Why an action is refused: the robot has stopped, numbers are wrong, or it is for a wrong state."""
+        if self._mode == "stop":
+            return Refusal("stopped", f"The robot has stopped: {self._reason} Make it safe, then reset it.")
         try:
             checked_action(command.action, self._driver.spec, ())
         except BadInput as error:
             self.counts["invalid"] += 1
             return Refusal("invalid", str(error))
-        return None
-
-    def _untimely(self, command: Command) -> Refusal | None:
-        """Refuse an action for a state that is too old, or that has not been yet."""
         if command.after > self._tick or (self.pace == "step" and command.after != self._tick):
             self.counts["future"] += command.after > self._tick
             return Refusal("invalid", f"The action is for state {command.after}, but the robot is at {self._tick}.")
@@ -287,7 +281,9 @@ class RobotLoop:
         if isinstance(self._working, Reset):
             self._restart(self._working)
             if self._safety.wiggle:  # before the state is shown from which a client may command
-                wiggle_test(self._driver, self.limits, self._pass_period)
+                # In lock-step a driver moves on by itself.
+                period = self._driver.spec.dt if self.pace == "real" else 0.0
+                wiggle_test(self._driver, self.limits, lambda: time.sleep(period) if period else None)
         else:
             with self._changed:
                 if self._working is not None and waiting is not None and self._mode != "stop":
@@ -374,11 +370,6 @@ class RobotLoop:
             if attempt < STOP_TRIES - 1:
                 time.sleep(STOP_RETRY_S)
         raise LinkLost(self._reason)
-
-    def _pass_period(self) -> None:
-        """Let a control period pass; in lock-step a driver moves on by itself."""
-        if self.pace == "real":
-            time.sleep(self._driver.spec.dt)
 
     def _move(self) -> None:
         self._halt()

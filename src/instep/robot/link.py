@@ -318,15 +318,12 @@ class LinkSession:
                     return found
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise LinkLost(self._timeout_text(timeout, what))
+                    why = "the connection stands, but no new state came" if self._live is not None else self._why
+                    raise LinkLost(
+                        f"The robot at {self.address} did not {what} within {timeout:g} s: {why}. See that it runs and "
+                        f"can be reached, then reset it."
+                    )
                 self._changed.wait(left)
-
-    def _timeout_text(self, timeout: float, what: str) -> str:
-        why = "the connection stands, but no new state came" if self._live is not None else self._why
-        return (
-            f"The robot at {self.address} did not {what} within {timeout:g} s: {why}. See that it runs and can be "
-            f"reached, then reset it."
-        )
 
     def stop(self, timeout: float = 2.0) -> None:
         """Stop the robot until it is reset, and wait until it says that it has stopped."""

@@ -134,7 +134,7 @@ class RobotServer:
         listen = ListenOptions(
             self._options.host, port, self._options.certificate, self._options.plain, reserved=("/control",)
         )
-        self._loop = RobotLoop(driver, pace, self._options.safety, self._publish)
+        self._loop = RobotLoop(driver, pace, self._options.safety, lambda snapshot: self._network.publish(snapshot))
         self._network = _Network(rules, self._loop, driver.spec, listen)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -196,9 +196,6 @@ class RobotServer:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-
-    def _publish(self, snapshot: RobotSnapshot) -> None:
-        self._network.publish(snapshot)
 
 
 class _Client:

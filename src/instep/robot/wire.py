@@ -310,11 +310,11 @@ _CHECKS: dict[str, Check] = {
 _STAMPS = frozenset({"mono", "wall", "sent"})
 
 
-def _schema(message: type[Message]) -> dict[str, Check]:
-    annotated = {field.name: str(field.type) for field in fields(message)}
-    return {name: _clock if kind == "int" and name in _STAMPS else _CHECKS[kind] for name, kind in annotated.items()}
-
-
 _SCHEMAS: dict[str, tuple[Callable[..., Message], dict[str, Check]]] = {
-    message.__name__.lower(): (message, _schema(message)) for message in get_args(Message)
-}
+    message.__name__.lower(): (
+        message,
+        {each.name: _clock if each.name in _STAMPS and each.type == "int" else _CHECKS[str(each.type)]
+         for each in fields(message)},
+    )
+    for message in get_args(Message)
+}  # fmt: skip
