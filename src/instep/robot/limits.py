@@ -170,14 +170,12 @@ class Limits:
 
     def towards(self, last: LimitedCommand, target: Array, dt: float) -> LimitedCommand:
         """The next command: the target if it can be reached inside the limits, else the way to it that can."""
-        where = np.ascontiguousarray(np.broadcast_to(target, last.rows.shape[:-1]), float).reshape(-1)
+        where = _row(target, last)
         return self._stepped(last.rows, lambda flat, bounds, out: approach_targets(flat, where, bounds, dt, out))
 
     def follow(self, last: LimitedCommand, reference: Array, speed: Array, dt: float) -> LimitedCommand:
         """The next command on the way to a reference that moves at a known speed."""
-        shape = last.q.shape
-        aims = (np.ascontiguousarray(np.broadcast_to(x, shape), float).reshape(-1) for x in (reference, speed))
-        where, fast = aims
+        where, fast = _row(reference, last), _row(speed, last)
         return self._stepped(last.rows, lambda flat, bounds, out: follow_references(flat, where, fast, bounds, dt, out))
 
     def brake(self, last: LimitedCommand, dt: float) -> LimitedCommand:
@@ -204,6 +202,11 @@ class Limits:
         out = flat.copy()
         step(flat, bounds, out)
         return LimitedCommand(out.reshape(rows.shape))
+
+
+def _row(values: Array, last: LimitedCommand) -> Array:
+    """Values of all joints in one list: a copy, since a view that is read-only would be another type to the kernels."""
+    return np.array(np.broadcast_to(values, last.rows.shape[:-1]), float, order="C").reshape(-1)
 
 
 @array_dataclass
