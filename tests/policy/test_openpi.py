@@ -474,7 +474,7 @@ def test_functions_classes_and_policies_are_policies():
 
 
 def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
-    from instep.policy.policy_specs import LerobotPolicy
+    from instep.policy.model_files import lerobot_client, lerobot_map
 
     class Contract(torch.nn.Module):
         def reset(self) -> None:
@@ -485,7 +485,8 @@ def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
             assert float(batch["observation.images.top"].max()) == 1.0
             return batch["observation.state"] + 1
 
-    policy = LerobotPolicy(Contract(), default_map(SPEC, "go"), SPEC)
+    mapped = lerobot_map(SPEC, default_map(SPEC, "go"))
+    policy = Chunked(MappedPolicy(lerobot_client(Contract(), mapped), mapped, SPEC))
     policy.reset()
     assert np.allclose(policy.act(seen(2)), seen(2)["observation.state"] + 1, atol=1e-6)
     assert np.allclose(policy.act(seen()), seen()["observation.state"] + 1, atol=1e-6)

@@ -21,16 +21,12 @@ key = "actions"
 joints = ["pusher_x", "pusher_y"]
 kind = "absolute"                  # or "delta", added to the position of the joint
 
-Policy maps in TOML files: read, and checked before anything moves.
-
-What is wrong in a file (an unknown entry, a wrong type, sizes that differ) is found by `read_map`, what does not fit a
-world (joints, cameras, actions that are missing) by `checked_map`.
+`read_map` finds what is wrong in a file, `checked_map` what does not fit a world, before anything moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from math import pi
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -42,14 +38,14 @@ from instep.core.reading import (
     ANY_TEXT,
     NAMES,
     NUMBERS,
+    TABLES,
     TEXT,
     Entry,
     at_least,
-    check_entry,
+    checked_table,
     is_list,
     is_mapping,
     is_numbers,
-    is_table,
     is_whole,
     one_of,
     read_toml,
@@ -126,12 +122,13 @@ class PolicyMap:
         for vector in self.state:
             put_at(out, vector.key, vector.to_policy(_row(_gathered(vector.joints, observation, spec), row)))
         for image in self.image:
-            name = CAMERA + image.camera
-            if name not in observation:
-                raise UnknownName(
-                    "camera", image.camera, [n.removeprefix(CAMERA) for n in observation if n.startswith(CAMERA)]
-                )
-            put_at(out, image.key, _image(_row(np.asarray(observation[name]), row), image))
+            if CAMERA + image.camera not in observation:
+                raise UnknownName("camera", image.camera, cameras_of(observation))
+            pixels = np.asarray(_row(observation[CAMERA + image.camera], row), np.uint8)
+            pixels = pixels if image.size is None else padded(pixels, image.size)
+            put_at(
+                out, image.key, np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if image.layout == "CHW" else pixels
+            )
         if self.prompt:
             put_at(out, self.prompt_key, self.prompt)
         return out
@@ -139,8 +136,8 @@ class PolicyMap:
     def actions(self, reply: Mapping[str, Any], observation: Observation, spec: Spec, row: int | None) -> Array:
         """The actions [horizon, nu] of an answer."""
         place = {label: i for i, label in enumerate(spec.action.labels)}
-        parts = [self._part(vector, reply) for vector in self.action]
-        horizon = parts[0].shape[-2]
+        parts = [_chunk(get_at(reply, vector.key), vector.key) for vector in self.action]
+        horizon = len(parts[0])
         out = np.full((horizon, len(place)), np.nan)
         for vector, part in zip(self.action, parts, strict=True):
             if part.shape != (horizon, len(vector.joints)):
@@ -189,16 +186,16 @@ class PolicyMap:
             out[CAMERA + image.camera] = np.moveaxis(pixels, 0, -1) if image.layout == "CHW" else pixels
         return out
 
-    def _part(self, vector: VectorEntry, reply: Mapping[str, Any]) -> Array:
-        found = np.asarray(get_at(reply, vector.key))
-        if found.dtype.kind not in "fiu":
-            raise BadInput(f"The policy's {vector.key!r} is not an array of numbers.")
-        found = found[None] if found.ndim == 1 else found
-        if found.ndim != 2 or len(found) == 0:
-            raise BadInput(
-                f"The policy's {vector.key!r} has shape {found.shape}; a chunk [horizon, joints] was expected."
-            )
-        return found
+
+def _chunk(found: object, key: str) -> Array:
+    """The chunk [horizon, joints] in an answer."""
+    part = np.asarray(found)
+    if part.dtype.kind not in "fiu":
+        raise BadInput(f"The policy's {key!r} is not an array of numbers.")
+    part = part[None] if part.ndim == 1 else part
+    if part.ndim != 2 or len(part) == 0:
+        raise BadInput(f"The policy's {key!r} has shape {part.shape}; a chunk [horizon, joints] was expected.")
+    return part
 
 
 class PolicyClient(Protocol):
@@ -241,9 +238,8 @@ class MappedPolicy:
 
     def executed(self) -> Policy:
         """The policy that executes its chunks as the map says."""
-        if self.map.ensemble is not None:
-            return Ensembled(self, self.map.ensemble)
-        return Chunked(self, self.map.execute)
+        ensemble = self.map.ensemble
+        return Chunked(self, self.map.execute) if ensemble is None else Ensembled(self, ensemble)
 
 
 def default_map(spec: Spec, prompt: str = "") -> PolicyMap:
@@ -253,12 +249,13 @@ def default_map(spec: Spec, prompt: str = "") -> PolicyMap:
         if channel.labels and not name.startswith(CAMERA) and len(channel.shape) == 1:
             key = "state" if name == "observation.state" else name
             state.append(VectorEntry(key, tuple(f"{name}/{label}" for label in channel.labels)))
-    images = [
-        ImageEntry(name.removeprefix(CAMERA), f"images>{name.removeprefix(CAMERA)}")
-        for name in spec.observation
-        if name.startswith(CAMERA)
-    ]
-    return PolicyMap(tuple(state), (VectorEntry("actions", spec.action.labels),), tuple(images), prompt)
+    images = tuple(ImageEntry(camera, f"images>{camera}") for camera in cameras_of(spec.observation))
+    return PolicyMap(tuple(state), (VectorEntry("actions", spec.action.labels),), images, prompt)
+
+
+def cameras_of(channels: Iterable[str]) -> list[str]:
+    """The cameras among the names of observations."""
+    return [name.removeprefix(CAMERA) for name in channels if name.startswith(CAMERA)]
 
 
 def put_at(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -304,37 +301,22 @@ def _row(values: Array, row: int | None) -> Array:
     return values if row is None else values[row]
 
 
-def _image(pixels: Array, image: ImageEntry) -> Array:
-    pixels = np.asarray(pixels, np.uint8)
-    if image.size is not None:
-        pixels = padded(pixels, image.size)
-    return np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if image.layout == "CHW" else pixels
-
-
 def padded(image: Array, size: tuple[int, int]) -> Array:
     """An image scaled to fit into a size, the rest black, as openpi's clients do."""
+    from PIL import Image
+
     height, width = size
     h, w = image.shape[:2]
     if (h, w) == (height, width):
         return image
     factor = max(w / width, h / height)
-    inner_h, inner_w = max(1, int(h / factor)), max(1, int(w / factor))
-    out = np.zeros((height, width, image.shape[2]), np.uint8)
-    top, left = (height - inner_h) // 2, (width - inner_w) // 2
-    # Bilinear, with a filter as wide as the step where the image shrinks, as PIL's.
-    rows, columns = _weights(image.shape[0], inner_h), _weights(image.shape[1], inner_w)
-    soft = np.einsum("yh,hwc,xw->yxc", rows, image.astype(float), columns, optimize=True)
-    out[top : top + inner_h, left : left + inner_w] = np.clip(np.rint(soft), 0, 255).astype(np.uint8)
-    return out
-
-
-def _weights(old: int, new: int) -> Array:
-    step = old / new
-    reach = max(step, 1.0)
-    centre = (np.arange(new) + 0.5) * step
-    apart = np.abs(np.arange(old) + 0.5 - centre[:, None]) / reach
-    weight = np.maximum(1 - apart, 0)
-    return weight / weight.sum(axis=1, keepdims=True)
+    inner = max(1, int(w / factor)), max(1, int(h / factor))
+    out = Image.new("RGB", (width, height))
+    out.paste(
+        Image.fromarray(image).resize(inner, Image.Resampling.BILINEAR),
+        ((width - inner[0]) // 2, (height - inner[1]) // 2),
+    )
+    return np.asarray(out)
 
 
 def batch_of(observation: Observation) -> tuple[int, ...]:
@@ -345,24 +327,67 @@ def batch_of(observation: Observation) -> tuple[int, ...]:
     return ()
 
 
-LISTS = {"state": VectorEntry, "action": VectorEntry, "image": ImageEntry}
-"""The lists of tables of a map."""
+_KEY = {"key": TEXT}
+_VECTOR: Mapping[str, Entry] = {
+    **_KEY,
+    "joints": NAMES,
+    "scale": Entry(lambda value: is_numbers(value) and 0 not in value, "a list of numbers other than 0"),
+    "offset": NUMBERS,
+    "unit": one_of("", "deg"),
+    "kind": one_of("absolute", "delta"),
+    "dtype": one_of("float16", "float32", "float64"),
+}
+_IMAGE: Mapping[str, Entry] = {
+    **_KEY,
+    "camera": TEXT,
+    "layout": one_of("HWC", "CHW"),
+    "size": Entry(
+        lambda value: is_list(value) and len(value) == 2 and all(is_whole(one) and 0 < one <= 8192 for one in value),
+        "height and width in pixels, such as [224, 224]",
+    ),
+}
+_MAP: Mapping[str, Entry] = {
+    "state": TABLES, "action": TABLES, "image": TABLES, "prompt": ANY_TEXT, "prompt_key": TEXT, "release": ANY_TEXT,
+    "execute": whole_from(0, 10_000), "ensemble": at_least(0.0),
+}  # fmt: skip
 
 
 def read_map(path: Path) -> PolicyMap:
     """The map in a TOML file."""
-    table = read_toml(path)
-    made = _fields(PolicyMap, table, path.name)
-    for name, kind in LISTS.items():
-        entries = table.get(name, [])
-        if not is_list(entries):
-            raise BadInput(f"{path.name} has {name!r} as a single value; write each as a table under [[{name}]].")
-        made[name] = tuple(_entry(kind, entry, f"[[{name}]] of {path.name}") for entry in entries)
+    table = checked_table(read_toml(path), _MAP, path.name)
+    made: dict[str, Any] = {"state": (), "action": (), **table}
+    for name, kind, schema in (
+        ("state", VectorEntry, _VECTOR), ("action", VectorEntry, _VECTOR), ("image", ImageEntry, _IMAGE)
+    ):  # fmt: skip
+        made[name] = tuple(_entry(kind, entry, schema, f"[[{name}]] of {path.name}") for entry in table.get(name, ()))
     if not made["action"]:
         raise BadInput(f"{path.name} has no [[action]]; a map must list the policy's actions.")
     mapped = PolicyMap(**made)
-    _separate_keys(mapped, path.name)
+    prompt = [mapped.prompt_key] if mapped.prompt else []
+    _separate_keys([*(e.key for e in mapped.state), *(e.key for e in mapped.image), *prompt], path.name)
+    _separate_keys([e.key for e in mapped.action], path.name)
     return mapped
+
+
+def _entry(kind: type[Any], entry: Mapping[str, Any], schema: Mapping[str, Entry], where: str) -> Any:
+    given = checked_table(entry, schema, where)
+    missing = [name for name in list(schema)[:2] if name not in given]
+    if missing:
+        raise BadInput(f"{where} is not complete: it lacks {' and '.join(missing)}.")
+    for name in ("scale", "offset"):
+        if given.get(name) and len(given[name]) != len(given["joints"]):
+            raise BadInput(f"{where} has {len(given[name])} numbers as {name} for {len(given['joints'])} joints.")
+    return kind(**{name: tuple(value) if is_list(value) else value for name, value in given.items()})
+
+
+def _separate_keys(keys: Sequence[str], where: str) -> None:
+    """Refuse keys of which one lies inside another, and keys that are given twice."""
+    for i, key in enumerate(keys):
+        if key in keys[:i]:
+            raise BadInput(f"{where} gives the key {key!r} twice; each value needs its own.")
+        inside = next((other for other in keys if other.startswith(key + ">")), None)
+        if inside is not None:
+            raise BadInput(f"{where} has the keys {key!r} and {inside!r}; a key is a value or a group, not both.")
 
 
 def checked_map(mapped: PolicyMap, spec: Spec) -> PolicyMap:
@@ -370,10 +395,9 @@ def checked_map(mapped: PolicyMap, spec: Spec) -> PolicyMap:
     for entry in mapped.state:
         for label in entry.joints:
             channel_of(label, spec)
-    cameras = [name.removeprefix(CAMERA) for name in spec.observation if name.startswith(CAMERA)]
     for image in mapped.image:
-        if image.camera not in cameras:
-            raise UnknownName("camera", image.camera, cameras)
+        if image.camera not in cameras_of(spec.observation):
+            raise UnknownName("camera", image.camera, cameras_of(spec.observation))
     given: list[str] = []
     for entry in mapped.action:
         for label in entry.joints:
@@ -382,79 +406,8 @@ def checked_map(mapped: PolicyMap, spec: Spec) -> PolicyMap:
             if entry.kind == "delta":
                 channel_of(label, spec)
         given += entry.joints
-    twice = sorted({label for label in given if given.count(label) > 1})
-    if twice:
-        raise BadInput(f"The map gives {', '.join(twice)} more than once under [[action]]; list every joint once.")
-    missing = [label for label in spec.action.labels if label not in given]
-    if missing:
-        raise BadInput(
-            f"The map has no action for {', '.join(missing)}; list every joint of the world under [[action]]."
-        )
+    for label in spec.action.labels:
+        if given.count(label) != 1:
+            problem = f"has no action for {label}" if label not in given else f"gives {label} more than once"
+            raise BadInput(f"The map {problem}; list every joint of the world once under [[action]].")
     return mapped
-
-
-_EXPECTED: Mapping[str, Entry] = {
-    "key": TEXT,
-    "camera": Entry(TEXT.usable, "the name of a camera in quotes"),
-    "prompt_key": TEXT,
-    "prompt": Entry(ANY_TEXT.usable, "a sentence in quotes"),
-    "release": Entry(ANY_TEXT.usable, "a release in quotes, such as 'n1.6'"),
-    "joints": NAMES,
-    "scale": Entry(lambda value: is_numbers(value) and 0 not in value, "a list of numbers other than 0"),
-    "offset": NUMBERS,
-    "unit": one_of("", "deg"),
-    "kind": one_of("absolute", "delta"),
-    "dtype": one_of("float16", "float32", "float64"),
-    "layout": one_of("HWC", "CHW"),
-    "size": Entry(
-        lambda value: is_list(value) and len(value) == 2 and all(is_whole(one) and 0 < one <= 8192 for one in value),
-        "height and width in pixels, such as [224, 224]",
-    ),
-    "execute": Entry(whole_from(0, 10_000).usable, "a whole number of actions, 0 for all of a chunk"),
-    "ensemble": Entry(at_least(0.0).usable, "a decay of at least 0"),
-}
-"""Entry of a map -> what it must hold."""
-
-
-def _fields(kind: type[Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The entries of a table that are not lists of tables, each checked."""
-    known = [f.name for f in fields(kind)]
-    made: dict[str, Any] = {}
-    for name, value in table.items():
-        if name not in known:
-            raise UnknownName(f"entry under {where}", name, known)
-        if name in LISTS:
-            continue
-        check_entry(value, _EXPECTED[name], name, where)
-        made[name] = tuple(value) if is_list(value) else value
-    return made
-
-
-def _entry(kind: type[Any], entry: object, where: str) -> Any:
-    if not is_table(entry):
-        raise BadInput(f"{where} holds {entry!r}; expected a table with key, and joints or camera.")
-    made = _fields(kind, entry, where)
-    required = ("key", "joints") if kind is VectorEntry else ("key", "camera")
-    missing = [name for name in required if name not in made]
-    if missing:
-        raise BadInput(f"{where} is not complete: it lacks {' and '.join(missing)}.")
-    for name in ("scale", "offset"):
-        given = made.get(name)
-        if given and len(given) != len(made["joints"]):
-            raise BadInput(f"{where} has {len(given)} numbers as {name} for {len(made['joints'])} joints.")
-    return kind(**made)
-
-
-def _separate_keys(mapped: PolicyMap, where: str) -> None:
-    """Refuse keys of which one lies inside another, and keys that are given twice."""
-    prompt = [mapped.prompt_key] if mapped.prompt else []
-    for keys in (
-        [*(e.key for e in mapped.state), *(e.key for e in mapped.image), *prompt],
-        [e.key for e in mapped.action],
-    ):
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                raise BadInput(f"{where} gives the key {key!r} twice; each value needs its own.")
-            inside = next((other for other in keys if other.startswith(key + ">")), None)
-            if inside is not None:
-                raise BadInput(f"{where} has the keys {key!r} and {inside!r}; a key is a value or a group, not both.")

@@ -11,9 +11,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -21,30 +20,35 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, InstepError, MissingExtra
+from instep.core.errors import BadInput, InstepError
 from instep.core.imports import extension, extension_names
-from instep.core.reading import content_hash, parsing, read_json_table
+from instep.core.reading import content_hash, read_json_table
 from instep.core.rollout import Constant, Script, rest_action
 from instep.core.world import (
     Array,
     Observation,
     Policy,
-    Spec,
     Stateless,
     World,
-    array_dataclass,
     frozen_dataclass,
     inner_with,
 )
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
-from .chunking import Chunked
-from .policy_map import CAMERA, ImageEntry, PolicyMap, VectorEntry, batch_of, checked_map, get_at, read_map
-
 GROUP = "policies"
 """Entry points of kinds of policies: functions of the rest of the words and a world."""
 _HERE = "instep.policy.policy_specs"
+_FILES = "instep.policy.model_files"
+WITH_MAP = {
+    "torchscript": f"{_FILES}:torchscript_policy",
+    "onnx": f"{_FILES}:onnx_policy",
+    "sb3": f"{_FILES}:stable_baselines_policy",
+    "lerobot": f"{_FILES}:lerobot_policy",
+    "openpi": "instep.policy.openpi:openpi_policy",
+    "groot": "instep.policy.groot:groot_policy",
+}
+"""Kinds of PLACE#MAP.toml: functions of a place, the spec of a world and perhaps a map."""
 SHIPPED = {
     "hold": f"{_HERE}:open_hold",
     "random": f"{_HERE}:open_random",
@@ -54,12 +58,7 @@ SHIPPED = {
     "trained": f"{_HERE}:open_trained",
     "residual": "instep.lab.residual_policy:open_residual",
     "python": f"{_HERE}:open_python",
-    "torchscript": f"{_HERE}:open_torchscript",
-    "onnx": f"{_HERE}:open_onnx",
-    "sb3": f"{_HERE}:open_stable_baselines",
-    "openpi": f"{_HERE}:open_openpi",
-    "groot": f"{_HERE}:open_groot",
-    "lerobot": f"{_HERE}:open_lerobot",
+    **WITH_MAP,
 }
 """The kinds that come with instep, and where each is opened."""
 WORDS = (
@@ -80,9 +79,11 @@ WORDS = (
 ALONE = ("hold", "random", "expert")
 """Kinds without further words."""
 SUFFIXES = {".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".onnx": "onnx", ".zip": "sb3"}
-FOLDERS = {"policy.json": "trained", "residual.json": "residual"}
-"""Kinds of folders by the file inside."""
-STATE = "observation.state"
+FOLDERS = {
+    "policy.json": "trained", "residual.json": "residual", "model.safetensors": "lerobot",
+    "pretrained_model/model.safetensors": "lerobot",
+}  # fmt: skip
+"""Kinds of folders by a file inside."""
 
 
 def policy_from_spec(words: str, world: World) -> Policy:
@@ -90,7 +91,13 @@ def policy_from_spec(words: str, world: World) -> Policy:
     kind, rest = policy_kind(words)
     if not kind:
         raise _no_policy(words)
-    return extension(GROUP, kind, SHIPPED)(rest, world)
+    opened = extension(GROUP, kind, SHIPPED)
+    if kind not in WITH_MAP:
+        return opened(rest, world)
+    place, _, map_file = rest.partition("#")
+    # A token has no place among words that are logged.
+    token = {"token": os.environ.get("INSTEP_TOKEN", "")} if kind in ("openpi", "groot") else {}
+    return opened(place, world.spec, Path(map_file) if map_file else None, **token)
 
 
 def policy_kind(words: str) -> tuple[str, str]:
@@ -104,8 +111,6 @@ def policy_kind(words: str) -> tuple[str, str]:
     for name, folder_kind in FOLDERS.items():
         if (path / name).is_file():
             return folder_kind, words
-    if path.is_dir() and is_lerobot_checkpoint(path):
-        return "lerobot", words
     # A function of a file or of a module that can be imported; other kinds (ws://, C:\\) have no such name.
     if rest.isidentifier() and (kind.endswith(".py") or all(part.isidentifier() for part in kind.split("."))):
         return "python", words
@@ -181,60 +186,6 @@ def open_trained(rest: str, world: World) -> Policy:
     from .flow_policy import load_policy
 
     return load_policy(Path(rest), world.spec)
-
-
-def open_torchscript(rest: str, world: World) -> Policy:
-    """A network of torch.jit."""
-    from .model_files import torchscript_policy
-
-    return torchscript_policy(*_file_and_map(rest, world))
-
-
-def open_onnx(rest: str, world: World) -> Policy:
-    """An ONNX network."""
-    from .model_files import onnx_policy
-
-    return onnx_policy(*_file_and_map(rest, world))
-
-
-def open_stable_baselines(rest: str, world: World) -> Policy:
-    """A policy of Stable-Baselines3."""
-    from .model_files import stable_baselines_policy
-
-    return stable_baselines_policy(*_file_and_map(rest, world))
-
-
-def open_lerobot(rest: str, world: World) -> Policy:
-    """A checkpoint of LeRobot."""
-    folder, spec, map_file = _file_and_map(rest, world)
-    return lerobot_policy(str(folder), spec, map_file)
-
-
-def open_openpi(rest: str, world: World) -> Policy:
-    """A server that speaks openpi."""
-    from .openpi import openpi_policy
-
-    address, _, map_file = rest.partition("#")
-    return openpi_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
-
-
-def open_groot(rest: str, world: World) -> Policy:
-    """A server that speaks GR00T."""
-    from .groot import groot_policy
-
-    address, _, map_file = rest.partition("#")
-    return groot_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
-
-
-def _token() -> str:
-    """The token of a server, which has no place among words that are logged."""
-    return os.environ.get("INSTEP_TOKEN", "")
-
-
-def _file_and_map(rest: str, world: World) -> tuple[Path, Spec, Path | None]:
-    """FILE#MAP.toml for a world."""
-    file, _, map_file = rest.partition("#")
-    return Path(file), world.spec, Path(map_file) if map_file else None
 
 
 def open_python(rest: str, world: World) -> Policy:
@@ -331,156 +282,3 @@ def as_policy(thing: Any) -> Policy:
     if callable(thing):
         return FunctionPolicy(thing)
     raise BadInput(f"{thing!r} is neither a function nor something with act and reset, so it is not a policy.")
-
-
-@array_dataclass
-class LerobotPolicy:
-    """Anything with LeRobot's contract: `reset()` and `select_action(batch) -> [batch, actions]`."""
-
-    policy: Any
-    map: PolicyMap
-    spec: Spec
-    before: Any = None
-    """LeRobot's preprocessor, where the policy was saved with one."""
-    after: Any = None
-    """LeRobot's postprocessor."""
-
-    def reset(self, seed: int = 0) -> None:
-        """Begin an episode."""
-        self.policy.reset()
-
-    def act(self, observation: Observation) -> Array:
-        """The next action [..., nu]."""
-        return self._answered(observation, self.policy.select_action)[..., 0, :]
-
-    def infer(self, observation: Observation) -> Array:
-        """The next actions [..., horizon, nu], for policies that decide by one observation at a time."""
-        return self._answered(observation, self.policy.predict_action_chunk)
-
-    def _answered(self, observation: Observation, ask: Callable[[Any], Any]) -> Array:
-        import torch
-
-        batch = batch_of(observation)
-        rows: list[int | None] = [None] if not batch else list(range(batch[0]))
-        requests = [self.map.request(observation, self.spec, row) for row in rows]
-        tensors: dict[str, Any] = {"task": [self.map.prompt] * len(rows)}
-        for vector in self.map.state:
-            name = STATE if vector.key == "state" else vector.key
-            tensors[name] = torch.from_numpy(np.stack([get_at(request, vector.key) for request in requests]))
-        for image in self.map.image:
-            name = image.key if image.key.startswith(CAMERA) else CAMERA + image.camera
-            pixels = np.stack([get_at(request, image.key) for request in requests])
-            pixels = pixels if image.layout == "CHW" else np.moveaxis(pixels, -1, 1)
-            tensors[name] = torch.from_numpy(np.ascontiguousarray(pixels.astype(np.float32) / 255))
-        with torch.inference_mode():
-            answer = ask(self.before(tensors) if self.before else tensors)
-            answer = answer if answer.ndim == 3 else answer[:, None]
-            steps = [answer[:, h] for h in range(answer.shape[1])]
-            actions = np.stack([_numbers(self.after(one) if self.after else one) for one in steps], axis=1)
-        if actions.shape[:1] != (len(rows),):
-            raise BadInput(f"The LeRobot policy answered with shape {actions.shape} for {len(rows)} worlds.")
-        key = self.map.action[0].key
-        parts = [
-            self.map.actions({key: one}, observation, self.spec, row) for one, row in zip(actions, rows, strict=True)
-        ]
-        return np.stack(parts) if batch else parts[0]
-
-
-@array_dataclass
-class _SelectedActions:
-    """A LeRobot policy that remembers observations or averages chunks: only its own next action can be asked for."""
-
-    policy: LerobotPolicy
-
-    def reset(self, seed: int = 0) -> None:
-        self.policy.reset(seed)
-
-    def act(self, observation: Observation) -> Array:
-        return self.policy.act(observation)
-
-
-def lerobot_policy(folder: str, spec: Spec, map_file: Path | None = None) -> Policy:
-    """A policy that LeRobot saved, in a folder or on its hub: its checkpoint, or the `pretrained_model` inside."""
-    place = Path(folder)
-    local = place / "pretrained_model" if (place / "pretrained_model").is_dir() else place
-    mapped = checked_map(read_map(map_file), spec) if map_file else lerobot_map(spec)
-    if local.exists():
-        config = _lerobot_config(local)
-        with parsing(local / "config.json", "the description of a checkpoint"):
-            _check_features(config, mapped)
-    try:
-        from lerobot.configs.policies import PreTrainedConfig
-        from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-    except ImportError as error:
-        if find_spec("lerobot") is None:
-            raise MissingExtra("LeRobot", "lerobot") from None
-        raise BadInput(f"LeRobot is installed, but cannot be imported: {error}.") from error
-    source = str(local) if local.exists() else folder
-    try:
-        config = PreTrainedConfig.from_pretrained(source)
-        policy = get_policy_class(config.type).from_pretrained(source, config=config)
-        before, after = make_pre_post_processors(config, pretrained_path=source)
-    except Exception as error:
-        # Checkpoints of older releases, of unknown types or without weights raise errors of many libraries.
-        words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"LeRobot cannot load {source!r}: {words[:300]}") from error
-    opened = LerobotPolicy(policy.eval(), mapped, spec, before, after)
-    if getattr(config, "n_obs_steps", 1) > 1 or getattr(config, "temporal_ensemble_coeff", None) is not None:
-        return _SelectedActions(opened)
-    return Chunked(opened, mapped.execute or int(getattr(config, "n_action_steps", 0)))
-
-
-def is_lerobot_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of LeRobot."""
-    return any((folder / part / "model.safetensors").is_file() for part in ("", "pretrained_model"))
-
-
-def lerobot_map(spec: Spec) -> PolicyMap:
-    """The map of a LeRobot policy of this robot: state, cameras and action under LeRobot's names."""
-    names = [STATE] if STATE in spec.observation else []
-    state = tuple(VectorEntry(name, tuple(f"{name}/{x}" for x in spec.observation[name].labels)) for name in names)
-    cameras = [name for name in spec.observation if name.startswith(CAMERA)]
-    images = tuple(ImageEntry(name.removeprefix(CAMERA), name, "CHW") for name in cameras)
-    return PolicyMap(state, (VectorEntry("action", spec.action.labels),), images)
-
-
-def _numbers(tensor: Any) -> Array:
-    return np.asarray(tensor.cpu().numpy() if hasattr(tensor, "cpu") else tensor, float)
-
-
-def _lerobot_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = read_json_table(folder / "config.json")
-    except BadInput as error:
-        raise BadInput(
-            f"{str(folder)!r} is not a LeRobot checkpoint: its config.json cannot be read ({str(error).rstrip('.')}); "
-            "give the folder with config.json and model.safetensors."
-        ) from None
-    if "type" not in config:
-        raise BadInput(f"config.json in {str(folder)!r} names no type of policy, so LeRobot did not write it.")
-    return config
-
-
-def _check_features(config: Mapping[str, Any], mapped: PolicyMap) -> None:
-    """Refuse a map whose names and sizes are not those of the checkpoint, before any library is loaded."""
-    given = {STATE if entry.key == "state" else entry.key: len(entry.joints) for entry in mapped.state}
-    given |= {image.key if image.key.startswith(CAMERA) else CAMERA + image.camera: 0 for image in mapped.image}
-    for name, feature in config.get("input_features", {}).items():
-        size = feature["shape"][0] if feature.get("type") != "VISUAL" else 0
-        if name not in given:
-            raise BadInput(
-                f"The checkpoint takes {name!r}, and nothing of this world is given as that (given: "
-                f"{', '.join(given) or 'nothing'}); name it as a key in a map: lerobot:FOLDER#MAP.toml."
-            )
-        if size and size != given[name]:
-            raise BadInput(
-                f"The checkpoint takes {size} numbers as {name!r}, but {given[name]} are given; list its joints in a "
-                "map: lerobot:FOLDER#MAP.toml."
-            )
-    size = config.get("output_features", {}).get("action", {}).get("shape", [0])[0]
-    joints = sum(len(entry.joints) for entry in mapped.action)
-    if size and size != joints:
-        raise BadInput(
-            f"The checkpoint has {size} actions, but this world takes {joints}; it was trained for another robot, or "
-            "needs a map: lerobot:FOLDER#MAP.toml."
-        )
