@@ -1,9 +1,7 @@
-"""A client of policy servers that speak GR00T's ZMQ protocol, releases N1.5 to N1.7; `groot_server` has a server.
+"""GR00T's ZMQ protocol: a client and a server of policies, for the releases N1.5 to N1.7.
 
-A server of policies that speaks GR00T's ZMQ protocol, to clients of the releases N1.5 to N1.7.
-
-It listens on loopback by default, takes a token, checks every message before it is decoded into arrays, and sends no
-tracebacks. The endpoint `kill` is refused: whoever started the server ends it.
+The server listens on loopback by default, takes a token, checks every message before it is decoded into arrays, and
+sends no tracebacks. The endpoint `kill` is refused: whoever started the server ends it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,8 @@ REPLY_TIMEOUT_S = 15.0
 Release = Literal["n1.5", "n1.6", "n1.7"]
 LANGUAGE_KEY = "annotation.human.action.task_description"
 """GR00T's own name for the instruction."""
-OLD_MARK, NEW_MARK = "__ModalityConfig_class__", "__ModalityConfig__"
+LAYOUTS: tuple[Layout, Layout] = ("as_npy", "msgpack-numpy")
+"""Layouts of arrays; N1.7 of May 2026 reads only the newer one, and answers the older one with an error."""
 
 
 class GrootClient:
@@ -49,7 +48,7 @@ class GrootClient:
             )
         self._address, self._release, self._token, self._timeout = address, release, token, timeout
         self._socket: Any = None
-        self._layout: Layout | None = None
+        self._layout = LAYOUTS[0]
 
     def ping(self) -> bool:
         """Whether the server answers."""
@@ -57,7 +56,7 @@ class GrootClient:
 
     def reset(self) -> None:
         """Tell the server that an episode begins; N1.5 has no such message."""
-        if self._release != "n1.5" and self._layout is not None:
+        if self._release != "n1.5":
             self._call("reset", {"options": None})
 
     def modalities(self) -> dict[str, list[str]]:
@@ -73,9 +72,9 @@ class GrootClient:
 
     def infer(self, requests: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
         """One answer per request; from N1.6 on all of them in one call."""
-        self._choose_layout()
         if self._release == "n1.5":
-            return [_unflattened(self._call("get_action", _flattened(request))) for request in requests]
+            replies = [self._call("get_action", _flattened(request)) for request in requests]
+            return [{str(key).removeprefix("action."): value for key, value in one.items()} for one in replies]
         reply = self._call("get_action", {"observation": _stacked(requests), "options": None})
         n = len(requests)
         actions: object = reply[0] if is_sequence(reply) and reply else reply
@@ -92,45 +91,24 @@ class GrootClient:
             self._socket.close(linger=0)
             self._socket = None
 
-    def _choose_layout(self) -> None:
-        """Ask for the modality configuration; its marker says which layout of arrays the server reads."""
-        if self._layout is not None:
-            return
-        try:
-            raw = self._raw("get_modality_config", None, "as_npy")
-        except BadInput:
-            raw = b""
-        # The marker is a plain string of the reply, so nothing is decoded.
-        if OLD_MARK.encode() in raw:
-            self._layout = "as_npy"
-        elif NEW_MARK.encode() in raw:
-            self._layout = "msgpack-numpy"
-        else:
-            self._layout = "as_npy"
-
     def _call(self, endpoint: str, data: dict[str, Any] | None) -> Any:
-        layout = self._layout or "as_npy"
-        reply = _read(self._raw(endpoint, data, layout), self._address)
-        if "error" in reply and layout == "as_npy" and endpoint == "get_action" and self._release == "n1.7":
-            # N1.7 of May 2026 reads only the newer layout; a server without a marker is tried with both.
-            self._layout = "msgpack-numpy"
-            reply = _read(self._raw(endpoint, data, "msgpack-numpy"), self._address)
-        if is_table(reply) and "error" in reply:
+        reply = self._reply(endpoint, data)
+        refused = is_table(reply) and "error" in reply
+        if refused and endpoint == "get_action" and self._release == "n1.7" and self._layout == LAYOUTS[0]:
+            self._layout = LAYOUTS[1]
+            return self._call(endpoint, data)
+        if refused:
             raise BadInput(f"The policy server at {self._address} refused: {str(reply['error'])[:300]}")
         return reply
 
-    def _raw(self, endpoint: str, data: dict[str, Any] | None, layout: Layout) -> bytes:
+    def _reply(self, endpoint: str, data: dict[str, Any] | None) -> Any:
         import zmq
 
-        request: dict[str, Any] = {"endpoint": endpoint}
-        if data is not None:
-            request["data"] = data
-        if self._token:
-            request["api_token"] = self._token
+        request = {"endpoint": endpoint, "data": data, "api_token": self._token or None}
         socket = self._connected()
         try:
-            socket.send(pack(request, layout))
-            return socket.recv()
+            socket.send(pack({key: value for key, value in request.items() if value is not None}, self._layout))
+            raw = socket.recv()
         except zmq.Again:
             self.close()
             raise LinkLost(
@@ -139,6 +117,9 @@ class GrootClient:
         except zmq.ZMQError as error:
             self.close()
             raise LinkLost(f"The policy server at {self._address} cannot be reached: {error}") from None
+        if raw == b"ERROR":
+            raise BadInput(f"The policy server at {self._address} refused without a reason, as N1 does.")
+        return unpack(raw)
 
     def _connected(self) -> Any:
         if self._socket is None:
@@ -147,7 +128,7 @@ class GrootClient:
             self._socket.setsockopt(zmq.LINGER, 0)
             for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
                 self._socket.setsockopt(option, int(1e3 * self._timeout))
-            self._socket.setsockopt(zmq.MAXMSGSIZE, 8 * 2**20)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
             self._socket.connect(self._address)
         return self._socket
 
@@ -164,7 +145,9 @@ def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, toke
         raise LinkLost(f"What answers at {address} is not a GR00T server.")
     if map_file is None:
         _check_groups(mapped, client.modalities())
-    return MappedPolicy(client, _with_language(mapped), spec).executed()
+    if mapped.prompt_key == "prompt":
+        mapped = replace(mapped, prompt_key=f"language>{LANGUAGE_KEY}")
+    return MappedPolicy(client, mapped, spec).executed()
 
 
 def default_groot_map(spec: Spec) -> PolicyMap:
@@ -187,12 +170,6 @@ def _check_groups(mapped: PolicyMap, known: Mapping[str, list[str]]) -> None:
     )
 
 
-def _with_language(mapped: PolicyMap) -> PolicyMap:
-    """The map with GR00T's name for the instruction, where it does not give one."""
-    usual = mapped.prompt_key == "prompt"
-    return replace(mapped, prompt_key=f"language>{LANGUAGE_KEY}") if usual else mapped
-
-
 def _flattened(request: dict[str, Any]) -> dict[str, Any]:
     """N1.5: 'video.<camera>' and 'state.<group>' with an axis of time, sentences in a list."""
     out: dict[str, Any] = {}
@@ -201,10 +178,6 @@ def _flattened(request: dict[str, Any]) -> dict[str, Any]:
             key = name if kind == "language" else f"{kind}.{name}"
             out[key] = [value] if isinstance(value, str) else value[None]
     return out
-
-
-def _unflattened(reply: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key).removeprefix("action."): value for key, value in reply.items()}
 
 
 def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -217,12 +190,6 @@ def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
             words = isinstance(values[0], str)
             out[kind][name] = [[v] for v in values] if words else np.stack(values)[:, None]
     return out
-
-
-def _read(raw: bytes, address: str) -> Any:
-    if raw == b"ERROR":
-        raise BadInput(f"The policy server at {address} refused without a reason, as N1 does.")
-    return unpack(raw)
 
 
 log = logging.getLogger(__name__)
@@ -288,7 +255,10 @@ class GrootServer:
         keys["action"] = [entry.key for entry in self._map.action]
         configs = {name: {"delta_indices": [0], "modality_keys": found} for name, found in keys.items()}
         text = self._map.release == "n1.5"  # where the configuration is a text in the message
-        return {name: {OLD_MARK: True, "as_json": json.dumps(c) if text else c} for name, c in configs.items()}
+        return {
+            name: {"__ModalityConfig_class__": True, "as_json": json.dumps(c) if text else c}
+            for name, c in configs.items()
+        }
 
     def _serve(self) -> None:
         """Answer requests in the order in which they come, until the server is closed."""
@@ -299,7 +269,7 @@ class GrootServer:
 
     def _reply(self, raw: bytes) -> bytes:
         # A client gets arrays in the layout that it sends.
-        layout: Layout = "msgpack-numpy" if b"\xc4\x02nd" in raw and b"__ndarray_class__" not in raw else "as_npy"
+        layout = LAYOUTS[b"\xc4\x02nd" in raw and b"__ndarray_class__" not in raw]
         try:
             return pack(self._answer(unpack(raw)), layout)
         except InstepError as error:
@@ -335,12 +305,9 @@ class GrootServer:
     def _acted(self, requests: list[dict[str, Any]]) -> dict[str, Array]:
         """Chunks of actions [batch, horizon, joints] by group, for one request of each world."""
         seen = [self._map.observation(request, self._spec) for request in requests]
-        if len(seen) == 1:
-            chunk = np.asarray(self._policy.infer(seen[0]), float)
-            chunks = self._map.reply(chunk, seen[0], self._spec)
-            return {name: value[None] for name, value in chunks.items()}
-        batch = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
-        return self._map.reply(np.asarray(self._policy.infer(batch), float), batch, self._spec)
+        batch = {name: np.stack([one[name] for one in seen]) for name in seen[0]} if len(seen) > 1 else seen[0]
+        chunks = self._map.reply(np.asarray(self._policy.infer(batch), float), batch, self._spec)
+        return chunks if len(seen) > 1 else {name: value[None] for name, value in chunks.items()}
 
 
 def _from_flat(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +323,9 @@ def _from_flat(data: Mapping[str, Any]) -> dict[str, Any]:
 def _from_nested(observation: object) -> list[dict[str, Any]]:
     """N1.6 and N1.7: groups [batch, time, ...], as one nested request for each world of the batch."""
     if not is_table(observation):
-        raise BadInput(f"An observation must be a map of video, state and language, not a {_kind(observation)}.")
+        raise BadInput(
+            f"An observation must be a map of video, state and language, not a {type(observation).__name__}."
+        )
     groups: dict[str, Any] = {kind: observation.get(kind, {}) for kind in ("video", "state")}
     if not all(is_table(group) for group in groups.values()):
         raise BadInput("'video' and 'state' of an observation must be maps by name.")
@@ -372,10 +341,6 @@ def _from_nested(observation: object) -> list[dict[str, Any]]:
 def _newest(value: object, key: object, axis: int) -> Array:
     """An array without its axis of time, which holds one instant: the policy remembers for itself."""
     if not is_array(value) or value.ndim <= axis or value.shape[axis] != 1:
-        shape = value.shape if is_array(value) else _kind(value)
+        shape = value.shape if is_array(value) else type(value).__name__
         raise BadInput(f"{str(key)[:60]!r} is {shape}; an array with one instant on its axis of time was expected.")
     return np.take(value, 0, axis)
-
-
-def _kind(value: object) -> str:
-    return "list" if is_sequence(value) else type(value).__name__

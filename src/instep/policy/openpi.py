@@ -1,24 +1,19 @@
-"""Arrays in msgpack, as openpi and GR00T encode them, decoded only after they were checked.
+"""openpi's websocket protocol: a client of policy servers, a server of policies, and arrays in msgpack.
 
 Messages may be hostile. The usual decoders build arrays of any dtype the peer names, or unpickle. Here a dtype must be
-on a short list, every size is compared with the bytes received before memory is allocated, and no class is named.
-
-openpi's websocket protocol: a client of policy servers, and a server of policies.
-
-The server listens on loopback by default, takes a token, checks every message, and sends no tracebacks.
+on a short list, every size is compared with the bytes received before memory is allocated, and no class is named. The
+server listens on loopback by default, takes a token, checks every message, and sends no tracebacks.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +22,7 @@ import msgpack
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
-from instep.core.reading import is_array, is_scalar, is_sequence, is_table
+from instep.core.reading import first_line, is_array, is_scalar, is_sequence, is_table
 from instep.core.websocket import (
     Authenticator,
     HttpReply,
@@ -81,8 +76,7 @@ def unpack(data: bytes) -> Any:
     except BadInput:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        words = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise BadInput(f"A message could not be read as msgpack: {words}.") from None
+        raise BadInput(f"A message could not be read as msgpack: {first_line(error)[:200]}.") from None
 
 
 def checked_array(data: Any, dtype: Any, shape: Any, order: Literal["C", "F"] = "C") -> Array:
@@ -114,9 +108,8 @@ def _decode(node: dict[Any, Any]) -> Any:
         kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
         if node.get(b"kind") not in (b"", "", None):
             raise BadInput("An array in a message has a structured or object dtype, which is not taken.")
-        return (
-            checked_array(data, kind, node.get(b"shape")) if node[b"nd"] is True else checked_array(data, kind, [])[()]
-        )
+        array = checked_array(data, kind, node.get(b"shape") if node[b"nd"] is True else [])
+        return array if node[b"nd"] is True else array[()]
     return node
 
 
@@ -131,36 +124,23 @@ def _scalar(value: Any, dtype: Any) -> Any:
 
 def from_npy(data: Any) -> Array:
     """An array in NumPy's file format. NumPy's own reader allocates the shape that a header claims; this does not."""
-    if not isinstance(data, bytes) or len(data) < 10 or data[:6] != b"\x93NUMPY" or data[6] not in (1, 2):
+    if not isinstance(data, bytes):
         raise BadInput("An array in a message is not in NumPy's file format.")
-    wide = data[6] == 2
-    begin = 12 if wide else 10
-    size = int.from_bytes(data[8:begin], "little")
-    if size > 1024 or begin + size > len(data):
-        raise BadInput("An array in a message has a header that is longer than the message.")
+    stream = BytesIO(data)
     try:
-        header: object = ast.literal_eval(data[begin : begin + size].decode("latin1").strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise BadInput("An array in a message has a header that cannot be read.") from None
-    if not is_table(header) or set(header) != {"descr", "fortran_order", "shape"}:
-        raise BadInput("An array in a message has a header without descr, fortran_order and shape.")
-    order: Literal["C", "F"] = "F" if header["fortran_order"] is True else "C"
-    return checked_array(data[begin + size :], header["descr"], header["shape"], order)
+        wide = np.lib.format.read_magic(stream) > (1, 0)
+        read = np.lib.format.read_array_header_2_0 if wide else np.lib.format.read_array_header_1_0
+        shape, columns_first, dtype = read(stream, max_header_size=1024)
+    except Exception as error:  # the header is parsed as Python, which fails in many ways
+        raise BadInput("An array in a message has a header that cannot be read.") from error
+    return checked_array(stream.read(), dtype.str, shape, "F" if columns_first else "C")
 
 
 def to_npy(array: Array) -> bytes:
     """An array in NumPy's file format, version 1.0."""
-    from io import BytesIO
-
     stream = BytesIO()
     np.lib.format.write_array(stream, np.array(array, order="C"), version=(1, 0), allow_pickle=False)
     return stream.getvalue()
-
-
-def _sendable(array: Array) -> Array:
-    if array.dtype.str[1:] not in DTYPES:
-        raise BadInput(f"An array of dtype {array.dtype} cannot be sent; allowed are {', '.join(sorted(DTYPES))}.")
-    return np.ascontiguousarray(array)
 
 
 def _encoded(value: Any, layout: Layout) -> Any:
@@ -170,8 +150,10 @@ def _encoded(value: Any, layout: Layout) -> Any:
         raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
     if scalar and layout == "as_npy":
         return value.item()
-    array = _sendable(np.asarray(value))
+    array = np.ascontiguousarray(value)
     kind, data = array.dtype.str, array.tobytes()
+    if kind[1:] not in DTYPES:
+        raise BadInput(f"An array of dtype {array.dtype} cannot be sent; allowed are {', '.join(sorted(DTYPES))}.")
     # ascontiguousarray gives a number an axis; the shape is the value's own.
     if layout == "as_npy":
         return {"__ndarray_class__": True, "as_npy": to_npy(array.reshape(value.shape))}
@@ -202,10 +184,6 @@ class OpenpiClient:
         self.metadata: Mapping[str, Any] = {}
         """The metadata that the server sent when it was connected."""
 
-    def connect(self) -> None:
-        """Connect to the server, unless that is done."""
-        self._connected()
-
     def reset(self) -> None:
         """Tell the server that an episode begins, if it takes resets."""
         if self.metadata.get("reset") is True and self._socket is not None:
@@ -225,7 +203,7 @@ class OpenpiClient:
         data = pack(request)
         if len(data) > MAX_BYTES:
             raise BadInput(f"A request of {len(data)} bytes is too large; at most {MAX_BYTES} go through.")
-        socket = self._connected()
+        socket = self.connect()
         try:
             socket.send(data)
             answer = socket.recv(timeout=self._timeout)
@@ -239,7 +217,8 @@ class OpenpiClient:
             raise LinkLost(f"The policy server at {self._address} hung up: {explain(error)}.") from None
         return self._read(answer)
 
-    def _connected(self) -> Any:
+    def connect(self) -> Any:
+        """The socket, connected unless that is done."""
         if self._socket is not None:
             return self._socket
         authorization = f"Api-Key {self._token}" if self._token else ""
@@ -258,8 +237,8 @@ class OpenpiClient:
         if isinstance(answer, str):
             # openpi's servers send a traceback as text, and close.
             self.close()
-            last = (answer.strip().splitlines() or ["without a reason"])[-1][:300]
-            raise BadInput(f"The policy server at {self._address} refused: {last}")
+            last = (answer.strip().splitlines() or ["without a reason"])[-1]
+            raise BadInput(f"The policy server at {self._address} refused: {last[:300]}")
         message = unpack(answer)
         if not is_table(message):
             raise BadInput(f"The policy server at {self._address} sent a {type(message).__name__}, not a map.")
@@ -290,18 +269,15 @@ class PolicyServer:
         place = listen or ListenOptions()
         self._rules = Authenticator(token, place.host)
         self._server = WebsocketServer(self._serve_client, self._admit, place, MAX_BYTES)
-        self._requests: queue.SimpleQueue[tuple[Callable[[], bytes], asyncio.Future[bytes]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._inference = ThreadPoolExecutor(1, "instep-policy")
 
     def __enter__(self) -> PolicyServer:
         self._server.start()
-        threading.Thread(target=self._infer, name="instep-policy", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
-        self._requests.put(None)
+        self._inference.shutdown(wait=False, cancel_futures=True)
 
     @property
     def address(self) -> str:
@@ -325,13 +301,11 @@ class PolicyServer:
     async def _serve_client(self, socket: ServerConnection) -> None:
         """Answer one client, until it disconnects or sends something that cannot be read."""
         await socket.send(pack(self.metadata))
-        before: float | None = None
+        loop, before = asyncio.get_running_loop(), 0.0
         async for message in socket:
             begin = time.perf_counter()
-            answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            self._requests.put((lambda message=message, before=before: self._answer(message, before), answered))
             try:
-                answer = await answered
+                answer = await loop.run_in_executor(self._inference, self._answer, message, before)
             except InstepError as error:
                 return await _refuse(socket, str(error))
             except Exception:
@@ -341,20 +315,7 @@ class PolicyServer:
             before = 1e3 * (time.perf_counter() - begin)
         return None
 
-    def _infer(self) -> None:
-        """Answer requests in the order in which they come, until the server is closed."""
-        while (request := self._requests.get()) is not None:
-            work, answered = request
-            answer: bytes | None = None
-            failure: Exception | None = None
-            try:
-                answer = work()
-            except Exception as error:  # noqa: BLE001 - raised again where the client waits
-                failure = error
-            with suppress(RuntimeError):  # the server has ended in between
-                answered.get_loop().call_soon_threadsafe(_settle, answered, answer, failure)
-
-    def _answer(self, message: str | bytes, before: float | None) -> bytes:
+    def _answer(self, message: str | bytes, before: float) -> bytes:
         if isinstance(message, str):
             raise BadInput("A text was received; requests are msgpack in binary messages.")
         request = unpack(message)
@@ -367,18 +328,9 @@ class PolicyServer:
         begin = time.perf_counter()
         actions = np.asarray(self._policy.infer(observation), float)
         took = 1e3 * (time.perf_counter() - begin)
-        timing = {"infer_ms": took} if before is None else {"infer_ms": took, "prev_total_ms": before}
+        timing = {"infer_ms": took} | ({"prev_total_ms": before} if before else {})
         reply = self._map.reply(actions, observation, self._spec)
         return pack({**reply, "policy_timing": {"infer_ms": took}, "server_timing": timing})
-
-
-def _settle(answered: asyncio.Future[bytes], answer: bytes | None, failure: Exception | None) -> None:
-    if answered.done():  # its client has gone
-        return
-    if failure is not None:
-        answered.set_exception(failure)
-    elif answer is not None:
-        answered.set_result(answer)
 
 
 async def _refuse(socket: ServerConnection, sentence: str) -> None:
