@@ -31,7 +31,6 @@ from .adaptive_kernels import (
     compare_reading,
     learn_weights,
     limit_compensation,
-    passed_torques,
 )
 from .reference_model import Bandwidth, ReferenceArm, ReferenceMotion, ServoDynamics, stable_bandwidth, undelayed
 
@@ -46,7 +45,6 @@ CORRELATION_S = 0.02
 """Correlation time of model errors, so that all readings in it count as one [s]."""
 DRIFT = 0.2
 """Random walk of weights in a second, as a share of their scale."""
-_NOT_SHOWN = np.zeros(0)
 
 Trust: TypeAlias = Callable[[State], float]
 """Trust in a state, from 0 to 1, such as that of a twin."""
@@ -182,23 +180,20 @@ class Adaptive(Wrapper[W]):
         lag = (arm.delay + age) / arm.dt
         newer, older, part = max(len(rows) - 1 - int(lag), 0), max(len(rows) - 2 - int(lag), 0), lag - int(lag)
         near = newer if part < 0.5 else older
-        sent = np.asarray(seen.get(SENT, _NOT_SHOWN) if len(rows) > 1 else _NOT_SHOWN, float)
-        # The limits of the world may have reduced the last command.
-        passed = passed_torques(memory.applied[-1], sent, memory.command, arm.servos, arm.index)
-        torques = (*memory.applied[:-1], passed)
+        torques = memory.applied
+        if SENT in seen and len(rows) > 1:
+            # The limits of the world may have reduced the last command.
+            passed = np.asarray(seen[SENT], float)[arm.index.action] - memory.command[arm.index.action]
+            torques = (*torques[:-1], arm.servos.kp * passed) if np.isfinite(passed).all() else torques
         usable = age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
         reading = Reading(q, rows[newer], rows[older], part, usable, trusted, torques[near])
-        after = Supervision(np.empty(arm.n), np.empty(1), np.empty((8, arm.n)), np.empty(2))
-        active = np.empty(arm.n, bool)
-        restart = compare_reading(reading, memory.supervision, after, active, arm.servos, self._rules)
+        after, active, restart = compare_reading(reading, memory.supervision, arm.servos, self._rules)
         model = self._placed(q, memory.model.v[arm.index.dof], memory.model.t) if restart else memory.model
         model, now = arm.followed(self.reference, model, action, memory.speeds)
         past = ReferenceMotion(rows[near], now.speeds, arm.n)
-        law, torque = self.law.update(
-            memory.law,
-            LawInput(after.error, active, past.values, past.regressors, torques[near], now.regressors),
-        )
+        given = LawInput(after.error, active, past.values, past.regressors, torques[near], now.regressors)
+        law, torque = learn_weights(memory.law, given, arm.servos, self.law.limits, arm.dt)
         moving = limit_compensation(torque, self.options.torque, after, memory.moving, arm.servos, arm.dt)
         compensated = action.copy()
         compensated[arm.index.action] += moving[0]
@@ -281,11 +276,4 @@ class ModelReference:
     def start(self) -> LawMemory:
         """All weights zero, as uncertain as their scales."""
         n, p = self.arm.n, len(self.scales)
-        return LawMemory(np.zeros((3, p)), np.diag(self.scales**2), np.zeros((2, n, p + 1)), np.ones(1))
-
-    def update(self, memory: LawMemory, seen: LawInput) -> tuple[LawMemory, Array]:
-        """The memory after a reading, and the torque of compensation of the commanded motion [n]."""
-        n, p = self.arm.n, len(self.scales)
-        after = LawMemory(np.empty((3, p)), np.empty((p, p)), np.empty((2, n, p + 1)), np.empty(1))
-        torque = learn_weights(memory, after, seen, self.arm.servos, self.limits, self.arm.dt)
-        return after, torque
+        return LawMemory(np.zeros((3, p)), np.diag(self.scales**2), np.zeros((2, n, p + 1)))

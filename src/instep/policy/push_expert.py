@@ -1,16 +1,9 @@
-"""Kinematics of an end effector: its pose and Jacobian, and joint steps by damped least squares.
+"""The scripted expert that pushes a flat block onto its outline, by a stick on sliders or on an arm.
 
-Quasi-static pushing of a flat block by a round stick: contacts, the motions they cause, and paths to them.
-
-While the stick sticks to its contact, the block turns with a constant twist of its own frame. With the friction of the
-table as an ellipsoid (force f, moment m, ratio `friction_radius_m` = m_max / f_max) the twist is v = f, w = m /
-friction_radius_m^2, so each contact is one helix through the plane, and a push of any length along it has a closed
-form.
-
-The shortest path of the stick around the block to each contact is tabulated.
-
-Scripted experts of pushing: an object to a point, a flat block onto its outline, by a stick on sliders or on an
-arm.
+The push is quasi-static, by a round stick. While it sticks to its contact, the block turns with a constant twist of its
+own frame. With the friction of the table as an ellipsoid (force f, moment m, ratio `friction_radius_m` = m_max / f_max)
+the twist is v = f, w = m / friction_radius_m^2. So each contact is one helix through the plane, and a push of any
+length has a closed form. The shortest path of the stick around the block to each contact is tabulated.
 """
 
 from __future__ import annotations
@@ -21,7 +14,8 @@ from functools import cached_property
 import mujoco
 import numpy as np
 
-from instep.core.world import Array, Observation, Stateless, array_dataclass, frozen_dataclass
+from instep.core.poses import matrix_from_quat, quat_from_matrix, quat_log
+from instep.core.world import Array, Observation, Stateless, array_dataclass
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 from instep.scene.tasks.manipulation_tasks import PushOnto, heading, wrapped
@@ -106,15 +100,7 @@ class EndEffector:
 
 def rotation_between(now: Array, target: Array) -> Array:
     """The rotation vector [rad] from orientations `now` [..., 3, 3] to `target`, in the world's frame."""
-    turn = target @ np.swapaxes(now, -1, -2)
-    axis = np.stack(
-        [turn[..., 2, 1] - turn[..., 1, 2], turn[..., 0, 2] - turn[..., 2, 0], turn[..., 1, 0] - turn[..., 0, 1]],
-        axis=-1,
-    )
-    sine = 0.5 * np.linalg.norm(axis, axis=-1)
-    cosine = 0.5 * (np.trace(turn, axis1=-2, axis2=-1) - 1)
-    angle = np.arctan2(sine, cosine)
-    return axis * (0.5 * angle / np.maximum(sine, 1e-9))[..., None]
+    return quat_log(quat_from_matrix(target @ np.swapaxes(now, -1, -2)))
 
 
 FRICTION = 0.2
@@ -169,14 +155,12 @@ def helix(twist: Array, length: Array) -> Array:
 
 def friction_radius(shape: Array) -> float:
     """Ratio of the largest moment to the largest force of friction, under uniform pressure [m]."""
-    points = np.concatenate([_grid(rectangle) for rectangle in shape])
+    parts: list[Array] = []
+    for left, bottom, right, top in shape:
+        x, y = np.arange(left + 0.001, right, 0.002), np.arange(bottom + 0.001, top, 0.002)
+        parts.append(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2))
+    points = np.concatenate(parts)
     return float(np.linalg.norm(points - points.mean(axis=0), axis=-1).mean())
-
-
-def _grid(rectangle: Array) -> Array:
-    left, bottom, right, top = rectangle
-    x, y = np.arange(left + 0.001, right, 0.002), np.arange(bottom + 0.001, top, 0.002)
-    return np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
 
 
 def _boundary(shape: Array, spacing: float) -> tuple[Array, Array]:
@@ -184,16 +168,12 @@ def _boundary(shape: Array, spacing: float) -> tuple[Array, Array]:
     points: list[Array] = []
     normals: list[Array] = []
     for left, bottom, right, top in shape:
-        for start, end, normal in (
-            ((left, bottom), (right, bottom), (0, -1)),
-            ((left, top), (right, top), (0, 1)),
-            ((left, bottom), (left, top), (-1, 0)),
-            ((right, bottom), (right, top), (1, 0)),
-        ):
-            length = float(np.hypot(end[0] - start[0], end[1] - start[1]))
+        corners = np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
+        for start, end in zip(corners, np.roll(corners, -1, axis=0), strict=True):
+            length = float(np.linalg.norm(end - start))
             share = (np.arange(n := max(1, round(length / spacing))) + 0.5) / n
-            points.append(np.array(start) + share[:, None] * (np.array(end) - np.array(start)))
-            normals.append(np.tile(np.array(normal, float), (n, 1)))
+            points.append(start + share[:, None] * (end - start))
+            normals.append(np.tile([(end - start)[1] / length, -(end - start)[0] / length], (n, 1)))
     point, normal = np.concatenate(points), np.concatenate(normals)
     bare = outside(point + 1e-4 * normal, shape) > 0.5e-4
     return point[bare], normal[bare]
@@ -228,20 +208,21 @@ class ShortestPaths:
 
     def path(self, place: Array, point: Array) -> tuple[Array, Array]:
         """The length of the path from a point [..., 2] to a place [...], and the next point on it."""
-        i, j, beyond = self._cell(point)
+        i, j, beyond = _cell(point)
         return self.distance[place, i, j] + beyond, self.ahead[place, i, j]
 
     def lengths(self, point: Array) -> Array:
         """The length of the path from points [..., 2] to every place [..., places]."""
-        i, j, beyond = self._cell(point)
+        i, j, beyond = _cell(point)
         return np.moveaxis(self.distance[:, i, j], 0, -1) + beyond[..., None]
 
-    def _cell(self, point: Array) -> tuple[Array, Array, Array]:
-        """The cell of points, and how far they lie outside the grid [m]."""
-        edge = HALF_WIDTH_M - CELL_M
-        near = np.clip(point, -edge, edge)
-        i, j = np.moveaxis(np.rint((near + HALF_WIDTH_M) / CELL_M).astype(int), -1, 0)
-        return i, j, np.linalg.norm(point - near, axis=-1)
+
+def _cell(point: Array) -> tuple[Array, Array, Array]:
+    """The cell of points, and how far they lie outside the grid [m]."""
+    edge = HALF_WIDTH_M - CELL_M
+    near = np.clip(point, -edge, edge)
+    i, j = np.moveaxis(np.rint((near + HALF_WIDTH_M) / CELL_M).astype(int), -1, 0)
+    return i, j, np.linalg.norm(point - near, axis=-1)
 
 
 def shortest_paths(places: Array, shape: Array, clearance: float) -> ShortestPaths:
@@ -266,67 +247,18 @@ def shortest_paths(places: Array, shape: Array, clearance: float) -> ShortestPat
 
 
 def _graph(cost_per_metre: Array, n: int) -> object:
-    """Neighbouring cells, eight each and eight knight's moves, joined by the length of the step times its
-    cost_per_metre."""
+    """Neighbouring cells, eight each and eight knight's moves, joined by length of the step times cost."""
     from scipy.sparse import coo_matrix
 
     number = np.arange(n * n).reshape(n, n)
-    rows: list[Array] = []
-    columns: list[Array] = []
-    weights: list[Array] = []
+    cost, rows, columns, weights = cost_per_metre.reshape(-1), list[Array](), list[Array](), list[Array]()
     for di, dj in ((0, 1), (1, 0), (1, 1), (1, -1), (1, 2), (2, 1), (1, -2), (2, -1)):
-        a = number[max(0, -di) : n - max(0, di), max(0, -dj) : n - max(0, dj)]
-        b = number[max(0, di) : n + min(0, di), max(0, dj) : n + min(0, dj)]
-        cost = 0.5 * (cost_per_metre.reshape(-1)[a] + cost_per_metre.reshape(-1)[b]) * CELL_M * np.hypot(di, dj)
-        rows += [a.reshape(-1), b.reshape(-1)]
-        columns += [b.reshape(-1), a.reshape(-1)]
-        weights += [cost.reshape(-1)] * 2
+        a = number[: n - di, max(0, -dj) : n - max(0, dj)].reshape(-1)
+        b = number[di:, max(0, dj) : n + min(0, dj)].reshape(-1)
+        rows += [a, b]
+        columns += [b, a]
+        weights += [0.5 * (cost[a] + cost[b]) * CELL_M * np.hypot(di, dj)] * 2
     return coo_matrix((np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns)))).tocsr()
-
-
-@frozen_dataclass
-class PushTo(Stateless):
-    """Move around an object to the side away from the goal, then push it there.
-
-    Observes the pusher's x and y in `observation.state` and the pose of the object in `observation.environment_state`;
-    its actions are x and y of the pusher. It has no state, so a batch of worlds is one call.
-    """
-
-    goal: tuple[float, float]
-    """Where the object should go, x and y [m]."""
-    reach: float = 0.17
-    """Distance from the object's centre at which the pusher moves around it [m]."""
-    speed: float = 0.3
-    """Commanded speed of the pusher [m/s]."""
-    tolerance: float = 0.015
-    """Distance from the goal that ends the push [m]."""
-    lead: float = 0.1
-    """Time by which the command runs ahead [s]."""
-
-    def act(self, observation: Observation) -> Array:
-        """The target of the pusher [..., 2]."""
-        pusher = np.asarray(observation["observation.state"], float)[..., :2]
-        thing = np.asarray(observation["observation.environment_state"], float)[..., :2]
-        way = np.asarray(self.goal) - thing
-        distance = np.linalg.norm(way, axis=-1, keepdims=True)
-        ahead = way / np.maximum(distance, 1e-9)
-        side = np.stack([-ahead[..., 1], ahead[..., 0]], axis=-1)
-        offset = pusher - thing
-        along = np.sum(offset * ahead, axis=-1, keepdims=True)
-        across = np.sum(offset * side, axis=-1, keepdims=True)
-        behind = (along < -0.3 * self.reach) & (np.abs(across) < 0.035)
-        # The next waypoint around the object: first beside it, then behind it, then in line.
-        hand = np.where(across < 0, -1.0, 1.0)
-        beside: Array = thing + side * hand * self.reach - ahead * self.reach
-        out: Array = thing + ahead * along + side * hand * self.reach
-        clear = (np.abs(across) > 0.8 * self.reach) | (along < -0.8 * self.reach)
-        in_line = along < -0.7 * self.reach
-        walk: Array = np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
-        target = np.where(behind, thing + 0.05 * ahead, walk)
-        target = np.where(distance < self.tolerance, thing - self.reach * ahead, target)
-        step = target - pusher
-        length = np.linalg.norm(step, axis=-1, keepdims=True)
-        return pusher + step * np.minimum(1.0, self.speed * self.lead / np.maximum(length, 1e-9))
 
 
 CONTACT_TOLERANCE_M = 0.006
@@ -403,9 +335,7 @@ class PushPlan:
         total = after + LENGTHS / self.push
         pick = np.argmin(total, axis=-1)
         total = np.take_along_axis(total, pick[..., None], axis=-1)[..., 0]
-        walk = np.repeat(self.paths.lengths(own), 3, axis=-1) / self.walk
-        total = total + walk
-        best = np.argmin(total, axis=-1)
+        best = np.argmin(total + np.repeat(self.paths.lengths(own), 3, axis=-1) / self.walk, axis=-1)
         return best, LENGTHS[np.take_along_axis(pick, best[..., None], axis=-1)[..., 0]]
 
     def _time_left(self, dx: Array, dy: Array, turn: Array) -> Array:
@@ -427,11 +357,16 @@ class PushExpert(Stateless):
 
     def act(self, observation: Observation) -> Array:
         """Position targets of the stick [..., 2]."""
-        stick = np.asarray(observation["observation.state"], float)[..., :2]
-        pose = np.asarray(observation["observation.environment_state"], float)
-        block = np.concatenate([pose[..., :2], heading(pose[..., 3:7])[..., None]], axis=-1)
-        velocity = np.asarray(observation["observation.velocity"], float)[..., :2]
-        return self.plan.next(stick, block, velocity)
+        stick, velocity = (
+            np.asarray(observation[name], float)[..., :2] for name in ("observation.state", "observation.velocity")
+        )
+        return self.plan.next(stick, _block_pose(observation), velocity)
+
+
+def _block_pose(observation: Observation) -> Array:
+    """x [m], y [m] and heading [rad] of the block [..., 3]."""
+    pose = np.asarray(observation["observation.environment_state"], float)
+    return np.concatenate([pose[..., :2], heading(pose[..., 3:7])[..., None]], axis=-1)
 
 
 def _in_block(block: Array, point: Array) -> Array:
@@ -466,9 +401,7 @@ class ArmPushExpert(Stateless):
         rest = scene.start(0)[0]
         effector = EndEffector.of(scene, scene.tips[0], scene.robot)
         table = scene.model.geom("table")
-        plane = np.zeros(9)
-        mujoco.mju_quat2Mat(plane, table.quat)
-        up = plane.reshape(3, 3)[:, 2]
+        up = matrix_from_quat(table.quat)[:, 2]
         place = site_poses(scene.model, rest, scene.tips)[0, :3]
         _, frame, _ = effector.kinematics(rest)
         return cls(PushPlan(np.array(task.shape), task.target), effector, rest, up, float(up @ place), frame)
@@ -477,11 +410,9 @@ class ArmPushExpert(Stateless):
         """Joint position targets [..., joints]."""
         joints = np.asarray(observation["observation.state"], float)
         speed = np.asarray(observation["observation.velocity"], float)
-        pose = np.asarray(observation["observation.environment_state"], float)
-        block = np.concatenate([pose[..., :2], heading(pose[..., 3:7])[..., None]], axis=-1)
         place, frame, jacobian = self.effector.kinematics_at(joints, self.rest)
         velocity = (jacobian[..., :2, :] @ speed[..., None])[..., 0]
-        across = self.plan.next(place[..., :2], block, velocity) - place[..., :2]
+        across = self.plan.next(place[..., :2], _block_pose(observation), velocity) - place[..., :2]
         lift = self.height - place @ self.up
         move = np.concatenate([across, (lift - across @ self.up[:2])[..., None]], axis=-1)
         settle = 0.1 * (self.rest[self.effector.joints] - joints)

@@ -175,11 +175,9 @@ class ReferenceArm:
         return self._described(dynamics, State(0.0, q, v), _UNKNOWN if before is None else before, command)
 
     def _described(self, at: BodyDynamics, state: State, before: Array, command: Array) -> ReferenceMotion:
-        n = self.n
-        values, speeds = np.empty(3 * n + 2 * n * n + n * (4 + 6 * n)), np.empty(6 + 2 * n)
         moving = BodyMotion(at.inertia, at.jacobian, at.turn, self._gravity, state.q, state.v, command, before)
-        describe_motion(moving, self.index, self.servos, self.dt, values, speeds)
-        return ReferenceMotion(values, speeds, n)
+        values, speeds = describe_motion(moving, self.index, self.servos, self.dt)
+        return ReferenceMotion(values, speeds, self.n)
 
     def scales(self) -> Array:
         """Expected size of each weight [4 + 6 n]."""

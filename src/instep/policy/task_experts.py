@@ -1,11 +1,8 @@
-"""The scripted expert of each task: reaching, tracking, driving, pushing, handing over.
-
-The scripted expert of the handover: one arm picks up the cube, the other takes it and puts it down.
-"""
+"""The scripted expert of each task: reaching, tracking, driving, pushing, handing over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,28 +126,25 @@ class _Move:
 
 @dataclass(slots=True)
 class _Run:
-    """The state of one episode: the stage, the motion of each arm, the commanded opening of each gripper."""
+    """The state of one episode: its stages, the motion of each arm, the commanded opening of each gripper."""
 
-    stage: int = 0
-    until: float = 0.0
-    moves: list[_Move] = field(default_factory=list[_Move])
+    moves: list[_Move]
     grip: Array = field(default_factory=lambda: np.array([OPEN, OPEN]))
-    pitch: float = 90 * DEGREE
+    stages: Generator[float, Array] | None = None
+    until: float = 0.0
 
 
 class HandoverExpert:
-    """A sequence of stages; each is planned by inverse kinematics from the observation when it begins."""
+    """One arm picks up the cube, the other takes it and puts it down.
+
+    Each stage is planned by inverse kinematics from the observation when it begins.
+    """
 
     def __init__(self, scene: Scene):
         joints = [tuple(f"{side}_joint_{i}" for i in range(6)) for side in ("left", "right")]
         self._effectors = [EndEffector.of(scene, site, names) for site, names in zip(scene.tips, joints, strict=True)]
-        self._scene, self._rest, self._dt = scene, scene.start(0)[0], scene.dt
-        self._table = float(self._rest[self._place("cube.z")])
-        self._stages = (
-            self._above, self._down, self._close_left, self._lift, self._meet, self._near, self._onto,
-            self._close_right, self._open_left, self._part, self._over, self._lower, self._open_right, self._leave,
-            self._go_home,
-        )  # fmt: skip
+        self._scene, self._rest = scene, scene.start(0)[0]
+        self._cube_at = scene.spec.q.labels.index("cube.x")
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -164,103 +158,81 @@ class HandoverExpert:
         objects = np.asarray(observation["observation.environment_state"], float)
         flat, things = state.reshape(-1, state.shape[-1]), objects.reshape(-1, objects.shape[-1])
         if len(self._runs) != len(flat):
-            self._runs, self._t = [self._begin(row) for row in flat], 0.0
-        out = np.zeros_like(flat)
+            starts = [[row[7 * arm : 7 * arm + 6] for arm in (0, 1)] for row in flat]
+            self._runs, self._t = [_Run([_Move(q, q, 0.0, 1.0) for q in own]) for own in starts], 0.0
+        out, reader = np.zeros_like(flat), self._scene.reader
         for run, row, thing, action in zip(self._runs, flat, things, out, strict=True):
-            while self._t >= run.until - 1e-9 and run.stage < len(self._stages):
-                run.until = self._t + self._stages[run.stage](run, self._positions(row, thing))
-                run.stage += 1
+            while self._t >= run.until - 1e-9:
+                q = self._rest.copy()
+                q[reader.robot_q], q[reader.objects_q] = row, thing
+                try:
+                    if run.stages is None:
+                        run.stages = self._stages(run, q)
+                        run.until = self._t + next(run.stages)
+                    else:
+                        run.until = self._t + run.stages.send(q)
+                except StopIteration:
+                    run.until = np.inf
             for arm, move in enumerate(run.moves):
                 action[7 * arm : 7 * arm + 6], action[7 * arm + 6] = move.at(self._t), run.grip[arm]
-        self._t += self._dt
+        self._t += self._scene.dt
         return out.reshape(state.shape)
 
-    def _begin(self, row: Array) -> _Run:
-        return _Run(moves=[_Move(row[7 * a : 7 * a + 6], row[7 * a : 7 * a + 6], 0.0, 1.0) for a in (0, 1)])
-
-    def _above(self, run: _Run, q: Array) -> float:
-        run.pitch, frame = self._grasp(q)
-        return self._go(run, 0, q, self._cube(q) - 0.1 * frame[:, 0], frame, 1.5)
-
-    def _down(self, run: _Run, q: Array) -> float:
-        run.pitch, frame = self._grasp(q)
-        return self._go(run, 0, q, self._cube(q), frame, 1.0) + 0.3
-
-    def _close_left(self, run: _Run, q: Array) -> float:
+    def _stages(self, run: _Run, q: Array) -> Generator[float, Array]:
+        """Begin one stage after the other: yields how long it lasts [s], and gets the positions q at its end."""
+        table, height = self._rest[self._cube_at + 2], np.array([0, 0, 0.12])
+        taking, putting = framed(85 * DEGREE, 30 * DEGREE, 90 * DEGREE), framed(0.0, 90 * DEGREE, 0.0)
+        above = np.array([*PLACE, table + 0.15])
+        frame = self._grasp(q)[1]
+        q = yield self._go(run, 0, q, self._cube(q) - 0.1 * frame[:, 0], frame, 1.5)
+        pitch, frame = self._grasp(q)
+        q = yield self._go(run, 0, q, self._cube(q), frame, 1.0) + 0.3
         run.grip[0] = 0.0
-        return 0.6
-
-    def _lift(self, run: _Run, q: Array) -> float:
+        q = yield 0.6
         place, frame, _ = self._effectors[0].kinematics(q)
-        return self._go(run, 0, q, place + np.array([0, 0, 0.12]), frame, 0.8)
-
-    def _meet(self, run: _Run, q: Array) -> float:
+        q = yield self._go(run, 0, q, place + height, frame, 0.8)
         # The right arm comes down at 30 degrees, so the cube is tilted towards it as far as the left arm can.
-        tilted = framed(-85 * DEGREE, max(run.pitch - 30 * DEGREE, 25 * DEGREE), 0.0)
-        self._go(run, 1, q, HANDOVER - 0.14 * self._taking()[:, 0], self._taking(), 1.5)
-        return self._go(run, 0, q, HANDOVER, tilted, 1.5) + 0.2
-
-    def _near(self, run: _Run, q: Array) -> float:
-        return self._go(run, 1, q, self._cube(q) - 0.1 * self._taking()[:, 0], self._taking(), 0.5)
-
-    def _onto(self, run: _Run, q: Array) -> float:
-        return self._go(run, 1, q, self._cube(q), self._taking(), 0.9) + 0.3
-
-    def _close_right(self, run: _Run, q: Array) -> float:
+        tilted = framed(-85 * DEGREE, max(pitch - 30 * DEGREE, 25 * DEGREE), 0.0)
+        self._go(run, 1, q, HANDOVER - 0.14 * taking[:, 0], taking, 1.5)
+        q = yield self._go(run, 0, q, HANDOVER, tilted, 1.5) + 0.2
+        q = yield self._go(run, 1, q, self._cube(q) - 0.1 * taking[:, 0], taking, 0.5)
+        q = yield self._go(run, 1, q, self._cube(q), taking, 0.9) + 0.3
         run.grip[1] = 0.0
-        return 0.6
-
-    def _open_left(self, run: _Run, q: Array) -> float:
+        yield 0.6
         run.grip[0] = OPEN
-        return 0.5
-
-    def _part(self, run: _Run, q: Array) -> float:
+        q = yield 0.5
         place, frame, _ = self._effectors[0].kinematics(q)
-        return self._go(run, 0, q, place - 0.13 * frame[:, 0], frame, 0.8)
-
-    def _over(self, run: _Run, q: Array) -> float:
-        self._home(run, 0, q, 1.5)
-        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.15]), self._putting(), 1.5)
-
-    def _lower(self, run: _Run, q: Array) -> float:
-        place, _, _ = self._effectors[1].kinematics(q)
-        hangs = float(place[2] - self._cube(q)[2])
-        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.004 + hangs]), self._putting(), 1.0) + 0.3
-
-    def _open_right(self, run: _Run, q: Array) -> float:
+        q = yield self._go(run, 0, q, place - 0.13 * frame[:, 0], frame, 0.8)
+        self._home(run, 0, 1.5)
+        q = yield self._go(run, 1, q, above, putting, 1.5)
+        hangs = self._effectors[1].kinematics(q)[0][2] - self._cube(q)[2]
+        yield self._go(run, 1, q, np.array([*PLACE, table + 0.004 + hangs]), putting, 1.0) + 0.3
         run.grip[1] = OPEN
-        return 0.5
-
-    def _leave(self, run: _Run, q: Array) -> float:
-        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.15]), self._putting(), 0.8)
-
-    def _go_home(self, run: _Run, q: Array) -> float:
-        return self._home(run, 1, q, 1.5)
+        q = yield 0.5
+        yield self._go(run, 1, q, above, putting, 0.8)
+        yield self._home(run, 1, 1.5)
 
     def _grasp(self, q: Array) -> tuple[float, Array]:
         """The pitch at which the left arm grasps the cube, and the frame of its gripper: the steepest that is
         feasible."""
-        cube = self._cube(q)
-        pose = q[self._place("cube.x") : self._place("cube.x") + 7]
-        shoulder = site_poses(self._scene.model, q, ("left_base",))[0, :2]
-        towards = np.arctan2(cube[1] - shoulder[1], cube[0] - shoulder[0])
-        turn = heading(pose[3:])
-        faces = turn + np.arange(4) * np.pi / 2
-        faces = sorted(faces, key=lambda face: abs((face - towards + np.pi) % (2 * np.pi) - np.pi))
-        best, least = (45 * DEGREE, framed(faces[0], 45 * DEGREE, 0.0)), np.inf
+        cube, pose = self._cube(q), q[self._cube_at : self._cube_at + 7]
+        way = cube - site_poses(self._scene.model, q, ("left_base",))[0, :3]
+        towards = np.arctan2(way[1], way[0])
+        faces = heading(pose[3:]) + np.arange(4) * np.pi / 2
+        faces = sorted(faces, key=lambda face: abs(wrapped(face - towards)))
+        found: list[tuple[float, float, Array]] = []
         for pitch in (80, 65, 50, 40, 32):
             for face in faces[:2]:
                 frame = framed(face, pitch * DEGREE, 0.0)
-                error = self._miss(0, q, cube, frame) + self._miss(0, q, cube - 0.1 * frame[:, 0], frame)
+                error = sum(self._miss(q, place, frame) for place in (cube, cube - 0.1 * frame[:, 0]))
                 if error < 4e-3:
                     return pitch * DEGREE, frame
-                if error < least:
-                    best, least = (pitch * DEGREE, frame), error
-        return best
+                found.append((error, pitch * DEGREE, frame))
+        return min(found, key=lambda one: one[0])[1:]
 
-    def _miss(self, arm: int, q: Array, place: Array, frame: Array) -> float:
-        """The error of an arm at a pose [m, and 0.1 m per rad]."""
-        at, now, _ = self._effectors[arm].kinematics(self._solved(arm, q, place, frame))
+    def _miss(self, q: Array, place: Array, frame: Array) -> float:
+        """The error of the left arm at a pose [m, and 0.1 m per rad]."""
+        at, now, _ = self._effectors[0].kinematics(self._solved(0, q, place, frame))
         return float(np.linalg.norm(at - place) + 0.1 * np.linalg.norm(rotation_between(now, frame)))
 
     def _solved(self, arm: int, q: Array, place: Array, frame: Array) -> Array:
@@ -269,34 +241,17 @@ class HandoverExpert:
         return effector.solve(guess, place, frame, steps=40)
 
     def _go(self, run: _Run, arm: int, q: Array, place: Array, frame: Array, seconds: float) -> float:
-        effector = self._effectors[arm]
-        end = self._solved(arm, q, place, frame)[effector.joints]
+        end = self._solved(arm, q, place, frame)[self._effectors[arm].joints]
         run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
         return seconds
 
-    def _home(self, run: _Run, arm: int, q: Array, seconds: float) -> float:
+    def _home(self, run: _Run, arm: int, seconds: float) -> float:
         end = self._rest[self._effectors[arm].joints]
         run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
         return seconds
 
-    def _taking(self) -> Array:
-        return framed(85 * DEGREE, 30 * DEGREE, 90 * DEGREE)
-
-    def _putting(self) -> Array:
-        return framed(0.0, 90 * DEGREE, 0.0)
-
     def _cube(self, q: Array) -> Array:
-        start = self._place("cube.x")
-        return q[start : start + 3]
-
-    def _place(self, label: str) -> int:
-        return self._scene.spec.q.labels.index(label)
-
-    def _positions(self, row: Array, things: Array) -> Array:
-        """All positions of the scene, from the robot's joints and the poses of the objects."""
-        reader, q = self._scene.reader, self._rest.copy()
-        q[reader.robot_q], q[reader.objects_q] = row, things
-        return q
+        return q[self._cube_at : self._cube_at + 3]
 
 
 def framed(turn: float, pitch: float, roll: float) -> Array:
