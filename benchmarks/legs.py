@@ -27,9 +27,8 @@ from instep.core.rollout import Script, rollouts
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import State, World, frozen_dataclass
 from instep.lab.gait import Gait, GaitBody, GaitFile, base_motion, fallen, ranges_gait, shipped_gait
-from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, wheel_velocity
-from instep.lab.leg_walks import FEEDBACK, SAME, Inertial, LegOptions, WalkNoise, leg_experiment, noisy_robot
-from instep.lab.legs_study import LegBudget, close_on_legs, hidden_legs
+from instep.lab.leg_estimation import BaseFilter, Inertial, LeggedEstimate, WalkNoise, noisy_robot, wheel_velocity
+from instep.lab.legs_study import FEEDBACK, SAME, LegBudget, LegOptions, close_on_legs, hidden_legs, leg_experiment
 from instep.scene.new_scene import make_scene
 from tuning.planted_arms import MODELS
 
@@ -247,8 +246,8 @@ def nominal_walks(name: str, seed: int, trials: int, seconds: float) -> Case:
     up, same = found.walks[FEEDBACK], found.walks[SAME]
     return {
         "feedback": up.upright.tolist(), "feedback distance": up.distance.tolist(),
-        "I": same.upright.tolist(), "I distance": same.distance.tolist(), "error": found.errors,
-        "speed": found.speeds, "robot minutes": found.robot_minutes, "computer minutes": found.computer_minutes,
+        "I": same.upright.tolist(), "I distance": same.distance.tolist(), "error": found.velocity_error.value,
+        "speed": found.speed.value, "robot minutes": found.robot_minutes, "computer minutes": found.computer_minutes,
     }  # fmt: skip
 
 

@@ -250,8 +250,7 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
 
     from instep.lab.image_baselines import BASELINES, adapt_by_baseline
     from instep.policy.flow_policy import load_policy
-    from instep.policy.policy_adaptation import adapt_policy, fine_tune
-    from instep.policy.training import TrainOptions
+    from instep.policy.training import TrainOptions, adapt_policy, fine_tune
 
     torch.set_num_threads(1)
     plan, found = job.plan, dict[str, dict[str, Any]]()

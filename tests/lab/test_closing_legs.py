@@ -12,7 +12,7 @@ from instep import BadInput
 from instep.lab.closing_study import ClosingPlan, closing_page, closing_scores, run_closing
 from instep.lab.closing_trial import POSTERIOR, RANGES, UNTOUCHED, ClosingBudget, LeggedRobots, robot_kind
 from instep.lab.gait import GAIT_PARAMS, GaitBody, shipped_gait
-from instep.lab.residual_policy import TrainableGait
+from instep.lab.policy_search import TrainableGait
 from instep.lab.simulation_training import TrainingSetup, given_gait
 from instep.report.page import render
 from instep.scene.folder import Scene

@@ -10,10 +10,21 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
-from instep.lab.gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen, gait_vector, read_gait, shipped_gait
-from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, foot_contacts, wheel_velocity
-from instep.lab.leg_walks import FEEDBACK, LegOptions, leg_experiment, noisy_robot
-from instep.lab.policy_search import GaitSearchOptions, gait_costs
+from instep.lab.gait import (
+    BASE,
+    GAIT_PARAMS,
+    Gait,
+    GaitBody,
+    GaitSearchOptions,
+    base_motion,
+    fallen,
+    gait_costs,
+    gait_vector,
+    read_gait,
+    shipped_gait,
+)
+from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, foot_contacts, noisy_robot, wheel_velocity
+from instep.lab.legs_study import FEEDBACK, LegOptions, leg_experiment
 from instep.physics.engines import open_world
 from instep.scene.folder import Scene
 from instep.scene.legs import legs_of

@@ -9,8 +9,16 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.lab.gait import GaitBody, ranges_gait, shipped_gait
-from instep.lab.leg_estimation import FACTOR, FactorWorld, estimated_motion, expanded, identify_walker, walk_ranges
-from instep.lab.leg_walks import WalkNoise, noisy_robot
+from instep.lab.leg_estimation import (
+    FACTOR,
+    FactorWorld,
+    WalkNoise,
+    estimated_motion,
+    expanded,
+    identify_walker,
+    noisy_robot,
+    walk_ranges,
+)
 from instep.lab.legs_study import PLAIN, LegBudget, close_on_legs, hidden_legs, record_legs
 from instep.physics.engines import open_world
 from instep.scene.folder import Scene

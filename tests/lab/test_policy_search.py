@@ -13,8 +13,7 @@ from instep import BadInput, Box, Param
 from instep.app.cli import main
 from instep.evaluate.episode_batch import episode_returns, start_states
 from instep.lab import simulation_training
-from instep.lab.policy_search import SearchOptions, best_weights, search_weights
-from instep.lab.residual_policy import ResidualPolicy, load_residual
+from instep.lab.policy_search import ResidualPolicy, SearchOptions, best_weights, load_residual, search_weights
 from instep.lab.simulation_training import TrainingSetup, grow_and_train
 from instep.policy.policy_specs import policy_from_spec
 from instep.scene.folder import Scene

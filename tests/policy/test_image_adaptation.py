@@ -8,7 +8,6 @@ import pytest
 from instep import BadInput, UnknownName
 from instep.policy.image_adaptation import (
     METHODS,
-    AdaptedPolicy,
     adaptation_sheet,
     align_features,
     feature_distance,
@@ -59,24 +58,6 @@ def test_few_images_do_not_break_the_alignment_of_many_features():
         2 * size * rng.standard_normal((20, 60)) + 1,
     )  # fmt: skip
     assert feature_distance(align_features(fresh, given, wanted), wanted) < 0.3 * feature_distance(fresh, wanted)
-
-
-def test_a_policy_reads_adapted_images_and_nothing_else_changes():
-    class Mean:
-        def reset(self, seed: int = 0) -> None:
-            pass
-
-        def act(self, observation):
-            return np.array([observation["observation.images.top"].mean(), observation["observation.state"][0]])
-
-    adapter = fit_adapter("colour", dimmed(scenes(0)), scenes(1))
-    policy = AdaptedPolicy(Mean(), {"top": adapter})
-    seen = {"observation.images.top": dimmed(scenes(2))[0], "observation.state": np.array([3.0])}
-    action = policy.act(seen)
-    assert abs(action[0] - scenes(2)[0].mean()) < 6
-    assert action[1] == 3.0
-    with pytest.raises(UnknownName, match="camera"):
-        AdaptedPolicy(Mean(), {"side": adapter}).act(seen)
 
 
 def test_the_sheet_has_a_row_of_each_method_between_given_and_wanted():

@@ -14,8 +14,7 @@ from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
 from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
 from instep.policy.image_adaptation import fit_adapter
-from instep.policy.policy_adaptation import MAX_ROWS, adapt_policy, fine_tune, is_fixed, restyled, some_images
-from instep.policy.training import TrainingData
+from instep.policy.training import MAX_ROWS, TrainingData, adapt_policy, fine_tune, is_fixed, restyled, some_images
 
 SIZE = 64
 SPEC = Spec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -125,8 +125,8 @@ def test_the_estimated_body_survives_the_file_of_the_policy(options):
 
     description = describe_policy([pushed(0)], options)
     assert description.inputs.estimated_body == "block" and description.inputs.channels[POSES] == tuple(POSE)
-    assert PolicyInputs.from_json(json.loads(json.dumps(description.inputs.as_json()))) == description.inputs
-    old = {k: v for k, v in description.inputs.as_json().items() if k != "estimated_body"}
+    assert PolicyInputs.from_json(json.loads(json.dumps(asdict(description.inputs)))) == description.inputs
+    old = {k: v for k, v in asdict(description.inputs).items() if k != "estimated_body"}
     assert PolicyInputs.from_json(old).estimated_body == "", "a policy without an estimated body observes its poses"
 
 

@@ -6,7 +6,7 @@ import json
 import struct
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -273,7 +273,7 @@ def test_in_the_frame_of_a_block_a_push_is_one_push_however_it_lies():
     assert data.features.shape[1] == 27, "nothing of the world's frame is left"
     plain = describe_policy(episodes, TrainOptions(horizon=4, execute=2))
     assert np.ptp(training_data(episodes, plain).chunks, axis=0).max() > 0.1
-    again = PolicyInputs.from_json(json.loads(json.dumps(description.inputs.as_json())))
+    again = PolicyInputs.from_json(json.loads(json.dumps(asdict(description.inputs))))
     assert again == description.inputs
 
 
@@ -284,11 +284,11 @@ def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
     description = describe_policy(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=3, execute=2))
     seen = {name: episodes[0][name] for name in description.inputs.channels}
     steps = np.random.default_rng(0).normal(size=(6, 3, 2))
-    there = description.to_body(seen, steps)
+    there = description.rotated(seen, steps, into="body")
     assert not np.allclose(there, steps)
-    assert np.allclose(description.to_world(seen, there), steps)
+    assert np.allclose(description.rotated(seen, there, into="world"), steps)
     one = {name: value[0] for name, value in seen.items()}
-    assert np.allclose(description.to_body(one, steps[0]), there[0]), "one world is a batch of one"
+    assert np.allclose(description.rotated(one, steps[0], into="body"), there[0]), "one world is a batch of one"
 
 
 @pytest.mark.parametrize(

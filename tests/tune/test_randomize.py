@@ -8,16 +8,13 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
-from instep.lab.posteriors import DropoOptions, dropo, dropo_from_episodes
 from instep.scene.folder import Scene
-from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.posterior.beliefs import (
     GaussianBelief,
     IndependentBeliefs,
     SampleBelief,
     appearance,
     belief_addresses,
-    infer,
     load_belief,
     parse_belief,
     save_belief,
@@ -94,29 +91,6 @@ def test_appearance_is_sampled_with_physics():
     assert set(belief_addresses(parse_belief(["appearance"], scene))) == set(belief_addresses(appearance()))
     with pytest.raises(UnknownName, match=r"appearance\.brightness"):
         parse_belief(["appearance.brightnes=0.5..1"], scene)
-
-
-def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded):
-    def machines(values):
-        found = []
-        for seed, value in enumerate(values):
-            found += recorded(servo, {"joint.hinge.damping": value}, [seed], noise=1e-4, steps=60)
-        return found
-
-    options = DropoOptions(steps=8, windows=12, draws=8, generations=12, population=6)
-    params = servo.scene.params("joint.hinge.damping")
-    alike = dropo_from_episodes(servo, machines([0.1] * 4), params, options)
-    apart = dropo_from_episodes(servo, machines([0.03, 0.06, 0.15, 0.3]), params, options)
-    assert np.sqrt(apart.covariance[0, 0]) > 2 * np.sqrt(alike.covariance[0, 0])
-    assert float(params[0].from_unit(alike.mean[0])) == pytest.approx(0.1, rel=0.2)
-
-
-def test_dropo_from_the_windows_of_a_fit_is_centred_on_the_machine(servo, recorded):
-    episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(4), noise=1e-4, steps=126)
-    params = servo.scene.params("joint.hinge.damping")
-    found = fit(servo, episodes, params, ShootingOptions(window=0.2, guesses=1, iterations=5))
-    belief = infer(found, dropo)
-    assert float(params[0].from_unit(belief.mean[0])) == pytest.approx(0.1, rel=0.3)
 
 
 def test_a_script_plays_in_a_world_with_imperfections(servo):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .closing_trial import ClosingBudget
     from .gait import Gait, GaitBody, shipped_gait
     from .leg_estimation import BaseFilter, wheel_velocity
-    from .leg_walks import LegOptions, leg_experiment
+    from .legs_study import LegOptions, leg_experiment
     from .policy_search import SearchOptions, search_weights
     from .simulation_training import TrainingSetup
 
@@ -27,7 +27,7 @@ __getattr__ = lazy_names(
         "closing_trial": "ClosingBudget",
         "gait": "Gait GaitBody shipped_gait",
         "leg_estimation": "BaseFilter wheel_velocity",
-        "leg_walks": "LegOptions leg_experiment",
+        "legs_study": "LegOptions leg_experiment",
         "policy_search": "SearchOptions search_weights",
         "simulation_training": "TrainingSetup",
     },

@@ -14,23 +14,12 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Box
-from instep.core.reading import (
-    FLAG,
-    NUMBER,
-    NUMBERS,
-    TABLE,
-    TEXT,
-    Entry,
-    content_hash,
-    is_list,
-    read_entries,
-    with_entries,
-)
+from instep.core.reading import TEXT, content_hash, is_list, parsing, read_entries, read_json_table
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, array_dataclass, frozen_dataclass
 from instep.evaluate.evaluation import LostBatch
 from instep.policy.policy_specs import policy_fingerprint
-from instep.report.figures import bars_figure, plain_text, series_color
+from instep.report.figures import bars_figure, error_bars, plain_text, series_color
 from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of, tracking_unit
@@ -137,15 +126,9 @@ class ClosingStudy:
     def pareto(self) -> tuple[str, ...]:
         """Techniques that no other one beats in return while costing no more on the robot and on the computer."""
         sold = [name for name in self.techniques if name != BOUND]
-        costs = {n: (self.robot_minutes(n), self.computer_minutes(n), -self.score(n).value) for n in sold}
-
-        def beaten(name: str) -> bool:
-            mine = costs[name]
-            return any(
-                all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in costs.values()
-            )
-
-        return tuple(name for name in sold if not beaten(name))
+        costs = np.array([(self.robot_minutes(n), self.computer_minutes(n), -self.score(n).value) for n in sold])
+        no_worse, differ = (costs <= costs[:, None]).all(axis=-1), (costs != costs[:, None]).any(axis=-1)
+        return tuple(name for name, beaten in zip(sold, (no_worse & differ).any(axis=1), strict=True) if not beaten)
 
     def buy_first(self) -> str:
         """The cheapest technique that surely gains and is not surely worse than the best; empty where none gains."""
@@ -160,9 +143,8 @@ class ClosingStudy:
         """What to buy first, in one sentence."""
         name = self.buy_first()
         if not name:
-            return (
-                f"Nothing pays here: no technique surely gains over the untouched policy on {len(self.robots)} robots."
-            )
+            words = "no technique surely gains over the untouched policy"
+            return f"Nothing pays here: {words} on {len(self.robots)} robots."
         gain, minutes = self.gain(name), self.robot_minutes(name)
         cost = f"{minutes:.1f} min on the robot" if minutes else "no time on the robot"
         return (
@@ -192,13 +174,13 @@ def run_closing(
     _write_json(note, {"plan": mark})
     shared = _shared_trainings(plan, folder, map, watch)
     weights = {name: found.weights for name, found in shared.items()}
-    robots: dict[int, Mapping[str, TechniqueResult]] = {}
-    work = [
+    jobs = [
         RobotJob(plan.scene, plan.task, plan.base, robot, plan.techniques, weights, plan.budget)
         for robot in plan.robots
     ]
+    robots: dict[int, Mapping[str, TechniqueResult]] = {}
     files = [folder / f"robot_{robot}.json" for robot in plan.robots]
-    for robot, found in zip(plan.robots, _kept(work, files, _read_robot, run_robot, map), strict=True):
+    for robot, found in zip(plan.robots, _kept(jobs, files, _read_robot, run_robot, map), strict=True):
         robots[robot] = found
         if watch is not None:
             watch(f"robot {robot}")
@@ -271,25 +253,17 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _read_shared(path: Path) -> SharedTraining:
-    rows = Entry(lambda value: is_list(value) and bool(value), "a list of lists of numbers")
-    table = read_entries(path, {"weights": rows, "seconds": NUMBER})
-    for row in table["weights"]:
-        with_entries({"weights": row}, {"weights": NUMBERS}, str(path))
-    return SharedTraining(np.array(table["weights"], float), float(table["seconds"]))
+    with parsing(path, "a training that was kept"):
+        table = read_json_table(path)
+        return SharedTraining(np.array(table["weights"], float), float(table["seconds"]))
 
 
 def _read_robot(path: Path) -> dict[str, TechniqueResult]:
-    flags = Entry(lambda value: is_list(value) and all(map(FLAG.usable, value)), "a list of true and false")
-    schema = {"scores": NUMBERS, "successes": flags, "errors": NUMBERS, "robot_s": NUMBER, "computer_s": NUMBER}
-    table = read_entries(path, {})
-    found: dict[str, TechniqueResult] = {}
-    for name, entry in table.items():
-        one = with_entries(with_entries({name: entry}, {name: TABLE}, str(path))[name], schema, f"{path}: {name}")
-        found[name] = TechniqueResult(
-            tuple(one["scores"]), tuple(one["successes"]), tuple(one["errors"]), float(one["robot_s"]),
-            float(one["computer_s"]),
-        )  # fmt: skip
-    return found
+    with parsing(path, "a robot that was kept"):
+        return {
+            name: TechniqueResult(**{key: tuple(value) if is_list(value) else value for key, value in entry.items()})
+            for name, entry in read_json_table(path).items()
+        }
 
 
 def _check(plan: ClosingPlan) -> None:
@@ -316,13 +290,18 @@ def closing_scores(study: ClosingStudy) -> dict[str, Estimate]:
 
 def closing_page(study: ClosingStudy, source: str) -> HtmlReport:
     """The report."""
-    first, best = study.buy_first(), max(study.techniques, key=lambda name: study.score(name).value)
+    best = max(study.techniques, key=lambda name: study.score(name).value)
     numbers = [
         Number("untouched policy", f"{study.score(UNTOUCHED).value:.3f}", "mean return on the robots"),
         Number("best", f"{study.score(best).value:.3f}", best),
         Number("robots", str(len(study.robots)), "another engine, hidden parameters, noise and delay"),
     ]
     gains = {name: study.gain(name) for name in study.techniques if name != UNTOUCHED}
+    errors = {name: found for name in study.techniques if (found := study.error(name)) is not None}
+    words = f"Mean over an episode [{study.error_unit}]; the error at its end counts for the time that is left."
+    tracking = [Section("Tracking error", words, [bars_figure(errors, title="error", x="tracking error")])]
+    left_out = [name for name in study.plan.techniques if name not in study.techniques]
+    why = f"Left out: {', '.join(left_out)}; a delta action corrects position commands, and this robot has none."
     sections = [
         Section(
             "Gain over the untouched policy",
@@ -334,32 +313,16 @@ def closing_page(study: ClosingStudy, source: str) -> HtmlReport:
             "Techniques on the Pareto front are filled: no other one has a higher return for less time.",
             [_pareto_figure(study)],
         ),
-        *_tracking(study),
+        *(tracking if errors else ()),
         Section("All numbers", "", [_numbers(study)]),
         Section(
             "Techniques",
-            _left_out(study),
+            why if left_out else "",
             [Table(("technique", "what it does"), [[n, TECHNIQUES[n]] for n in study.techniques])],
         ),
     ]
-    status = "good" if first else "plain"
-    return HtmlReport("Closing the gap", source, Headline(status, study.advice()), numbers, sections)
-
-
-def _left_out(study: ClosingStudy) -> str:
-    """Which techniques were asked for and cannot be used on this robot."""
-    missing = [name for name in study.plan.techniques if name not in study.techniques]
-    if not missing:
-        return ""
-    return f"Left out: {', '.join(missing)}; a delta action corrects position commands, and this robot has none."
-
-
-def _tracking(study: ClosingStudy) -> list[Section]:
-    """The tracking errors, where the task defines one."""
-    errors = {name: found for name in study.techniques if (found := study.error(name)) is not None}
-    words = f"Mean over an episode [{study.error_unit}]; the error at its end counts for the time that is left."
-    figure = bars_figure(errors, title="error", x="tracking error") if errors else None
-    return [Section("Tracking error", words, [figure])] if figure is not None else []
+    headline = Headline("good" if study.buy_first() else "plain", study.advice())
+    return HtmlReport("Closing the gap", source, headline, numbers, sections)
 
 
 def _numbers(study: ClosingStudy) -> Table:
@@ -383,17 +346,14 @@ def _numbers(study: ClosingStudy) -> Table:
 def _pareto_figure(study: ClosingStudy) -> Figure:
     front, data = study.pareto(), list[dict[str, Any]]()
     for i, name in enumerate(study.techniques):
-        score = study.score(name)
+        score, minutes = study.score(name), study.robot_minutes(name)
+        words = f"{plain_text(name)}: {score.value:.3f}, {minutes:.1f} min on the robot"
         symbol = "circle" if name in front else "circle-open"
-        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(name)}
-        trace |= {"x": [study.computer_minutes(name)], "y": [score.value]}
-        trace["error_y"] = {
-            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
-            "array": [score.high - score.value], "arrayminus": [score.value - score.low],
-        }  # fmt: skip
-        size = 9 + 6 * min(3.0, study.robot_minutes(name))
-        trace["marker"] = {"color": series_color(i), "size": size, "symbol": symbol}
-        words = f"{plain_text(name)}: {score.value:.3f}, {study.robot_minutes(name):.1f} min on the robot"
-        data.append({**trace, "hovertemplate": words + "<extra></extra>"})
-    layout = {"height": 460, "xaxis": {"title": "processor time per robot [min]"}}
-    return {"data": data, "layout": {**layout, "yaxis": {"title": "mean return on the robots"}}}
+        data.append({
+            "type": "scatter", "mode": "markers", "name": plain_text(name), "hovertemplate": words + "<extra></extra>",
+            "x": [study.computer_minutes(name)], "y": [score.value],
+            "error_y": error_bars([score], color=series_color(i, 0.5)),
+            "marker": {"color": series_color(i), "size": 9 + 6 * min(3.0, minutes), "symbol": symbol},
+        })  # fmt: skip
+    axes = {"xaxis": {"title": "processor time per robot [min]"}, "yaxis": {"title": "mean return on the robots"}}
+    return {"data": data, "layout": {"height": 460, **axes}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -29,11 +29,18 @@ from instep.tune.posterior.beliefs import SampleBelief, nominal_values
 
 from .delta_action import DeltaOptions, learn_delta
 from .gait import GaitBody
-from .leg_estimation import FACTOR, SMOOTHED_ROWS, WINDOW_S, WINDOWS, estimated_motion, walk_ranges
+from .leg_estimation import (
+    FACTOR,
+    SMOOTHED_ROWS,
+    WINDOW_S,
+    WINDOWS,
+    estimated_motion,
+    positive_values,
+    walk_ranges,
+)
 from .legs_study import LegBudget, hidden_legs, record_legs
-from .policy_search import SearchOptions, best_weights, search_weights
+from .policy_search import SearchOptions, TrainableGait, TrainableResidual, best_weights, search_weights
 from .posteriors import EnsembleOptions, ensemble_posterior
-from .residual_policy import TrainableGait, TrainableResidual
 from .simulation_training import TrainingSetup, walked_robot
 
 HAND_FACTOR, HAND_DELAY_S = 2.0, 0.1
@@ -49,43 +56,6 @@ RECORDED = 800_000
 """First seed of the starts of recordings."""
 VELOCITY_WINDOW_S = 0.05
 """Time over which velocities are differences of sensed positions [s]."""
-
-
-class RobotKind(Protocol):
-    """A kind of robot: its training, its hand ranges, its perturbation, its recordings and its posterior."""
-
-    @property
-    def setup(self) -> TrainingSetup:
-        """What is trained, and in which world."""
-        ...
-
-    @property
-    def ranges(self) -> list[Param]:
-        """What somebody would randomize who has not met the robot."""
-        ...
-
-    @property
-    def nominal(self) -> dict[str, float]:
-        """The values of these parameters in the scene."""
-        ...
-
-    def robot(self, seed: int) -> Tasked[Simulator]:
-        """A perturbed robot: another engine, hidden parameters, delay and noise."""
-        ...
-
-    def recorded(self, robot: Tasked[Simulator], count: int, steps: int, seed: int) -> list[Episode]:
-        """Recordings of the untouched policy on a robot, from what its own sensors show."""
-        ...
-
-    def posterior(self, episodes: Sequence[Episode], options: EnsembleOptions) -> SampleBelief:
-        """The parameters that these recordings allow."""
-        ...
-
-
-def robot_kind(scene: Scene, task: str, base: str) -> RobotKind:
-    """The kind of robot of a scene and a task."""
-    kind = LeggedRobots if isinstance(task_of(scene, task), Walk) else CommandedRobots
-    return kind(scene, TrainingSetup.of(scene, task, base))
 
 
 @array_dataclass
@@ -157,20 +127,25 @@ class LeggedRobots:
         return ensemble_posterior(self.setup.sim, episodes, self.ranges, short)
 
 
+RobotKind: TypeAlias = CommandedRobots | LeggedRobots
+"""Its training, its hand ranges, its perturbation, its recordings and its posterior."""
+
+
+def robot_kind(scene: Scene, task: str, base: str) -> RobotKind:
+    """The kind of robot of a scene and a task."""
+    kind = LeggedRobots if isinstance(task_of(scene, task), Walk) else CommandedRobots
+    return kind(scene, TrainingSetup.of(scene, task, base))
+
+
 def hand_ranges(scene: Scene) -> list[Param]:
     """Ranges around a scene's values, as one would write them by hand; patterns whose parts differ are left out."""
-    found: list[Param] = []
+    found, known = list[Param](), address.addresses(scene.model)
     for pattern in HAND_PATTERNS:
-        values = {value for value in _values(scene, pattern) if value > 0}
+        values = set(positive_values(scene, pattern, known).values())
         if len(values) == 1:
             value, unit = values.pop(), scene.params(pattern)[0].unit
             found.append(Param(pattern, value / HAND_FACTOR, value * HAND_FACTOR, True, unit))
     return [*found, Param(address.DELAY, 0.0, HAND_DELAY_S, False, "s")]
-
-
-def _values(scene: Scene, pattern: str) -> list[float]:
-    known = [name for name in address.addresses(scene.model) if fnmatchcase(name, pattern)]
-    return list(address.read(scene.model, known).values()) if known else []
 
 
 def excitation(limit: Array, count: int, steps: int, dt: float, seed: int) -> Array:
@@ -363,7 +338,7 @@ class _Robot:
         """The techniques that were asked for and that this robot can use."""
         makers: dict[str, Callable[[], tuple[Array, float]]] = {
             UNTOUCHED: lambda: (self._setup.trained.weights, 0.0),
-            **{name: self._shared(name) for name in SHARED},
+            **{name: partial(self._shared, name) for name in SHARED},
             IDENTIFIED: lambda: (self._tailored(self._setup.sensed(self._identified())), self._recorded_s()),
             POSTERIOR: lambda: (self._posterior_training(), self._recorded_s()),
             DELTA: lambda: self._fine_tuned(self._setup.sim),
@@ -388,8 +363,8 @@ class _Robot:
             )  # fmt: skip
         return out
 
-    def _shared(self, name: str) -> Callable[[], tuple[Array, float]]:
-        return lambda: (self._weights(name), 0.0)
+    def _shared(self, name: str) -> tuple[Array, float]:
+        return self._weights(name), 0.0
 
     def _weights(self, name: str) -> Array:
         if name not in self._job.shared:

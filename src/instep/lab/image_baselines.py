@@ -23,7 +23,7 @@ from instep.core.world import Array
 from instep.policy.flow_policy import PolicyDescription
 from instep.policy.image_adaptation import ColourAdapter, fit_adapter
 from instep.policy.networks import EncoderNet, PixelTranslator, PoseNet, TranslatorNet, load_weights, pixel_places
-from instep.policy.policy_adaptation import PolicyAdaptation, open_adaptation, save_adapted
+from instep.policy.training import PolicyAdaptation, open_adaptation, save_adapted
 
 Baseline = Literal["translator", "normalize"]
 BASELINES: tuple[Baseline, ...] = ("translator", "normalize")

@@ -19,11 +19,25 @@ from fnmatch import fnmatchcase
 import numpy as np
 from scipy.signal import savgol_filter
 
+from instep.core import counter_rng
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix
-from instep.core.world import Array, Observation, Settings, State, options_dataclass
+from instep.core.world import (
+    Array,
+    Observation,
+    S,
+    Settings,
+    Spec,
+    State,
+    World,
+    Wrapper,
+    array_dataclass,
+    options_dataclass,
+    vector,
+)
+from instep.robot import Noisy
 from instep.scene import address
 from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 from instep.scene.legs import Legs
@@ -34,6 +48,7 @@ from .posteriors import EnsembleOptions, ensemble_posterior
 
 IMU = "observation.imu"
 """Angular velocity [rad/s] and specific force [m/s2] in the frame of the base."""
+IMU_CHANNEL = vector(["gyro.x", "gyro.y", "gyro.z", "acc.x", "acc.y", "acc.z"], ["rad/s"] * 3 + ["m/s2"] * 3)
 GRAVITY = np.array([0.0, 0.0, -9.81])
 MAX_DISTANCE = 16.3
 """Squared Mahalanobis distance of three readings from which on they are left out (0.999)."""
@@ -147,13 +162,12 @@ class LeggedEstimate:
         self.gait.reset(seed)
         self._begun = False
 
+    def stance(self) -> Array:
+        """Which feet are to be on the ground now [..., legs]."""
+        return self.gait.stance()
+
     def act(self, observation: Observation) -> Array:
         """Positions of the servos for `observation.imu`, `observation.state` and `observation.velocity`."""
-        self.sense(observation)
-        return self.gait.act({**observation, BASE: self.estimate})
-
-    def sense(self, observation: Observation) -> None:
-        """Take the readings of a control period."""
         if IMU not in observation:
             raise BadInput(f"A gait needs {IMU!r}, and this world has no IMU; `instep lab legs` adds one.")
         imu = np.asarray(observation[IMU], float)
@@ -162,14 +176,13 @@ class LeggedEstimate:
         else:
             self.filter.begin(imu)
             self._begun = True
-        legs, resting = self.gait.body.legs, self.gait.stance()
-        points, moved = foot_contacts(
-            legs, observation["observation.state"], observation["observation.velocity"], self.filter.turn
-        )
-        resting = np.broadcast_to(resting, points.shape[:-1])
+        legs, joints, rates = self.gait.body.legs, observation["observation.state"], observation["observation.velocity"]
+        points, moved = foot_contacts(legs, joints, rates, self.filter.turn)
+        resting = np.broadcast_to(self.gait.stance(), points.shape[:-1])
         for leg in range(legs.count):
             self.filter.correct(imu[..., :3], points[..., leg, :], moved[..., leg, :], resting[..., leg])
         self.estimate = self.filter.base(imu[..., :3])
+        return self.gait.act({**observation, BASE: self.estimate})
 
 
 def foot_contacts(legs: Legs, joints: Array, rates: Array, turn: Array) -> tuple[Array, Array]:
@@ -212,6 +225,134 @@ def walking_expert(scene: Scene) -> LeggedEstimate:
     return LeggedEstimate(Gait(body, gait.params, gait.speed))
 
 
+@array_dataclass
+class Inertial(Wrapper[S]):
+    """A simulator with an IMU on its free base: mean angular velocity and specific force of each control period.
+
+    The bias of each axis is constant within an episode.
+    """
+
+    at_q: int = 0
+    """Index of the pose of the base in q."""
+    at_v: int = 0
+    """Index of its velocity in v."""
+    gyro_noise: float = 0.01
+    """Standard deviation of a reading [rad/s]."""
+    gyro_bias: float = 0.01
+    """Standard deviation of the bias [rad/s]."""
+    acc_noise: float = 0.1
+    """Standard deviation of a reading [m/s2]."""
+    acc_bias: float = 0.05
+    """Standard deviation of the bias [m/s2]."""
+
+    @property
+    def spec(self) -> Spec:
+        """Description of the numbers, the IMU included."""
+        return self.world.spec.with_observations({IMU: IMU_CHANNEL})
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Draw the biases and start the stream of random numbers."""
+        keys = np.broadcast_to(counter_rng.key(seed, self.key), (*state.batch, *counter_rng.key(0, "").shape)).copy()
+        bias = counter_rng.normal(keys, 6) * self._scale(self.gyro_bias, self.acc_bias)
+        still = self._reading(state, state)
+        return state.with_hidden(self.key, {"keys": counter_rng.next_key(keys), "bias": bias, "reading": still})
+
+    def step(self, state: State, action: Array) -> State:
+        """One control period later, with the readings of that period."""
+        memory = state.hidden[self.key]
+        keys = counter_rng.next_key(memory["keys"])
+
+        def kept(after: State) -> dict[str, Array]:
+            return {"keys": keys, "bias": memory["bias"], "reading": self._reading(state, after)}
+
+        return self.step_inside(state, action, kept)
+
+    def observe(self, state: State) -> Observation:
+        """The sensor readings, with those of the IMU."""
+        memory = state.hidden[self.key]
+        noise = counter_rng.normal(memory["keys"], 6) * self._scale(self.gyro_noise, self.acc_noise)
+        return {**self.world.observe(state), IMU: memory["reading"] + memory["bias"] + noise}
+
+    def _scale(self, gyro: float, acc: float) -> Array:
+        return np.array([gyro] * 3 + [acc] * 3)
+
+    def _reading(self, before: State, after: State) -> Array:
+        turn = matrix_from_quat(after.q[..., self.at_q + 3 : self.at_q + 7])
+        linear = slice(self.at_v, self.at_v + 3)
+        force = (after.v[..., linear] - before.v[..., linear]) / self.spec.dt - GRAVITY
+        angular = slice(self.at_v + 3, self.at_v + 6)
+        gyro = 0.5 * (before.v[..., angular] + after.v[..., angular])
+        return np.concatenate([gyro, np.einsum("...ij,...i->...j", turn, force)], axis=-1)
+
+
+@array_dataclass
+class Disturbed(Wrapper[S]):
+    """A simulator with random forces on one body, and pushes from time to time: no two runs are the same."""
+
+    body: int = 0
+    """Index of the body among those of `nudge`."""
+    bodies: int = 1
+    """How many bodies `nudge` takes."""
+    force: float = 0.0
+    """Standard deviation of the force of a control period along each axis [N]."""
+    push: float = 0.0
+    """Impulse of a push, in a random horizontal direction [N s]."""
+    push_every: int = 0
+    """Control periods between pushes; none where 0."""
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Start the stream of random numbers."""
+        keys = np.broadcast_to(counter_rng.key(seed, self.key), (*state.batch, *counter_rng.key(0, "").shape)).copy()
+        return state.with_hidden(self.key, {"keys": keys, "row": np.zeros(state.batch, int)})
+
+    def step(self, state: State, action: Array) -> State:
+        """Apply the force of this period, then step."""
+        memory = state.hidden[self.key]
+        keys, row = counter_rng.next_key(memory["keys"]), memory["row"] + 1
+        wrench = np.zeros((*state.batch, self.bodies, 6))
+        wrench[..., self.body, :3] = self.force * counter_rng.normal(keys, 3)
+        if self.push_every:
+            angle = 2 * np.pi * counter_rng.uniform(counter_rng.next_key(keys), 1)[..., 0]
+            size = np.where(row % self.push_every == 0, self.push / self.spec.dt, 0.0)
+            wrench[..., self.body, 0] += size * np.cos(angle)
+            wrench[..., self.body, 1] += size * np.sin(angle)
+        return self.step_inside(self.world.nudge(state, wrench), action, lambda _: {"keys": keys, "row": row})
+
+
+@options_dataclass
+class WalkNoise:
+    """What differs from run to run on one robot."""
+
+    force: float = 0.05
+    """Standard deviation of a random force on the base, as a share of its weight."""
+    push: float = 0.0
+    """Change of velocity by a push [m/s]."""
+    push_every: float = 3.0
+    """Time between pushes [s]."""
+    joints: float = 1e-3
+    """Noise of joint positions [rad]."""
+    rates: float = 0.05
+    """Noise of joint velocities [rad/s]."""
+
+
+def noisy_robot(sim: SceneSimulator, body: GaitBody, noise: WalkNoise | None = None) -> World:
+    """A simulator as a robot with an IMU, noisy joints and disturbances; without noise where None."""
+    base = int(sim.model.body(body.legs.base).id)
+    mass = float(sim.model.body_subtreemass[base])
+    if noise is None:
+        return Inertial(sim, body.at_q, body.at_v, gyro_noise=0, gyro_bias=0, acc_noise=0, acc_bias=0)
+    shaken = Disturbed(
+        sim,
+        body=base - 1,
+        bodies=sim.model.nbody - 1,
+        force=noise.force * mass * 9.81,
+        push=noise.push * mass,
+        push_every=round(noise.push_every / sim.spec.dt) if noise.push else 0,
+    )
+    sensed = Noisy(Inertial(shaken, body.at_q, body.at_v), noise.joints)
+    return Noisy(sensed, noise.rates, ("observation.velocity",))
+
+
 FACTOR = "factor:"
 """Beginning of the address of a factor; the pattern of what it multiplies follows."""
 WALK_FACTORS = {
@@ -231,7 +372,7 @@ WALK_DELAY_S = (0.0, 0.03)
 def walk_ranges(scene: Scene) -> list[Param]:
     """Ranges by hand of what matters to a robot that walks: factors on groups of parameters, and a delay."""
     known = address.addresses(scene.model)
-    some = [(pattern, most) for pattern, most in WALK_FACTORS.items() if _positive(scene, pattern, known)]
+    some = [(pattern, most) for pattern, most in WALK_FACTORS.items() if positive_values(scene, pattern, known)]
     factors = [Param(FACTOR + pattern, 1 / most, most, True, "1") for pattern, most in some]
     return [*factors, Param(address.DELAY, *WALK_DELAY_S, False, "s")]
 
@@ -243,12 +384,13 @@ def expanded(scene: Scene, settings: Settings) -> dict[str, float | Array]:
         if not name.startswith(FACTOR):
             out[name] = value
             continue
-        for one, own in _positive(scene, name.removeprefix(FACTOR), known).items():
+        for one, own in positive_values(scene, name.removeprefix(FACTOR), known).items():
             out[one] = own * np.asarray(value, float) if np.ndim(value) else own * float(value)
     return out
 
 
-def _positive(scene: Scene, pattern: str, known: Sequence[str]) -> dict[str, float]:
+def positive_values(scene: Scene, pattern: str, known: Sequence[str]) -> dict[str, float]:
+    """The parameters that match a pattern and are above 0."""
     matching = [name for name in known if fnmatchcase(name, pattern)]
     return {k: v for k, v in (address.read(scene.model, matching) if matching else {}).items() if v > 0}
 

@@ -1,12 +1,16 @@
-"""The study of legs: close the gap of a robot that walks, and the page of its walks.
+"""The study of legs: two thought experiments with a robot that walks, closing its gap, and the page.
 
-The robot is recorded, the parameters that matter are identified, and its gait is trained over their posterior.
+A controller walks a robot, and its actions are recorded. I: the same robot plays them again from the same start. II:
+the robot plays actions that the controller took in a simulator. Beside both, the controller walks the robot once more
+with its feedback on. To close the gap the robot is recorded, the parameters that matter are identified, and its gait
+is trained over their posterior.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,9 +20,9 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Unsupported
-from instep.core.rollout import rollouts
-from instep.core.statistics import Estimate
-from instep.core.world import Array, Observation, World, array_dataclass, options_dataclass
+from instep.core.rollout import Script, rollouts
+from instep.core.statistics import Estimate, bootstrap, wilson
+from instep.core.world import Array, Observation, State, World, array_dataclass, options_dataclass
 from instep.evaluate.perturbed_robot import hidden_settings
 from instep.physics.mujoco_cameras import MujocoRenderer, playback, write_small_video
 from instep.report.figures import bars_figure, lines_figure
@@ -27,10 +31,182 @@ from instep.scene.address import DELAY, read
 from instep.scene.folder import Scene, SceneSimulator
 from instep.tune.posterior.beliefs import SampleBelief, estimates
 
-from .gait import GAIT_PARAMS, RAMP_S, Gait, GaitBody, GaitFile, fallen, ranges_gait
-from .leg_estimation import FACTOR, SMOOTHED_ROWS, FactorWorld, LeggedEstimate, estimated_motion, identify_walker
-from .leg_walks import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
-from .policy_search import GaitSearchOptions, gait_costs, search_gait
+from .gait import (
+    GAIT_PARAMS,
+    RAMP_S,
+    Gait,
+    GaitBody,
+    GaitFile,
+    GaitSearchOptions,
+    base_motion,
+    fallen,
+    gait_costs,
+    ranges_gait,
+    search_gait,
+)
+from .leg_estimation import (
+    FACTOR,
+    SMOOTHED_ROWS,
+    FactorWorld,
+    LeggedEstimate,
+    WalkNoise,
+    estimated_motion,
+    identify_walker,
+    noisy_robot,
+)
+
+FEEDBACK, SAME, SIMULATED = "feedback on", "I: replayed on the same robot", "II: replayed from simulation"
+"""The three conditions, by name."""
+_OTHER_RUN = 1000
+"""Added to a seed for the second run of the same robot."""
+
+
+@options_dataclass
+class LegOptions:
+    """Number and length of walks."""
+
+    trials: int = 8
+    seconds: float = 20.0
+    noise: WalkNoise = field(default_factory=WalkNoise)
+    seed: int = 0
+
+
+@array_dataclass
+class Walks:
+    """Walks under one condition, one entry per trial."""
+
+    upright: Array
+    """How long the robot stayed upright [s] [trials]."""
+    distance: Array
+    """How far it was from the recorded run when the first of both ended [m] [trials]."""
+    episodes: Sequence[Episode]
+    seconds: float
+    """Length of a walk that does not end by a fall [s]."""
+
+    def scores(self) -> dict[str, Estimate]:
+        """Share that stayed upright, time to the fall, and distance from the recorded run."""
+        up = self.upright >= self.seconds - 1e-9
+        return {
+            "upright to the end": wilson(int(up.sum()), len(up)),
+            "time upright": bootstrap(self.upright, unit="s"),
+            "distance from the recorded run": bootstrap(self.distance, unit="m"),
+        }
+
+
+@array_dataclass
+class LegExperiment:
+    """Walks under each condition, and what they cost."""
+
+    walks: dict[str, Walks]
+    speed: Estimate
+    """Speed with feedback [m/s]."""
+    velocity_error: Estimate
+    """Root mean square error of the estimated velocity of the base [m/s]."""
+    step_ms: float
+    """Computing time of the controller per control period of one robot [ms]."""
+    robot_minutes: float
+    computer_minutes: float
+
+    def sooner(self) -> Estimate:
+        """How much sooner the robot falls with actions of a simulator than with its own, paired by trial [s]."""
+        return bootstrap(self.walks[SAME].upright - self.walks[SIMULATED].upright, unit="s")
+
+
+def leg_experiment(
+    sim: SceneSimulator,
+    robot: SceneSimulator,
+    gait: Callable[[], Gait],
+    options: LegOptions,
+    *,
+    watch: Callable[[str], None] | None = None,
+) -> LegExperiment:
+    """Walk a robot with a gait, replay its actions (I) and those of the simulator (II), and walk it once more."""
+    if options.trials < 1 or not 0 < options.seconds <= 600:
+        raise BadInput(f"Walks take at least 1 trial and up to 600 s, not {options.trials} and {options.seconds:g}.")
+    began, note = time.perf_counter(), watch or _quiet
+    body, steps = gait().body, round(options.seconds / sim.spec.dt)
+    over = fallen(sim.scene, body)
+    world, ideal = noisy_robot(robot, body, options.noise), noisy_robot(sim, body)
+    first = [options.seed + i for i in range(options.trials)]
+    again = [seed + _OTHER_RUN for seed in first]
+    note("feedback on, recorded")
+    errors = _VelocityErrors(LeggedEstimate(gait()), body)
+    recorded = rollouts(world, errors.policy, seeds=first, steps=steps, until=over, watch=(errors,))
+    note("feedback on, once more")
+    timed = _Measured(LeggedEstimate(gait()))
+    repeated = rollouts(world, timed, seeds=again, steps=steps, until=over)
+    note("simulation")
+    [simulated] = rollouts(ideal, LeggedEstimate(gait()), seeds=[0], steps=steps, until=over)
+    note("I: the recorded actions on the same robot")
+    same = rollouts(world, Script(_stacked(recorded)), seeds=again, steps=steps, until=over)
+    note("II: the actions of the simulation on the robot")
+    other = rollouts(world, Script(simulated.action), seeds=again, steps=steps, until=over)
+    walks = {
+        FEEDBACK: _walks(repeated, recorded, body, options.seconds),
+        SAME: _walks(same, recorded, body, options.seconds),
+        SIMULATED: _walks(other, [simulated] * options.trials, body, options.seconds),
+    }
+    ran = sum(len(e) for e in (*recorded, *repeated, *same, *other)) * sim.spec.dt
+    speeds = [(e.q[-1, body.at_q] - e.q[0, body.at_q]) / max(len(e) * sim.spec.dt, 1e-9) for e in recorded]
+    step_ms = 1e3 * timed.spent_s / max(len(timed.stances) * options.trials, 1)
+    return LegExperiment(
+        walks, bootstrap(speeds, unit="m/s"), bootstrap(errors.per_trial(recorded), unit="m/s"), step_ms, ran / 60,
+        (time.perf_counter() - began) / 60,
+    )  # fmt: skip
+
+
+class _Measured:
+    """A controller with its computing time, and the stance that it wants before each action."""
+
+    def __init__(self, policy: LeggedEstimate | WeightShift):
+        self._policy = policy
+        self.stances = list[Array]()
+        self.spent_s = 0.0
+
+    def reset(self, seed: int = 0) -> None:
+        self._policy.reset(seed)
+        self.stances.clear()
+
+    def act(self, observation: Observation) -> Array:
+        began = time.perf_counter()
+        self.stances.append(self._policy.stance())
+        action = self._policy.act(observation)
+        self.spent_s += time.perf_counter() - began
+        return action
+
+
+class _VelocityErrors:
+    """A watcher that compares the estimated velocity of the base with the true one."""
+
+    def __init__(self, policy: LeggedEstimate, body: GaitBody):
+        self.policy, self._body = policy, body
+        self._squares: list[Array] = []
+
+    def __call__(self, state: State, observation: object, action: Array) -> None:
+        true = base_motion(state.q, state.v, self._body.at_q, self._body.at_v)[..., 6:9]
+        self._squares.append(((self.policy.estimate[..., 6:9] - true) ** 2).sum(axis=-1))
+
+    def per_trial(self, episodes: Sequence[Episode]) -> list[float]:
+        rows = np.array(self._squares)
+        return [float(np.sqrt(rows[: len(e), i].mean())) for i, e in enumerate(episodes)]
+
+
+def _stacked(episodes: Sequence[Episode]) -> Array:
+    """Actions of several episodes [steps, trials, nu]; the last of each is held."""
+    longest = max(len(e) for e in episodes)
+    return np.stack([e.action[np.minimum(np.arange(longest), len(e) - 1)] for e in episodes], axis=1)
+
+
+def _walks(episodes: Sequence[Episode], recorded: Sequence[Episode], body: GaitBody, seconds: float) -> Walks:
+    dt, place = episodes[0].spec.dt, slice(body.at_q, body.at_q + 2)
+    up = [seconds if e.meta["ended"] == "steps" else (len(e) - 1) * dt for e in episodes]
+    ends = [min(len(e), len(r)) - 1 for e, r in zip(episodes, recorded, strict=True)]
+    far = [
+        float(np.linalg.norm(e.q[end, place] - r.q[end, place]))
+        for e, r, end in zip(episodes, recorded, ends, strict=True)
+    ]
+    return Walks(np.array(up), np.array(far), episodes, seconds)
+
 
 PLAIN, RANGES, POSTERIOR = "given gait", "gait of ranges", "gait of the posterior"
 """The gaits among which the best is taken, by name."""
@@ -87,10 +263,6 @@ class ClosedLegs:
     robot_minutes: float
     computer_minutes: float
 
-    def middle(self) -> dict[str, float]:
-        """Median of each identified parameter."""
-        return {name: estimate.value for name, estimate in self.found().items()}
-
     def found(self) -> dict[str, Estimate]:
         """Median and 90 % interval of each identified parameter."""
         return estimates(self.belief, 0.9)
@@ -128,7 +300,13 @@ def close_on_legs(
         watch=lambda g, cost, _: note(f"generation {g + 1} of {budget.generations}: cost {cost:.3f}"),
     )  # fmt: skip
     gaits = {PLAIN: given.params, RANGES: start.params, POSTERIOR: trained.params}
-    costs = _costs(world, body, gaits, belief, options, budget.judged)
+    # All over the same samples, pushes and noise, which no training met.
+    fresh, rng = (
+        replace(options, seeds=budget.judged, seconds=2 * options.seconds),
+        np.random.default_rng((seed, 0xC057)),
+    )
+    found = gait_costs(world, body, np.array(list(gaits.values())), fresh, rng, belief.sample)[0]
+    costs = dict(zip(gaits, map(float, found), strict=True))
     chosen = min(costs, key=lambda name: costs[name])
     spent = (time.perf_counter() - began) / 60
     about = (
@@ -147,15 +325,11 @@ def record_legs(
     body, steps = GaitBody.of(sim.scene), max(SMOOTHED_ROWS + 1, round(budget.seconds / sim.spec.dt))
     over, out = fallen(sim.scene, body), list[tuple[Episode, Array]]()
     for number in range(budget.shifts + budget.walks):
-        if number < budget.shifts:
-            policy = stepping = WeightShift(body)
-        else:
-            stepping = Gait(body, gait.params, gait.speed)
-            policy = LeggedEstimate(stepping)
-        feet = _Stance(stepping)
+        walker = LeggedEstimate(Gait(body, gait.params, gait.speed))
+        policy = _Measured(WeightShift(body) if number < budget.shifts else walker)
         own = (seed + 1) * 7919 + number
-        [episode] = rollouts(robot, _Watched(policy, feet), seeds=[own], steps=steps, until=over)
-        out.append((episode, np.array(feet.rows)[: len(episode)]))
+        [episode] = rollouts(robot, policy, seeds=[own], steps=steps, until=over)
+        out.append((episode, np.array(policy.stances)[: len(episode)]))
     return out
 
 
@@ -190,46 +364,6 @@ class WeightShift:
         servos = np.clip(targets[self.body.order], self.body.low, self.body.high)
         batch = np.shape(observation["observation.state"])[:-1]
         return np.broadcast_to(servos, (*batch, len(servos))).copy()
-
-
-class _Stance:
-    """What a controller wants on the ground, row by row."""
-
-    def __init__(self, stepping: Gait | WeightShift):
-        self.stepping = stepping
-        self.rows = list[Array]()
-
-
-class _Watched:
-    """A policy whose wanted stance is kept, as it is before each action."""
-
-    def __init__(self, policy: LeggedEstimate | WeightShift, feet: _Stance):
-        self.policy, self.feet = policy, feet
-
-    def reset(self, seed: int = 0) -> None:
-        self.policy.reset(seed)
-        self.feet.rows.clear()
-
-    def act(self, observation: Observation) -> Array:
-        self.feet.rows.append(self.feet.stepping.stance())
-        return self.policy.act(observation)
-
-
-def _costs(
-    world: FactorWorld,
-    body: GaitBody,
-    gaits: dict[str, Array],
-    belief: SampleBelief,
-    options: GaitSearchOptions,
-    judged: int,
-) -> dict[str, float]:
-    """Cost of each gait over the same samples, pushes and noise, which no training met."""
-    rng, fresh = (
-        np.random.default_rng((options.seed, 0xC057)),
-        replace(options, seeds=judged, seconds=2 * options.seconds),
-    )
-    costs, _ = gait_costs(world, body, np.array(list(gaits.values())), fresh, rng, belief.sample)
-    return dict(zip(gaits, map(float, costs), strict=True))
 
 
 def _quiet(words: str) -> None:
@@ -309,6 +443,7 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
     late = {name: found["time upright"] for name, found in scores.items()}
     far = {name: found["distance from the recorded run"] for name, found in scores.items()}
     up = scores[FEEDBACK]["upright to the end"]
+    gait = [(p.name, f"{v:.4g}", p.unit) for p, v in zip(GAIT_PARAMS, run.gait.params, strict=True)]
     sections = [
         Section(
             "Three ways to choose actions",
@@ -319,7 +454,7 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
         ),
         Section("Paths of the base", "The first walk of each condition, from above.", [_paths(run)]),
         *_closing_sections(run),
-        Section("The gait", run.gait.about, [_gait_table(run.gait)], folded=True),
+        Section("The gait", run.gait.about, [Table(("parameter", "value", "unit"), gait)], folded=True),
     ]  # fmt: skip
     return HtmlReport(
         title=f"Legs: {run.scene.name}",
@@ -369,20 +504,14 @@ def leg_scores(run: LegRun) -> dict[str, Estimate]:
     """Scores for result.json, by condition."""
     result = run.result
     named = {f"{name}: {key}": e for name, found in result.walks.items() for key, e in found.scores().items()}
-    return {
-        **named,
-        "speed": result.speed,
-        "velocity error": result.velocity_error,
-        "sooner in II": result.sooner(),
-    }
+    return {**named, "speed": result.speed, "velocity error": result.velocity_error, "sooner in II": result.sooner()}
 
 
 def _headline(run: LegRun) -> Headline:
-    walks = run.result.walks
-    means = {name: float(found.upright.mean()) for name, found in walks.items()}
+    up = {name: float(found.upright.mean()) for name, found in run.result.walks.items()}
     text = (
-        f"With feedback the robot is upright for {means[FEEDBACK]:.1f} of {walks[FEEDBACK].seconds:g} s, "
-        f"replayed for {means[SAME]:.1f} s (I) and {means[SIMULATED]:.1f} s (II)."
+        f"With feedback the robot is upright for {up[FEEDBACK]:.1f} of {run.result.walks[FEEDBACK].seconds:g} s, "
+        f"replayed for {up[SAME]:.1f} s (I) and {up[SIMULATED]:.1f} s (II)."
     )
     return Headline("good" if run.passed else "bad", text, "" if run.passed else "It falls with its feedback on.")
 
@@ -394,26 +523,16 @@ def _paths(run: LegRun) -> Figure:
     return {**figure, "layout": {**figure["layout"], "yaxis": {"title": "y [m]"}}}
 
 
-def _gait_table(gait: GaitFile) -> Table:
-    rows = [(p.name, f"{v:.4g}", p.unit) for p, v in zip(GAIT_PARAMS, gait.params, strict=True)]
-    return Table(("parameter", "value", "unit"), rows)
-
-
 def _video(run: LegRun, folder: Path) -> ReportVideo | str:
     """The first walk of each condition side by side, each seen by a camera that moves with its robot."""
     walks = list(run.result.walks.values())
     longest = max((w.episodes[0] for w in walks), key=len)
     shown = playback(longest.t)
     try:
-        renderer = MujocoRenderer(run.scene)
+        with closing(MujocoRenderer(run.scene)) as renderer:
+            write_small_video(folder / VIDEO, _frames(renderer, run, walks, shown.rows))
     except Unsupported as error:
         return f"No video: {error}"
-    try:
-        write_small_video(folder / VIDEO, _frames(renderer, run, walks, shown.rows))
-    except Unsupported as error:
-        return f"No video: {error}"
-    finally:
-        renderer.close()
     caption = (
         f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot, and stays "
         "with one that has fallen."

@@ -1,4 +1,14 @@
-"""Searches by CMA-ES without gradients: training of a policy over sampled worlds, and of a gait over walks.
+"""Training of a policy in simulation without gradients: what it changes, and the search by CMA-ES.
+
+What changes is a residual on top of a policy, or the parameters of a gait. A residual policy is a fixed policy plus a
+small learned correction of its actions. For every action j the correction is linear in four signals of that action and
+its joint,
+
+    a_j = b_j + clip(w_j1 (b_j - q_j) + w_j2 T v_j + w_j3 (b_j - slow(b)_j) + w_j4 mean(b - q)_j, -limit_j, limit_j),
+
+with b the action of the fixed policy, slow(b) its running mean over T and mean(b - q) that of the error over a longer
+time: gain, damping, lead and integral action. Actions that are no position of a joint have q = 0 in it. So few numbers
+are found without gradients in seconds, in any engine.
 
 Every candidate of a generation runs in every sampled world from the same start, all in one batch. What is maximised is
 the mean of return and success over these worlds; with a posterior these are the worlds that recordings allow. Each
@@ -8,25 +18,275 @@ best of a hundred in the same few episodes lies at the edge of what just works t
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import cast
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.param import Belief
+from instep.core.reading import NAMES, NUMBERS, TABLE, TEXT, Entry, is_list, is_numbers, read_entries
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array, Simulator, State, array_dataclass, options_dataclass, stack, take
-from instep.evaluate.episode_batch import Returns, episode_returns, start_states, step_batch
-from instep.scene.folder import SceneSimulator
+from instep.core.world import (
+    Array,
+    Observation,
+    Policy,
+    Simulator,
+    Spec,
+    State,
+    World,
+    array_dataclass,
+    options_dataclass,
+    take,
+)
+from instep.evaluate.episode_batch import Returns, episode_returns, start_states
+from instep.policy.flow_policy import JOINTS
+from instep.policy.policy_specs import policy_from_spec
 from instep.scene.tasks.task import Tasked
 from instep.tune.posterior.beliefs import belief_addresses, with_imperfections
 
-from .gait import BASE, GAIT_PARAMS, Gait, GaitBody, base_motion, fallen
-from .residual_policy import Trainable
+from .gait import GAIT_PARAMS, Gait, GaitBody, GaitFile
+from .leg_estimation import LeggedEstimate
+
+RESIDUAL_FILE = "residual.json"
+VELOCITIES = "observation.velocity"
+SIGNALS = ("gain", "damping", "lead", "integral")
+"""The signals that a correction is linear in."""
+LEAD_S, INTEGRAL_S = 0.1, 0.5
+"""Time constants of the lead and of the integral action [s]."""
+LIMIT_SHARE = 0.15
+"""Largest correction, as a share of the range of an action."""
+FREE_RANGE = 2.0
+"""Range assumed of an action that its actuator does not limit, in its unit."""
+GAIT_FILE = "gait.json"
+GAIT_STEP = 0.2
+"""Change of a parameter of a gait by a weight of 1, as a share of the range in which it is searched."""
+
+
+@array_dataclass
+class Residual:
+    """The numbers of a residual policy."""
+
+    base: str
+    """The fixed policy, in the words of the command line."""
+    actions: tuple[str, ...]
+    weights: Array
+    """[actions, signals]; a leading axis holds one set per world of a batch."""
+    limit: Array
+    """Largest correction [actions]."""
+    bounds: Array
+    """Lowest and highest actions [2, actions]."""
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Notes on its training."""
+
+    def save(self, folder: Path) -> Path:
+        """Write it to a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        finite = np.clip(self.bounds, -1e12, 1e12)
+        table = {
+            "base": self.base, "actions": list(self.actions), "signals": list(SIGNALS),
+            "weights": self.weights.tolist(), "limit": self.limit.tolist(), "low": finite[0].tolist(),
+            "high": finite[1].tolist(), "metadata": dict(self.metadata),
+        }  # fmt: skip
+        temporary = folder / f"{RESIDUAL_FILE}.part"
+        temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(folder / RESIDUAL_FILE)
+        return folder
+
+
+def zero_residual(base: str, spec: Spec, bounds: Array) -> Residual:
+    """The residual that changes nothing; `bounds` [2, nu] are the lowest and highest actions."""
+    size = len(spec.action.labels)
+    span = np.where(np.isfinite(bounds).all(axis=0), bounds[1] - bounds[0], FREE_RANGE)
+    return Residual(base, spec.action.labels, np.zeros((size, len(SIGNALS))), LIMIT_SHARE * span, np.array(bounds))
+
+
+def load_residual(folder: Path) -> Residual:
+    """Read the residual in a folder."""
+    path = folder / RESIDUAL_FILE
+    rows = Entry(lambda value: is_list(value) and all(map(is_numbers, value)), "a list of lists of numbers")
+    schema = {"base": TEXT, "actions": NAMES, "weights": rows, "limit": NUMBERS, "low": NUMBERS, "high": NUMBERS}
+    table = read_entries(path, {**schema, "metadata": TABLE})
+    size = len(table["actions"])
+    if any(len(row) != len(SIGNALS) for row in table["weights"]) or len(table["weights"]) != size:
+        raise BadInput(f"{str(path)!r} has weights of another size than {size} actions and {len(SIGNALS)} signals.")
+    if any(len(table[name]) != size for name in ("limit", "low", "high")):
+        raise BadInput(f"{str(path)!r} has limits or bounds of another size than its {size} actions.")
+    return Residual(
+        table["base"], tuple(table["actions"]), np.array(table["weights"], float), np.array(table["limit"], float),
+        np.array([table["low"], table["high"]], float), {str(k): str(v) for k, v in table["metadata"].items()},
+    )  # fmt: skip
+
+
+def open_residual(folder: str, world: World) -> Policy:
+    """The residual policy in a folder for a world, with its fixed policy."""
+    residual = load_residual(Path(folder))
+    if (Path(residual.base) / RESIDUAL_FILE).is_file():
+        raise BadInput(f"The residual in {folder!r} stands on another one, {residual.base!r}; fine-tune that one.")
+    return ResidualPolicy(policy_from_spec(residual.base, world), residual, world.spec)
+
+
+class ResidualPolicy:
+    """A policy with a residual on top of it, for one world or a batch."""
+
+    def __init__(self, base: Policy, residual: Residual, spec: Spec):
+        if residual.actions != spec.action.labels:
+            raise BadInput(
+                f"The residual is for the actions {', '.join(residual.actions)}, and this world takes "
+                f"{', '.join(spec.action.labels)}; it was trained for another robot or order of joints."
+            )
+        self._base, self._residual, self._dt = base, residual, spec.dt
+        self._q, self._v = _sources(spec, JOINTS, same_unit=True), _sources(spec, VELOCITIES, same_unit=False)
+        self._slow: Array | None = None
+        self._error: Array | None = None
+
+    def reset(self, seed: int = 0) -> None:
+        """Forget the running means."""
+        self._base.reset(seed)
+        self._slow = self._error = None
+
+    def act(self, observation: Observation) -> Array:
+        """The corrected action [..., actions]."""
+        base = np.asarray(self._base.act(observation), float)
+        error = base - _picked(observation, JOINTS, self._q, base)
+        self._slow = _running_mean(self._slow, base, self._dt / LEAD_S)
+        self._error = _running_mean(self._error, error, self._dt / INTEGRAL_S)
+        velocity = LEAD_S * _picked(observation, VELOCITIES, self._v, base)
+        signals = np.stack([error, velocity, base - self._slow, self._error], axis=-1)
+        r = self._residual
+        change = np.clip((signals * r.weights).sum(axis=-1), -r.limit, r.limit)
+        return np.clip(base + change, r.bounds[0], r.bounds[1])
+
+
+def _running_mean(before: Array | None, now: Array, share: float) -> Array:
+    return now if before is None else before + min(1.0, share) * (now - before)
+
+
+def _sources(spec: Spec, channel: str, *, same_unit: bool) -> list[tuple[int, int]]:
+    """Which action is which value of a channel."""
+    have = spec.observation.get(channel)
+    if have is None:
+        return []
+    units = dict(zip(have.labels, have.units, strict=True))
+    return [
+        (i, have.labels.index(label))
+        for i, (label, unit) in enumerate(zip(spec.action.labels, spec.action.units, strict=True))
+        if label in units and (units[label] == unit or not same_unit)
+    ]
+
+
+def _picked(observation: Observation, channel: str, where: list[tuple[int, int]], like: Array) -> Array:
+    out = np.zeros(like.shape)
+    if where:
+        into, source = (list(part) for part in zip(*where, strict=True))
+        out[..., into] = np.asarray(observation[channel], float)[..., source]
+    return out
+
+
+class Trainable(Protocol):
+    """Numbers and the policy that they make.
+
+    Weights are [..., groups, numbers]; a search gives every group the same numbers unless it is told otherwise.
+    """
+
+    @property
+    def weights(self) -> Array:
+        """Where a training begins [groups, numbers]."""
+        ...
+
+    @property
+    def base(self) -> str:
+        """The policy that is trained, in the words of the command line."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the numbers of a group."""
+        ...
+
+    def policy(self, weights: Array) -> Policy:
+        """The policy of some weights; a leading axis holds one set per world of a batch."""
+        ...
+
+    def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
+        """Write the trained policy to a folder, with notes on its training."""
+        ...
+
+
+@array_dataclass
+class TrainableResidual:
+    """A residual on top of a fixed policy; one group per action."""
+
+    fixed: Policy
+    residual: Residual
+    spec: Spec
+
+    @property
+    def weights(self) -> Array:
+        """Those of the residual."""
+        return self.residual.weights
+
+    @property
+    def base(self) -> str:
+        """The fixed policy, in the words of the command line."""
+        return self.residual.base
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The signals that a correction is linear in."""
+        return SIGNALS
+
+    def policy(self, weights: Array) -> Policy:
+        """The fixed policy with the residual of these weights."""
+        return ResidualPolicy(self.fixed, replace(self.residual, weights=weights), self.spec)
+
+    def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
+        """Write the residual."""
+        return replace(self.residual, weights=weights, metadata=about).save(folder)
+
+
+@array_dataclass
+class TrainableGait:
+    """The parameters of a gait, as changes of a given one, behind the estimation of the base; one group."""
+
+    body: GaitBody
+    gait: GaitFile
+    base: str = "expert"
+
+    @property
+    def weights(self) -> Array:
+        """No change."""
+        return np.zeros((1, len(GAIT_PARAMS)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters of a gait."""
+        return tuple(param.name for param in GAIT_PARAMS)
+
+    def params(self, weights: Array) -> Array:
+        """Parameters in the order of `GAIT_PARAMS`, inside their ranges where the given ones are [..., parameters]."""
+        low, high = (np.array([getattr(param, end) for param in GAIT_PARAMS]) for end in ("low", "high"))
+        given = self.gait.params
+        changed = given + GAIT_STEP * (high - low) * weights[..., 0, :]
+        return np.clip(changed, np.minimum(low, given), np.maximum(high, given))
+
+    def policy(self, weights: Array) -> Policy:
+        """The gait with these changes, fed by IMU and joints."""
+        return LeggedEstimate(Gait(self.body, self.params(weights), self.gait.speed))
+
+    def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
+        """Write `gait.json`, which `instep lab legs --gait` takes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        words = "; ".join(f"{name} {value}" for name, value in about.items())
+        return GaitFile(self.params(weights), self.gait.speed, f"Trained from {self.base}: {words}").write(
+            folder / GAIT_FILE
+        )
+
 
 FIRST_START = 700_000
 """Seed of the first start of a training in simulation; far from those on which policies are evaluated."""
@@ -34,10 +294,6 @@ CHECKED = 3
 """Worlds in which the weights of before and those of the search are compared, as a multiple of the sampled ones."""
 CHOICE_WORLDS, CHOICE_SEED = 24, 7
 """Worlds in which several trainings are compared, and how far their seed is from that of a search."""
-PACE = 0.15
-"""Weight of the error of the speed."""
-Randomized = Callable[[int, np.random.Generator], Mapping[str, Array]]
-"""Settings of so many worlds, one value each, such as `Belief.sample`."""
 SHRINK = 0.02
 """Penalty of the squared weights in units of return: of two corrections that do the same the smaller is better."""
 
@@ -199,125 +455,3 @@ def _check(options: SearchOptions) -> None:
             )
     if options.spread <= 0 or options.seconds < 0:
         raise BadInput("A training in simulation needs a --spread above 0 and --seconds of 0 or above.")
-
-
-@options_dataclass
-class GaitSearchOptions:
-    """Length and width of a search."""
-
-    speed: float = 0.5
-    """Speed to walk at [m/s]."""
-    seconds: float = 8.0
-    """Length of an episode [s]."""
-    generations: int = 40
-    population: int = 16
-    seeds: int = 3
-    """Episodes per candidate."""
-    spread: float = 0.15
-    """Initial standard deviation, as a share of the ranges."""
-    push: float = 0.3
-    """Change of velocity by a push every second [m/s]."""
-    velocity_noise: float = 0.05
-    """Standard deviation of the error of the measured velocity [m/s]."""
-    seed: int = 0
-
-
-@array_dataclass
-class GaitSearch:
-    """The best gait of a search."""
-
-    params: Array
-    """In the order of `GAIT_PARAMS`."""
-    cost: float
-    history: Array
-    """Best cost of each generation."""
-    seconds: float
-    """Time it took [s]."""
-    robot_seconds: float
-    """Simulated time [s]."""
-
-
-def search_gait(
-    sim: SceneSimulator,
-    options: GaitSearchOptions,
-    *,
-    start: Array | None = None,
-    randomized: Randomized | None = None,
-    watch: Callable[[int, float, Array], None] | None = None,
-) -> GaitSearch:
-    """Minimise falls, error of the speed and drift of a gait; Ctrl-C returns the best so far."""
-    if options.generations < 1 or options.population < 4 or options.seeds < 1:
-        raise BadInput("A search takes at least 1 generation, a population of 4 and 1 seed.")
-    body, began = GaitBody.of(sim.scene), time.perf_counter()
-    low, high = (np.array([getattr(param, end) for param in GAIT_PARAMS]) for end in ("low", "high"))
-    first = np.array([param.start for param in GAIT_PARAMS]) if start is None else start
-    unit = np.clip((first - low) / (high - low), 0.02, 0.98)
-    best, history, simulated = (first, np.inf), list[float](), list[float]()
-
-    def costs_of(points: Array) -> Array:
-        rng = np.random.default_rng((options.seed, len(simulated)))
-        costs, spent = gait_costs(sim, body, low + points * (high - low), options, rng, randomized)
-        simulated.append(spent)
-        return costs
-
-    search = CmaSearch(
-        spread=options.spread, generations=options.generations, population=options.population, seed=options.seed
-    )
-    try:
-        for found in cma_generations(costs_of, unit, search):
-            # The mean of the better half is less lucky than its best candidate.
-            better = found.points[np.argsort(found.costs)[: options.population // 2]].mean(axis=0)
-            best = low + better * (high - low), float(np.median(found.costs))
-            history.append(float(found.costs.min()))
-            if watch is not None:
-                watch(len(history) - 1, history[-1], best[0])
-    except KeyboardInterrupt:
-        pass
-    return GaitSearch(best[0], best[1], np.array(history), time.perf_counter() - began, sum(simulated))
-
-
-def gait_costs(
-    sim: SceneSimulator,
-    body: GaitBody,
-    points: Array,
-    options: GaitSearchOptions,
-    rng: np.random.Generator,
-    randomized: Randomized | None = None,
-) -> tuple[Array, float]:
-    """Cost of each candidate [candidates] over its episodes, and the simulated time [s]."""
-    n = len(points) * options.seeds
-    # Candidates of a generation meet the same robots, pushes and noise.
-    world = sim
-    if randomized is not None:
-        drawn = randomized(options.seeds, rng)
-        world = sim.tuned({name: np.tile(values, len(points)) for name, values in drawn.items()})
-    gait = Gait(body, np.repeat(points, options.seeds, axis=0), options.speed)
-    over, base = fallen(sim.scene, body), sim.model.body(body.legs.base).id - 1
-    state = stack([world.reset(0)] * n)
-    steps, dt = round(options.seconds / sim.spec.dt), sim.spec.dt
-    alive, lost, cost, row = np.ones(n, bool), np.zeros(n, bool), np.zeros(n), 0
-    mass, push_at = float(sim.model.body_subtreemass[base + 1]), int(rng.integers(round(1 / dt)))
-    noise = options.velocity_noise * np.tile(rng.standard_normal((steps, options.seeds, 3)), (1, len(points), 1))
-    angle = np.tile(rng.uniform(0, 2 * np.pi, (steps, options.seeds)), (1, len(points)))
-    for row in range(steps):
-        motion = base_motion(state.q, state.v, body.at_q, body.at_v)
-        motion[..., 6:9] += noise[row]
-        joints = state.q[..., sim.scene.reader.robot_q]
-        action = gait.act({BASE: motion, "observation.state": joints})
-        if row > 2 / dt and row % round(1 / dt) == push_at:
-            wrench = np.zeros((n, sim.model.nbody - 1, 6))
-            force = mass * options.push / dt
-            wrench[:, base, 0], wrench[:, base, 1] = force * np.cos(angle[row]), force * np.sin(angle[row])
-            state = world.nudge(state, wrench)
-        state, lost = step_batch(world, state, np.nan_to_num(action), lost)
-        alive &= ~lost & ~over(state)
-        speed = gait.wanted_speed() * np.ones(n)
-        miss = np.abs(state.v[:, body.at_v] - speed) + 0.5 * np.abs(state.v[:, body.at_v + 1])
-        spin = np.abs(state.v[:, body.at_v + 3 : body.at_v + 6]).sum(axis=-1)
-        cost += np.where(alive, PACE * np.minimum(miss, 2) + 0.02 * np.minimum(spin, 5), 1.0)
-        if not alive.any():
-            cost += steps - row - 1
-            break
-    drift = np.abs(state.q[:, body.at_q + 1]) / max(options.speed * options.seconds, 1.0)
-    total = cost / steps + 0.1 * np.where(alive, np.minimum(drift, 1), 1.0)
-    return total.reshape(len(points), options.seeds).mean(axis=1), n * (row + 1) * dt

@@ -22,24 +22,21 @@ from instep.scene.tasks.task import Tasked
 from instep.tune.posterior.beliefs import nominal_values, parse_belief, parse_ranges, save_belief
 
 from .gait import GaitBody, GaitFile, read_gait, shipped_gait
-from .leg_estimation import FactorWorld
-from .leg_walks import WalkNoise, noisy_robot
+from .leg_estimation import FactorWorld, WalkNoise, noisy_robot
 from .policy_search import (
     CHECKED,
     CHOICE_SEED,
-    SearchOptions,
-    SearchResult,
-    TrainingWorlds,
-    best_weights,
-    search_weights,
-)
-from .residual_policy import (
     GAIT_FILE,
     RESIDUAL_FILE,
+    SearchOptions,
+    SearchResult,
     Trainable,
     TrainableGait,
     TrainableResidual,
+    TrainingWorlds,
+    best_weights,
     load_residual,
+    search_weights,
     zero_residual,
 )
 

@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from .chunking import AsyncChunked, Chunked, Ensembled, Latency
     from .flow_policy import load_policy
     from .groot import GrootServer, groot_policy
-    from .image_adaptation import AdaptedPolicy, adaptation_sheet, align_features, feature_distance, fit_adapter
+    from .image_adaptation import adaptation_sheet, align_features, feature_distance, fit_adapter
     from .openpi import PolicyServer, openpi_policy
-    from .policy_adaptation import adapt_policy, fine_tune
     from .policy_specs import FunctionPolicy, as_policy, policy_from_spec
     from .task_experts import expert_of
-    from .training import TrainOptions, train
+    from .training import TrainOptions, adapt_policy, fine_tune, train
 
 __all__ = [
-    "AdaptedPolicy", "Adaptive", "AdaptiveOptions", "AsyncChunked", "Chunked", "Ensembled", "FunctionPolicy",
+    "Adaptive", "AdaptiveOptions", "AsyncChunked", "Chunked", "Ensembled", "FunctionPolicy",
     "GrootServer", "Latency", "PolicyServer", "TrainOptions", "adapt_policy", "adaptation_sheet", "align_features",
     "as_policy", "expert_of", "feature_distance", "fine_tune", "fit_adapter", "groot_policy", "load_policy",
     "openpi_policy", "policy_from_spec", "train",
@@ -32,11 +31,10 @@ __getattr__ = lazy_names(
         "chunking": "AsyncChunked Chunked Ensembled Latency",
         "flow_policy": "load_policy",
         "groot": "GrootServer groot_policy",
-        "image_adaptation": "AdaptedPolicy adaptation_sheet align_features feature_distance fit_adapter",
+        "image_adaptation": "adaptation_sheet align_features feature_distance fit_adapter",
         "openpi": "PolicyServer openpi_policy",
-        "policy_adaptation": "adapt_policy fine_tune",
         "policy_specs": "FunctionPolicy as_policy policy_from_spec",
         "task_experts": "expert_of",
-        "training": "TrainOptions train",
+        "training": "TrainOptions adapt_policy fine_tune train",
     },
 )

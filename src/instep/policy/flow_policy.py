@@ -7,23 +7,36 @@ it needs no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat
-from instep.core.reading import first_line, parsing, read_file, read_json_table
+from instep.core.reading import (
+    FLAG,
+    NAMES,
+    POSITIVE,
+    TABLE,
+    Entry,
+    first_line,
+    is_list,
+    one_of,
+    parsing,
+    read_entries,
+    read_file,
+    whole_from,
+)
 from instep.core.world import Array, Channel, Observation, Spec, array_dataclass, frozen_dataclass
 from instep.scene.tasks.manipulation_tasks import heading
 
 from .chunking import Chunked
-from .image_adaptation import METHODS, TRANSLATOR, read_adapter
-from .policy_map import CAMERA, batch_of
+from .image_adaptation import TRANSLATOR, read_adapter
+from .policy_map import CAMERA, batch_of, cameras_of
 
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 JOINTS, POSES = "observation.state", "observation.environment_state"
@@ -79,7 +92,7 @@ class PolicyInputs:
         found = {name: spec.observation[name].labels for name in channels if name in spec.observation}
         for camera in cameras:
             if CAMERA + camera not in spec.observation:
-                raise UnknownName("camera", camera, _cameras(spec))
+                raise UnknownName("camera", camera, cameras_of(spec.observation))
         if not found and not cameras:
             raise BadInput(f"A policy needs observations, and the data has none of {', '.join(channels)}.")
         return cls(found, tuple(cameras))
@@ -116,10 +129,10 @@ class PolicyInputs:
                 )
         for camera in self.cameras:
             if CAMERA + camera not in spec.observation:
+                known = ", ".join(cameras_of(spec.observation)) or "none"
                 raise BadInput(
-                    f"The policy uses a camera, and there is no camera named {camera!r} here (known: "
-                    f"{', '.join(_cameras(spec)) or 'none'}); name it with --cameras, or describe it in a file for "
-                    "--virtual."
+                    f"The policy uses a camera, and there is no camera named {camera!r} here (known: {known}); name it "
+                    "with --cameras, or describe it in a file for --virtual."
                 )
 
     def features(self, observation: Observation) -> Array:
@@ -134,7 +147,8 @@ class PolicyInputs:
                 values, labels = values[..., own], tuple(labels[i] for i in own)
             done = 0
             for start in _pose_starts(labels):
-                parts += [values[..., done:start], *_pose_features(values[..., start : start + 7])]
+                matrix = matrix_from_quat(values[..., start + 3 : start + 7])
+                parts += [values[..., done : start + 3], matrix[..., :, 0], matrix[..., :, 1]]
                 done = start + 7
             parts.append(values[..., done:])
         if self.frame is not None:
@@ -147,26 +161,19 @@ class PolicyInputs:
         rows = {name: np.arange(1.0, 1.0 + len(labels)) for name, labels in self.channels.items()}
         return self.features(rows).shape[-1]
 
-    def to_body(self, observation: Observation, vectors: Array) -> Array:
-        """Vectors of the plane [..., 2] from the world frame to the body's."""
-        return self._rotated(observation, vectors, -1.0)
-
-    def to_world(self, observation: Observation, vectors: Array) -> Array:
-        """Vectors of the plane [..., 2] from the body's frame to the world's."""
-        return self._rotated(observation, vectors, 1.0)
-
-    def _rotated(self, observation: Observation, vectors: Array, sign: float) -> Array:
+    def rotated(self, observation: Observation, vectors: Array, *, into: Literal["body", "world"]) -> Array:
+        """Vectors of the plane [..., 2] from the world's frame to the body's, or back."""
         if self.frame is None:
             raise BadInput("These inputs have no frame of a body.")
         angle, _ = self.frame.pose(observation, self.channels[POSES])
         angle = angle[(..., *(None,) * (vectors.ndim - 1 - angle.ndim))]
-        c, s = np.cos(angle), sign * np.sin(angle)
+        c, s = np.cos(angle), (1.0 if into == "world" else -1.0) * np.sin(angle)
         return np.stack([c * vectors[..., 0] - s * vectors[..., 1], s * vectors[..., 0] + c * vectors[..., 1]], axis=-1)
 
     def _frame_features(self, observation: Observation, frame: BodyFrame) -> list[Array]:
         """The contact point, its velocity, and the goal pose of the body, all in the body's frame."""
         angle, position = frame.pose(observation, self.channels[POSES])
-        away, turn = self.to_body(observation, np.array(frame.home[:2]) - position), frame.home[2] - angle
+        away, turn = self.rotated(observation, np.array(frame.home[:2]) - position, into="body"), frame.home[2] - angle
         turn = np.stack([np.cos(turn), np.sin(turn)], axis=-1)
         # Near the goal millimetres matter as much as decimetres do far from it, so errors are given at two scales.
         parts = [away, turn, np.tanh(away / NEAR_M), np.tanh(turn[..., 1:] / NEAR_RAD)]
@@ -175,17 +182,12 @@ class PolicyInputs:
                 values = np.asarray(observation[name], float)
                 where = [self.channels[name].index(label) for label in frame.point]
                 offset = position if name == JOINTS else 0.0
-                parts.append(self.to_body(observation, values[..., where] - offset))
+                parts.append(self.rotated(observation, values[..., where] - offset, into="body"))
                 if name == JOINTS:
-                    parts += _positional_encoding(parts[-1])
+                    # A positional encoding: a network resolves positions that lie close to each other.
+                    angles = [2 * np.pi / length * parts[-1] for length in WAVELENGTHS_M]
+                    parts += [part for angle in angles for part in (np.sin(angle), np.cos(angle))]
         return parts
-
-    def as_json(self) -> dict[str, Any]:
-        """The form in policy.json."""
-        frame = None if self.frame is None else asdict(self.frame)
-        channels = {k: list(v) for k, v in self.channels.items()}
-        known = {"channels": channels, "cameras": list(self.cameras), "frame": frame}
-        return {**known, "estimated_body": self.estimated_body}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> PolicyInputs:
@@ -194,18 +196,8 @@ class PolicyInputs:
         if given is not None:
             (a, b), (x, y, turn) = given["point"], given["home"]
             frame = BodyFrame((str(a), str(b)), str(given["body"]), (float(x), float(y), float(turn)))
-        channels = {str(k): tuple(v) for k, v in table["channels"].items()}
-        return cls(channels, tuple(table.get("cameras", ())), frame, str(table.get("estimated_body", "")))
-
-
-def _cameras(spec: Spec) -> list[str]:
-    return [name.removeprefix(CAMERA) for name in spec.observation if name.startswith(CAMERA)]
-
-
-def _positional_encoding(point: Array) -> list[Array]:
-    """Sines and cosines of a position, by which a network resolves positions that lie close to each other."""
-    angles = [2 * np.pi / length * point for length in WAVELENGTHS_M]
-    return [part for angle in angles for part in (np.sin(angle), np.cos(angle))]
+        channels = {str(k): tuple(map(str, v)) for k, v in table["channels"].items()}
+        return cls(channels, tuple(map(str, table.get("cameras", ()))), frame, str(table.get("estimated_body", "")))
 
 
 def _pose_starts(labels: Sequence[str]) -> list[int]:
@@ -216,11 +208,6 @@ def _pose_starts(labels: Sequence[str]) -> list[int]:
         if part == "x" and body and tuple(labels[i : i + 7]) == tuple(f"{body}.{p}" for p in POSE):
             starts.append(i)
     return starts
-
-
-def _pose_features(pose: Array) -> list[Array]:
-    matrix = matrix_from_quat(pose[..., 3:])
-    return [pose[..., :3], matrix[..., :, 0], matrix[..., :, 1]]
 
 
 VERSION, ADAPTED_VERSION = 2, 3
@@ -344,29 +331,21 @@ class PolicyDescription:
                 out[..., i] = state[..., labels.index(label)]
         return out
 
-    def to_body(self, observation: Observation, chunk: Array) -> Array:
-        """Relative actions [..., horizon, nu] with those of the contact point in the body's frame."""
-        return self._rotated(observation, chunk, self.inputs.to_body)
-
-    def to_world(self, observation: Observation, chunk: Array) -> Array:
-        """Relative actions [..., horizon, nu] with those of the contact point in the world's frame."""
-        return self._rotated(observation, chunk, self.inputs.to_world)
-
-    def _rotated(self, observation: Observation, chunk: Array, turn: Callable[[Observation, Array], Array]) -> Array:
+    def rotated(self, observation: Observation, chunk: Array, *, into: Literal["body", "world"]) -> Array:
+        """Relative actions [..., horizon, nu], with those of the contact point rotated into a frame."""
         if self.inputs.frame is None:
             return chunk
         where = [self.actions.index(label) for label in self.inputs.frame.point]
         out = np.array(chunk)
-        out[..., where] = turn(observation, chunk[..., where])
+        out[..., where] = self.inputs.rotated(observation, chunk[..., where], into=into)
         return out
 
     def as_json(self) -> dict[str, Any]:
         """The form in policy.json."""
-        plain = {name: getattr(self, name) for name in ("horizon", "execute", "flow_steps", "dt", "image_size")}
-        named = {"actions": list(self.actions), "relative": list(self.relative), "metadata": dict(self.metadata)}
-        version = ADAPTED_VERSION if self.adapters else VERSION
-        adapted = {"adapters": dict(self.adapters)} if self.adapters else {}
-        return {"kind": "flow", "version": version, "inputs": self.inputs.as_json(), **named, **plain, **adapted}
+        table = {"kind": "flow", "version": ADAPTED_VERSION if self.adapters else VERSION, **asdict(self)}
+        if not self.adapters:
+            del table["adapters"]
+        return table
 
 
 class FlowPolicy:
@@ -379,7 +358,17 @@ class FlowPolicy:
         self.description = description
         self._scale = {name: np.asarray(tensors[f"scale.{name}"], np.float32) for name in SCALES}
         self._net = FlowNet({k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")})
-        self._encoder, self.pose_estimator = _image_networks(description, tensors)
+        self._encoder: Any = None
+        self.pose_estimator: Any = None
+        """Estimates the pose that the policy does not observe; None where it does."""
+        if description.inputs.cameras:
+            from .networks import ImageEncoder, PoseEstimator
+
+            seen = (description.inputs.cameras, description.image_size, tensors)
+            if description.inputs.estimated_body:
+                self.pose_estimator = PoseEstimator(*seen)
+            else:
+                self._encoder = ImageEncoder(*seen)
         self._adapters = image_adapters(description, tensors)
         self.reset()
 
@@ -407,7 +396,7 @@ class FlowPolicy:
         x = self._net.flow(np.asarray(features, np.float32), counter_rng.normal(keys, size), description.flow_steps)
         chunk = x * self._scale["action_size"] + self._scale["action_mean"]
         chunk = chunk.reshape(*batch, description.horizon, len(description.actions)).astype(float)
-        return description.to_world(observation, chunk) + description.offsets(observation)[..., None, :]
+        return description.rotated(observation, chunk, into="world") + description.offsets(observation)[..., None, :]
 
     def _adapted(self, observation: Observation, n: int) -> Observation:
         """What the policy observes, with the images of its cameras adapted, in the size that it uses."""
@@ -451,49 +440,40 @@ def load_policy(folder: str | Path, spec: Spec) -> Chunked:
     return Chunked(FlowPolicy(description, tensors), description.execute)
 
 
+_ENTRIES: Mapping[str, Entry] = {
+    "kind": one_of("flow"), "inputs": TABLE, "actions": NAMES, "metadata": TABLE, "dt": POSITIVE,
+    "relative": Entry(lambda value: is_list(value) and all(map(FLAG.usable, value)), "a list of true and false"),
+    "version": Entry(lambda value: value in (VERSION, ADAPTED_VERSION), "a version that this release reads"),
+    **dict.fromkeys(("horizon", "execute", "flow_steps", "image_size"), whole_from(1, MAX_HORIZON)),
+}  # fmt: skip
+"""Entries of policy.json."""
+
+
 def read_policy(folder: Path) -> tuple[PolicyDescription, dict[str, Array]]:
     """The description and the weights in a folder."""
     path = folder / "policy.json"
-    table = read_json_table(path)
+    table = read_entries(path, _ENTRIES)
     with parsing(path, "the description of a policy"):
-        if table.get("kind") != "flow" or table.get("version") not in (VERSION, ADAPTED_VERSION):
-            raise BadInput(f"{str(path)!r} is of another kind or version than this release reads.")
         description = PolicyDescription(
-            PolicyInputs.from_json(table["inputs"]), tuple(table["actions"]), tuple(map(bool, table["relative"])),
-            int(table["horizon"]), int(table["execute"]), int(table["flow_steps"]), float(table["dt"]),
-            int(table["image_size"]), {str(k): str(v) for k, v in table["metadata"].items()},
+            PolicyInputs.from_json(table["inputs"]), tuple(table["actions"]), tuple(table["relative"]),
+            table["horizon"], table["execute"], table["flow_steps"], float(table["dt"]), table["image_size"],
+            {str(k): str(v) for k, v in table["metadata"].items()},
             {str(k): str(v) for k, v in table.get("adapters", {}).items()},
         )  # fmt: skip
-    _check_description(description, path)
-    tensors = read_weights(folder / "weights.safetensors")
-    _check_sizes(description, tensors, folder)
-    return description, tensors
-
-
-def _check_description(description: PolicyDescription, path: Path) -> None:
-    for name in ("horizon", "execute", "flow_steps", "image_size"):
-        if not 1 <= getattr(description, name) <= MAX_HORIZON:
-            raise BadInput(f"{str(path)!r} has {name} = {getattr(description, name)}; 1 to {MAX_HORIZON} was expected.")
-    if not 0 < description.dt < 1e3:
-        raise BadInput(f"{str(path)!r} has dt = {description.dt}; a control period in seconds was expected.")
-    labels: list[tuple[object, ...]] = [
-        description.actions, description.inputs.cameras, *description.inputs.channels.values()
-    ]  # fmt: skip
-    if not all(isinstance(label, str) for part in labels for label in part):
-        raise BadInput(f"{str(path)!r} names actions or observations by something else than text.")
     for camera in description.adapters:
         if camera not in description.inputs.cameras:
             raise UnknownName(f"camera of an adapter in {str(path)!r}", camera, description.inputs.cameras)
     if len(description.relative) != len(description.actions):
         raise BadInput(f"{str(path)!r} has {len(description.relative)} flags 'relative' for its actions.")
+    tensors = read_weights(folder / "weights.safetensors")
+    _check_sizes(description, tensors, folder)
+    return description, tensors
 
 
 def _check_sizes(description: PolicyDescription, tensors: Mapping[str, Array], folder: Path) -> None:
     size = description.horizon * len(description.actions)
-    needed = [f"scale.{name}" for name in SCALES] + ["net.input.weight", "net.output.weight"]
-    if description.inputs.estimated_body:
-        needed += [f"scale.{name}" for name in POSE_SCALES]
-    for name in needed:
+    needed = [f"scale.{name}" for name in (*SCALES, *(POSE_SCALES if description.inputs.estimated_body else ()))]
+    for name in [*needed, "net.input.weight", "net.output.weight"]:
         if name not in tensors:
             raise BadInput(f"The weights in {str(folder)!r} lack {name!r}; they are not of this policy.")
     if tensors["net.output.weight"].shape[0] != size or tensors["scale.action_size"].shape != (size,):
@@ -505,30 +485,16 @@ def _check_sizes(description: PolicyDescription, tensors: Mapping[str, Array], f
         )
 
 
-def _image_networks(description: PolicyDescription, tensors: Mapping[str, Array]) -> tuple[Any, Any]:
-    """The image encoder and the pose estimator of a policy; None for those it does not have."""
-    inputs = description.inputs
-    if not inputs.cameras:
-        return None, None
-    from .networks import ImageEncoder, PoseEstimator
-
-    if inputs.estimated_body:
-        return None, PoseEstimator(inputs.cameras, description.image_size, tensors)
-    return ImageEncoder(inputs.cameras, description.image_size, tensors), None
-
-
 def image_adapters(description: PolicyDescription, tensors: Mapping[str, Array]) -> dict[str, Any]:
     """The adapters of a policy's images, by camera."""
     found: dict[str, Any] = {}
     for camera, method in description.adapters.items():
         prefix = f"{ADAPTER}{camera}."
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if method in METHODS:
-            found[camera] = read_adapter(method, own)
-            continue
-        if method != TRANSLATOR:
-            raise UnknownName("adaptation", method, (*METHODS, TRANSLATOR))
-        from .networks import PixelTranslator
+        if method == TRANSLATOR:
+            from .networks import PixelTranslator
 
-        found[camera] = PixelTranslator.read(own)
+            found[camera] = PixelTranslator.read(own)
+        else:
+            found[camera] = read_adapter(method, own)
     return found

@@ -13,14 +13,12 @@ Both have an inverse: rendered images made to look like a robot's train a policy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.world import Array, Observation, Policy, array_dataclass
-
-from .policy_map import CAMERA
+from instep.core.world import Array, array_dataclass
 
 Method = Literal["colour", "background"]
 METHODS: tuple[Method, ...] = ("colour", "background")
@@ -43,37 +41,6 @@ LEAST_SEEN = 3
 """Images that must show the background of a pixel."""
 
 
-class ImageAdapter(Protocol):
-    """A map from images to images."""
-
-    @property
-    def method(self) -> str:
-        """Its name in the description of a policy."""
-        ...
-
-    @property
-    def inverse(self) -> ImageAdapter:
-        """The adapter of wanted images to given ones."""
-        ...
-
-    @property
-    def noise(self) -> float | None:
-        """Standard deviation of the pixel noise of the given images, 0 to 1; None where it cannot be measured."""
-        ...
-
-    def __call__(self, images: Array) -> Array:
-        """Images uint8 [..., height, width, 3], adapted."""
-        ...
-
-    def moving(self, images: Array) -> Array:
-        """Probability that each pixel shows a moving thing [..., height, width, 1]."""
-        ...
-
-    def tensors(self) -> dict[str, Array]:
-        """Its numbers by name, as a file of weights holds them."""
-        ...
-
-
 @array_dataclass
 class ColourAdapter:
     """Match mean and covariance of the colours: (x - shift) mix + offset."""
@@ -87,6 +54,7 @@ class ColourAdapter:
 
     method = "colour"
     noise = None
+    """Unknown: a moving camera shows no static background."""
 
     def __call__(self, images: Array) -> Array:
         """Images uint8 [..., height, width, 3], adapted."""
@@ -148,7 +116,10 @@ class BackgroundAdapter:
         return {name: np.asarray(getattr(self, name), np.float32) for name in ("mix", "backgrounds")}
 
 
-def read_adapter(method: str, tensors: Mapping[str, Array]) -> ColourAdapter | BackgroundAdapter:
+ImageAdapter: TypeAlias = ColourAdapter | BackgroundAdapter
+
+
+def read_adapter(method: str, tensors: Mapping[str, Array]) -> ImageAdapter:
     """The adapter of a method from its numbers by name."""
     if method not in METHODS:
         raise UnknownName("adaptation", method, METHODS)
@@ -156,16 +127,16 @@ def read_adapter(method: str, tensors: Mapping[str, Array]) -> ColourAdapter | B
     if method == "background":
         shapes = {"mix": (2 * QUANTILES, 3), "backgrounds": (3, None, None, 3)}
     for name, shape in shapes.items():
-        if name not in tensors:
-            raise BadInput(f"An adapter of images by {method!r} lacks its {name}; it was cut off or forged.")
-        own = tensors[name].shape
+        own = np.shape(tensors.get(name, ()))
         if len(own) != len(shape) or any(want not in (None, have) for want, have in zip(shape, own, strict=True)):
-            raise BadInput(f"An adapter of images by {method!r} has {name} of the shape {own}.")
+            raise BadInput(
+                f"An adapter of images by {method!r} has {name} of the shape {own}; it was cut off or forged."
+            )
     numbers = {name: np.asarray(tensors[name], float) for name in shapes}
     return ColourAdapter(**numbers) if method == "colour" else BackgroundAdapter(**numbers)
 
 
-def fit_adapter(method: Method, given: Array, wanted: Array) -> ColourAdapter | BackgroundAdapter:
+def fit_adapter(method: Method, given: Array, wanted: Array) -> ImageAdapter:
     """The adapter that makes images like `given` look like `wanted`, both uint8 [n, height, width, 3], unpaired."""
     if method not in METHODS:
         raise UnknownName("adaptation", method, METHODS)
@@ -215,31 +186,12 @@ def adaptation_sheet(given: Array, wanted: Array, *, count: int = 4) -> Array:
     return np.concatenate([np.concatenate(list(images), axis=1) for images in rows])
 
 
-class AdaptedPolicy:
-    """A policy whose camera images pass through adapters; the policy itself stays as it is."""
-
-    def __init__(self, policy: Policy, adapters: Mapping[str, ImageAdapter]):
-        self._policy, self._adapters = policy, {CAMERA + name: adapter for name, adapter in adapters.items()}
-
-    def reset(self, seed: int = 0) -> None:
-        """Reset the policy."""
-        self._policy.reset(seed)
-
-    def act(self, observation: Observation) -> Array:
-        """The action for the adapted images."""
-        missing = [name for name in self._adapters if name not in observation]
-        if missing:
-            raise UnknownName("camera", missing[0].removeprefix(CAMERA), list(observation))
-        adapted = {name: adapter(np.asarray(observation[name])) for name, adapter in self._adapters.items()}
-        return self._policy.act({**observation, **adapted})
-
-
 def _bytes(values: Array) -> Array:
     return np.clip(255 * values + 0.5, 0, 255).astype(np.uint8)
 
 
 def _fit_background(given: Array, wanted: Array) -> BackgroundAdapter:
-    """The backgrounds of both kinds of images, and the colours of moving things."""
+    """The backgrounds of both kinds of images, and the colours of moving things; all colours without such."""
     if given.shape[1:] != wanted.shape[1:]:
         raise BadInput("Backgrounds are matched between images of one size; resize them first.")
     layers, colours = list[Array](), list[Array]()
@@ -248,7 +200,6 @@ def _fit_background(given: Array, wanted: Array) -> BackgroundAdapter:
         still = _static_background(images)
         layer = np.stack([still, still, np.full_like(still, np.median(_off(images, still)))])
         moving = _moving(images, layer)[..., 0] > 0.5
-        # Without moving things all colours are matched.
         colours.append(images[moving] if moving.sum() > 10 else images.reshape(-1, 3))
         layers.append(layer)
     curves = np.concatenate([np.quantile(some, np.linspace(0, 1, QUANTILES), axis=0) for some in colours])
@@ -288,10 +239,7 @@ def _moving(values: Array, backgrounds: Array) -> Array:
 
 def _off(values: Array, background: Array) -> Array:
     """Largest difference of any colour from a background, averaged over 3 x 3 pixels [..., height, width]."""
-    apart = np.abs(values - background)
-    off = np.maximum(np.maximum(apart[..., 0], apart[..., 1]), apart[..., 2])
-    for axis in (-2, -1):
-        padded = np.pad(off, [(int(k == axis + off.ndim),) * 2 for k in range(off.ndim)], mode="edge")
-        size = off.shape[axis]
-        off = sum((padded.take(range(i, i + size), axis) for i in range(3)), start=np.float32(0)) / np.float32(3)
-    return np.asarray(off)
+    from scipy.ndimage import uniform_filter
+
+    off = np.abs(values - background).max(axis=-1)
+    return np.asarray(uniform_filter(off, (*(1,) * (off.ndim - 2), 3, 3), mode="nearest"))

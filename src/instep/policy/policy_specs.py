@@ -56,7 +56,7 @@ SHIPPED = {
     "replay": f"{_HERE}:open_replay",
     "expert": f"{_HERE}:open_expert",
     "trained": f"{_HERE}:open_trained",
-    "residual": "instep.lab.residual_policy:open_residual",
+    "residual": "instep.lab.policy_search:open_residual",
     "python": f"{_HERE}:open_python",
     **WITH_MAP,
 }

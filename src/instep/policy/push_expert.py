@@ -1,4 +1,4 @@
-"""The scripted expert that pushes a flat block onto its outline, by a stick on sliders or on an arm.
+"""Scripted experts of pushing: an object to a point, a flat block onto its outline, by sliders or an arm.
 
 The push is quasi-static, by a round stick. While it sticks to its contact, the block turns with a constant twist of its
 own frame. With the friction of the table as an ellipsoid (force f, moment m, ratio `friction_radius_m` = m_max / f_max)
@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 
 from instep.core.poses import matrix_from_quat, quat_from_matrix, quat_log
-from instep.core.world import Array, Observation, Stateless, array_dataclass
+from instep.core.world import Array, Observation, Stateless, array_dataclass, frozen_dataclass
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 from instep.scene.tasks.manipulation_tasks import PushOnto, heading, wrapped
@@ -259,6 +259,51 @@ def _graph(cost_per_metre: Array, n: int) -> object:
         columns += [b, a]
         weights += [0.5 * (cost[a] + cost[b]) * CELL_M * np.hypot(di, dj)] * 2
     return coo_matrix((np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns)))).tocsr()
+
+
+@frozen_dataclass
+class PushTo(Stateless):
+    """Move around an object to the side away from the goal, then push it there.
+
+    Observes the pusher's x and y in `observation.state` and the pose of the object in `observation.environment_state`;
+    its actions are x and y of the pusher. It has no state, so a batch of worlds is one call.
+    """
+
+    goal: tuple[float, float]
+    """Where the object should go, x and y [m]."""
+    reach: float = 0.17
+    """Distance from the object's centre at which the pusher moves around it [m]."""
+    speed: float = 0.3
+    """Commanded speed of the pusher [m/s]."""
+    tolerance: float = 0.015
+    """Distance from the goal that ends the push [m]."""
+    lead: float = 0.1
+    """Time by which the command runs ahead [s]."""
+
+    def act(self, observation: Observation) -> Array:
+        """The target of the pusher [..., 2]."""
+        pusher = np.asarray(observation["observation.state"], float)[..., :2]
+        thing = np.asarray(observation["observation.environment_state"], float)[..., :2]
+        way = np.asarray(self.goal) - thing
+        distance = np.linalg.norm(way, axis=-1, keepdims=True)
+        ahead = way / np.maximum(distance, 1e-9)
+        side = np.stack([-ahead[..., 1], ahead[..., 0]], axis=-1)
+        offset = pusher - thing
+        along = np.sum(offset * ahead, axis=-1, keepdims=True)
+        across = np.sum(offset * side, axis=-1, keepdims=True)
+        behind = (along < -0.3 * self.reach) & (np.abs(across) < 0.035)
+        # The next waypoint around the object: first beside it, then behind it, then in line.
+        hand = np.where(across < 0, -1.0, 1.0)
+        beside: Array = thing + side * hand * self.reach - ahead * self.reach
+        out: Array = thing + ahead * along + side * hand * self.reach
+        clear = (np.abs(across) > 0.8 * self.reach) | (along < -0.8 * self.reach)
+        in_line = along < -0.7 * self.reach
+        walk: Array = np.where(in_line, thing - ahead * self.reach, np.where(clear, beside, out))
+        target = np.where(behind, thing + 0.05 * ahead, walk)
+        target = np.where(distance < self.tolerance, thing - self.reach * ahead, target)
+        step = target - pusher
+        length = np.linalg.norm(step, axis=-1, keepdims=True)
+        return pusher + step * np.minimum(1.0, self.speed * self.lead / np.maximum(length, 1e-9))
 
 
 CONTACT_TOLERANCE_M = 0.006

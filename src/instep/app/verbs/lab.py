@@ -111,8 +111,17 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
 
     """
     from instep.lab.gait import Gait, GaitBody
-    from instep.lab.leg_walks import LegOptions, WalkNoise, leg_experiment, noisy_robot
-    from instep.lab.legs_study import LegBudget, LegRun, close_on_legs, hidden_legs, leg_scores, legs_page
+    from instep.lab.leg_estimation import WalkNoise, noisy_robot
+    from instep.lab.legs_study import (
+        LegBudget,
+        LegOptions,
+        LegRun,
+        close_on_legs,
+        hidden_legs,
+        leg_experiment,
+        leg_scores,
+        legs_page,
+    )
 
     loaded = Scene.load(scene)
     body = GaitBody.of(loaded)
@@ -144,9 +153,8 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
 def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> GaitFile:
     """The gait to walk with, searched first where asked for."""
     from instep.core.param import Box
-    from instep.lab.gait import GaitFile, read_gait, shipped_gait
+    from instep.lab.gait import GaitFile, GaitSearchOptions, read_gait, search_gait, shipped_gait
     from instep.lab.leg_estimation import FactorWorld, walk_ranges
-    from instep.lab.policy_search import GaitSearchOptions, search_gait
 
     gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
     if args.generations < 1:

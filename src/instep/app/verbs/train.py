@@ -285,7 +285,7 @@ def _train_further(
     base: Path, new: Sequence[Episode], earlier: Sequence[Episode], args: TrainArgs, output: Output
 ) -> None:
     """Train a policy further on new demonstrations, beside earlier ones."""
-    from instep.policy.policy_adaptation import fine_tune
+    from instep.policy.training import fine_tune
 
     options = _train_options(args, FURTHER_STEPS, 1e-3)
     with progress_bar() as progress:
@@ -304,7 +304,7 @@ def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], arg
     from instep.core.imports import optional_library
     from instep.lab.image_baselines import adapt_by_baseline
     from instep.policy.image_adaptation import adaptation_sheet, feature_distance
-    from instep.policy.policy_adaptation import adapt_policy
+    from instep.policy.training import adapt_policy
 
     optional_library("torch", "learn")
     from instep.policy.networks import encoder_features

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
 BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
-PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
+PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe"]
 
 
 @options_dataclass
@@ -47,7 +47,7 @@ class TuneArgs:
     resume: Path | None = None
     """folder of an earlier run, whose best values become the initial guess."""
     posterior: PosteriorMethod = "none"
-    """also infer a posterior by this method (dropo: a distribution to train on)."""
+    """also infer a posterior by this method."""
     out: OutFolder = None
 
 
@@ -163,14 +163,12 @@ def _with_posterior(found: Identification, method: PosteriorMethod) -> Identific
     """The same with a posterior; an interrupt keeps the parameters."""
     from rich.console import Console
 
-    from instep.lab.posteriors import dropo, npe, svgd
+    from instep.lab.posteriors import npe, svgd
 
-    published: dict[str, PosteriorFunction] = {"svgd": svgd, "npe": npe, "dropo": dropo}
+    published: dict[str, PosteriorFunction] = {"svgd": svgd, "npe": npe}
     try:
         with Console(stderr=True).status(f"inferring and checking the posterior ({method})"):
-            # The distribution of DROPO is wider than a posterior by design, so it is not calibrated.
-            truths = 0 if method == "dropo" else None
-            return found.with_posterior(published.get(method) or method, truths=truths)
+            return found.with_posterior(published.get(method) or method)
     except KeyboardInterrupt:
         say("Stopped: the parameters are kept, without a posterior.")
         return found
