@@ -8,7 +8,7 @@ import pytest
 from instep import MujocoWorld
 from instep.core.errors import BadInput
 from instep.core.world import Wrapper
-from instep.lab.delta_action import DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta, permuted_control
+from instep.lab.delta_action import DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
@@ -30,11 +30,10 @@ def taught(servo, recorded):
     return episodes[:6], episodes[6:], learn_delta(servo, episodes[:6], FEW)
 
 
-def test_a_delta_lowers_the_error_on_other_recordings_and_noise_of_its_size_does_not(servo, taught):
+def test_a_delta_lowers_the_error_on_other_recordings(servo, taught):
     _, held_out, delta = taught
     found = evaluate_delta(servo, delta, held_out)
     assert found["0.5 s"].delta.value > 0.4
-    assert found["0.5 s"].noise.value < 0.1
 
 
 def test_outside_what_it_was_trained_on_the_delta_is_nought_and_it_is_never_larger_than_in_training(taught):
@@ -76,12 +75,3 @@ def test_a_broken_file_is_named(tmp_path):
     (tmp_path / DELTA_FILE).write_bytes(b"nonsense")
     with pytest.raises(BadInput, match=r"delta\.npz"):
         DeltaModel.load(tmp_path / DELTA_FILE)
-
-
-def test_the_control_has_other_weights_and_deltas_of_the_same_size(taught):
-    delta, rng = taught[2], np.random.default_rng(0)
-    inputs = (rng.normal(0, 0.3, (500, 1)), rng.normal(0, 1, (500, 1)), rng.normal(0, 0.3, (500, MEMORY + 1, 1)))
-    control = permuted_control(delta, inputs, 1)
-    sizes = [np.sqrt((one(*inputs) ** 2).mean()) for one in (delta, control)]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.3)
-    assert not np.allclose(control.weight, delta.weight)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import mujoco
@@ -185,8 +186,7 @@ class Gait:
 
     def stance(self) -> Array:
         """Which feet are to be on the ground now [..., legs]."""
-        phase = self._phase()
-        return phase < self._get("duty")[..., None]
+        return self._phase() < self._get("duty")[..., None]
 
     def act(self, observation: Observation) -> Array:
         """Positions of the servos for `observation.state` and `observation.base`."""
@@ -215,17 +215,15 @@ class Gait:
         self._row += 1
         return np.clip(targets[..., self.body.order], self.body.low, self.body.high)
 
+    def wanted_speed(self) -> Array:
+        """Wanted speed at this time [m/s]."""
+        return self.speed * np.clip((self._row * self.body.dt - RAMP_S) / RAMP_S, 0.0, 1.0)
+
     def _get(self, name: str) -> Array:
         return self.params[..., _INDEX[name]]
 
-    def wanted_speed(self) -> Array:
-        """Wanted speed at this time [m/s]."""
-        walking = np.clip((self._row * self.body.dt - RAMP_S) / RAMP_S, 0.0, 1.0)
-        return self.speed * walking
-
     def _phase(self) -> Array:
-        time = self._row * self.body.dt
-        return (self._get("frequency")[..., None] * time + self.body.phases) % 1.0
+        return (self._get("frequency")[..., None] * (self._row * self.body.dt) + self.body.phases) % 1.0
 
     def _plan(self, level: Array, velocity: Array, yaw_rate: Array) -> tuple[Array, Array]:
         """Where each foot is to be in the level frame [..., legs, 3], and which ones swing."""
@@ -264,20 +262,14 @@ class Gait:
         under = (np.stack(np.broadcast_arrays(home_x, home_y), axis=-1) * stand).sum(axis=-2)
         many = np.maximum(stand.sum(axis=-2), 1)
         # Of two legs, where the base is over its stance foot; of four, how far the pair is from where it should be.
-        middle = (
-            under / many if legs.count > 2 else np.stack([under[..., 0] / many[..., 0], 0 * under[..., 1]], axis=-1)
-        )
+        middle = under / many * ([1, 1] if legs.count > 2 else [1, 0])
         off = middle - (level[..., :2] * stand).sum(axis=-2) / many
         time = self._get("duty") / self._get("frequency")
         x = speed * time / 2 + self._get("place_vx") * (velocity[..., 0] - speed) + self._get("place_dx") * off[..., 0]
         y = self._get("place_vy") * velocity[..., 1] + self._get("place_dy") * off[..., 1]
         reach = 0.6 * length
-        return np.stack(
-            np.broadcast_arrays(
-                home_x + np.clip(x, -reach, reach)[..., None], home_y + np.clip(y, -reach, reach)[..., None]
-            ),
-            axis=-1,
-        )
+        feet = [home + np.clip(ahead, -reach, reach)[..., None] for home, ahead in ((home_x, x), (home_y, y))]
+        return np.stack(np.broadcast_arrays(*feet), axis=-1)
 
 
 def _tilt(roll: Array, pitch: Array) -> Array:
@@ -320,21 +312,17 @@ def read_gait(path: Path) -> GaitFile:
     return GaitFile(gait_vector(table["params"]), float(table.get("speed", 0.3)), str(table.get("about", "")))
 
 
-def shipped_gait(legs: Legs) -> GaitFile:
+def shipped_gait(legs: Legs, of: str = "") -> GaitFile:
     """The gait that comes with instep for so many legs."""
-    return read_gait(GAITS / f"{_named(legs)}.json")
+    names = {2: "humanoid", 4: "quadruped"}
+    if legs.count not in names:
+        raise BadInput(f"A gait comes with instep for 2 and for 4 legs, and this robot has {legs.count}.")
+    return read_gait(GAITS / f"{names[legs.count]}{of}.json")
 
 
 def ranges_gait(legs: Legs) -> GaitFile:
     """The gait for so many legs that was trained over ranges of delay, servos, masses and friction."""
-    return read_gait(GAITS / f"{_named(legs)}_ranges.json")
-
-
-def _named(legs: Legs) -> str:
-    names = {2: "humanoid", 4: "quadruped"}
-    if legs.count not in names:
-        raise BadInput(f"A gait comes with instep for 2 and for 4 legs, and this robot has {legs.count}.")
-    return names[legs.count]
+    return shipped_gait(legs, "_ranges")
 
 
 PACE = 0.15
@@ -371,8 +359,7 @@ class GaitSearch:
     params: Array
     """In the order of `GAIT_PARAMS`."""
     cost: float
-    history: Array
-    """Best cost of each generation."""
+    generations: int
     seconds: float
     """Time it took [s]."""
     robot_seconds: float
@@ -394,7 +381,7 @@ def search_gait(
     low, high = (np.array([getattr(param, end) for param in GAIT_PARAMS]) for end in ("low", "high"))
     first = np.array([param.start for param in GAIT_PARAMS]) if start is None else start
     unit = np.clip((first - low) / (high - low), 0.02, 0.98)
-    best, history, simulated = (first, np.inf), list[float](), list[float]()
+    best, generation, simulated = (first, np.inf), 0, list[float]()
 
     def costs_of(points: Array) -> Array:
         rng = np.random.default_rng((options.seed, len(simulated)))
@@ -405,17 +392,15 @@ def search_gait(
     search = CmaSearch(
         spread=options.spread, generations=options.generations, population=options.population, seed=options.seed
     )
-    try:
+    with suppress(KeyboardInterrupt):
         for found in cma_generations(costs_of, unit, search):
             # The mean of the better half is less lucky than its best candidate.
             better = found.points[np.argsort(found.costs)[: options.population // 2]].mean(axis=0)
             best = low + better * (high - low), float(np.median(found.costs))
-            history.append(float(found.costs.min()))
             if watch is not None:
-                watch(len(history) - 1, history[-1], best[0])
-    except KeyboardInterrupt:
-        pass
-    return GaitSearch(best[0], best[1], np.array(history), time.perf_counter() - began, sum(simulated))
+                watch(generation, float(found.costs.min()), best[0])
+            generation += 1
+    return GaitSearch(best[0], best[1], generation, time.perf_counter() - began, sum(simulated))
 
 
 def gait_costs(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -154,17 +154,14 @@ class ResidualPolicy:
         """The corrected action [..., actions]."""
         base = np.asarray(self._base.act(observation), float)
         error = base - _picked(observation, JOINTS, self._q, base)
-        self._slow = _running_mean(self._slow, base, self._dt / LEAD_S)
-        self._error = _running_mean(self._error, error, self._dt / INTEGRAL_S)
+        slow, mean = (base, error) if self._slow is None or self._error is None else (self._slow, self._error)
+        self._slow = slow + min(1.0, self._dt / LEAD_S) * (base - slow)
+        self._error = mean + min(1.0, self._dt / INTEGRAL_S) * (error - mean)
         velocity = LEAD_S * _picked(observation, VELOCITIES, self._v, base)
         signals = np.stack([error, velocity, base - self._slow, self._error], axis=-1)
         r = self._residual
         change = np.clip((signals * r.weights).sum(axis=-1), -r.limit, r.limit)
         return np.clip(base + change, r.bounds[0], r.bounds[1])
-
-
-def _running_mean(before: Array | None, now: Array, share: float) -> Array:
-    return now if before is None else before + min(1.0, share) * (now - before)
 
 
 def _sources(spec: Spec, channel: str, *, same_unit: bool) -> list[tuple[int, int]]:
@@ -188,39 +185,12 @@ def _picked(observation: Observation, channel: str, where: list[tuple[int, int]]
     return out
 
 
-class Trainable(Protocol):
-    """Numbers and the policy that they make.
+@array_dataclass
+class TrainableResidual:
+    """A residual on top of a fixed policy; one group per action.
 
     Weights are [..., groups, numbers]; a search gives every group the same numbers unless it is told otherwise.
     """
-
-    @property
-    def weights(self) -> Array:
-        """Where a training begins [groups, numbers]."""
-        ...
-
-    @property
-    def base(self) -> str:
-        """The policy that is trained, in the words of the command line."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the numbers of a group."""
-        ...
-
-    def policy(self, weights: Array) -> Policy:
-        """The policy of some weights; a leading axis holds one set per world of a batch."""
-        ...
-
-    def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
-        """Write the trained policy to a folder, with notes on its training."""
-        ...
-
-
-@array_dataclass
-class TrainableResidual:
-    """A residual on top of a fixed policy; one group per action."""
 
     fixed: Policy
     residual: Residual
@@ -228,18 +198,11 @@ class TrainableResidual:
 
     @property
     def weights(self) -> Array:
-        """Those of the residual."""
+        """Where a training begins [groups, numbers]."""
         return self.residual.weights
 
-    @property
-    def base(self) -> str:
-        """The fixed policy, in the words of the command line."""
-        return self.residual.base
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The signals that a correction is linear in."""
-        return SIGNALS
+    names = SIGNALS
+    """Names of the numbers of a group."""
 
     def policy(self, weights: Array) -> Policy:
         """The fixed policy with the residual of these weights."""
@@ -263,10 +226,8 @@ class TrainableGait:
         """No change."""
         return np.zeros((1, len(GAIT_PARAMS)))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters of a gait."""
-        return tuple(param.name for param in GAIT_PARAMS)
+    names = tuple(param.name for param in GAIT_PARAMS)
+    """Names of the numbers of a group."""
 
     def params(self, weights: Array) -> Array:
         """Parameters in the order of `GAIT_PARAMS`, inside their ranges where the given ones are [..., parameters]."""
@@ -276,7 +237,7 @@ class TrainableGait:
         return np.clip(changed, np.minimum(low, given), np.maximum(high, given))
 
     def policy(self, weights: Array) -> Policy:
-        """The gait with these changes, fed by IMU and joints."""
+        """The gait with these changes, fed by IMU and joints; a leading axis holds one set per world of a batch."""
         return LeggedEstimate(Gait(self.body, self.params(weights), self.gait.speed))
 
     def save(self, weights: Array, folder: Path, about: Mapping[str, str]) -> Path:
@@ -286,6 +247,10 @@ class TrainableGait:
         return GaitFile(self.params(weights), self.gait.speed, f"Trained from {self.base}: {words}").write(
             folder / GAIT_FILE
         )
+
+
+Trainable: TypeAlias = TrainableResidual | TrainableGait
+"""Numbers and the policy that they make."""
 
 
 FIRST_START = 700_000
@@ -448,10 +413,6 @@ def _value(found: Returns, weights: Array) -> Array:
 
 
 def _check(options: SearchOptions) -> None:
-    for name, least in (("generations", 1), ("population", 4), ("samples", 1)):
+    for name, least in (("generations", 1), ("population", 4), ("samples", 1), ("spread", 1e-9), ("seconds", 0)):
         if getattr(options, name) < least:
-            raise BadInput(
-                f"A training in simulation needs --{name} of at least {least}, not {getattr(options, name)}."
-            )
-    if options.spread <= 0 or options.seconds < 0:
-        raise BadInput("A training in simulation needs a --spread above 0 and --seconds of 0 or above.")
+            raise BadInput(f"A training in simulation needs --{name} of at least {least:g}.")

@@ -270,7 +270,12 @@ def expand_ranges(
     round, so that the policy behind `success` can learn in them. Ctrl-C keeps the ranges reached so far.
     """
     options = options or AdrOptions()
-    _check_adr(params, start, options)
+    for param in params:
+        value = start.get(param.address)
+        if value is None or not param.low <= value <= param.high:
+            raise BadInput(
+                f"The start of {param.address!r} must lie inside [{param.low:g}, {param.high:g}], not {value}."
+            )
     centre = np.array([float(param.to_unit(start[param.address])) for param in params])
     low, high = centre.copy(), centre.copy()
     rounds: list[AdrRound] = []
@@ -283,7 +288,9 @@ def expand_ranges(
             rounds.append(AdrRound(low.copy(), high.copy(), rates))
             if watch is not None:
                 watch(number, rounds[-1])
-            low, high = _moved(params, rates, (low, high), centre, options)
+            below, above = np.array([[rate.value for rate in rates[param.address]] for param in params]).T
+            low = np.clip(low - options.step * _direction(below, options), 0.0, centre)
+            high = np.clip(high + options.step * _direction(above, options), centre, 1.0)
     except KeyboardInterrupt:
         stopped = True
     return AdrResult(tuple(params), tuple(rounds), low, high, stopped)
@@ -308,23 +315,9 @@ def _measured(
     return {param.address: (rates[2 * i], rates[2 * i + 1]) for i, param in enumerate(params)}
 
 
-def _moved(
-    params: Sequence[Param],
-    rates: Mapping[str, tuple[Estimate, Estimate]],
-    ends: tuple[Array, Array],
-    centre: Array,
-    options: AdrOptions,
-) -> tuple[Array, Array]:
-    low, high = ends[0].copy(), ends[1].copy()
-    for i, param in enumerate(params):
-        at_low, at_high = rates[param.address]
-        low[i] = np.clip(low[i] - options.step * _direction(at_low, options), 0.0, centre[i])
-        high[i] = np.clip(high[i] + options.step * _direction(at_high, options), centre[i], 1.0)
-    return low, high
-
-
-def _direction(rate: Estimate, options: AdrOptions) -> int:
-    return 1 if rate.value >= options.widen else -1 if rate.value < options.narrow else 0
+def _direction(rate: Array, options: AdrOptions) -> Array:
+    """1 where an end moves out, -1 where it moves in."""
+    return np.where(rate >= options.widen, 1, np.where(rate < options.narrow, -1, 0))
 
 
 def _box(params: Sequence[Param], low: Array, high: Array) -> Box:
@@ -334,17 +327,3 @@ def _box(params: Sequence[Param], low: Array, high: Array) -> Box:
         below, above = float(param.from_unit(low[i])), float(param.from_unit(max(high[i], low[i] + 1e-9)))
         ranges.append(replace(param, low=below, high=above))
     return Box(tuple(ranges))
-
-
-def _check_adr(params: Sequence[Param], start: Mapping[str, float], options: AdrOptions) -> None:
-    if not 0 < options.narrow < options.widen <= 1:
-        raise BadInput(
-            f"A range narrows below a lower success rate than it widens above, not {options.narrow:g} and "
-            f"{options.widen:g}."
-        )
-    for param in params:
-        value = start.get(param.address)
-        if value is None or not param.low <= value <= param.high:
-            raise BadInput(
-                f"The start of {param.address!r} must lie inside [{param.low:g}, {param.high:g}], not {value}."
-            )

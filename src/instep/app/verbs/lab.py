@@ -171,7 +171,7 @@ def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> 
         watch=lambda g, cost, _: say(f"generation {g + 1}: cost {cost:.3f}"),
     )  # fmt: skip
     about = (
-        f"CMA-ES on {sim.scene.name}{' over ranges' if args.randomize else ''}: {len(found.history)} generations, "
+        f"CMA-ES on {sim.scene.name}{' over ranges' if args.randomize else ''}: {found.generations} generations, "
         f"{found.robot_seconds / 60:.0f} simulated robot minutes, {found.seconds / 60:.1f} min computed."
     )
     made = GaitFile(found.params, speed, about)
@@ -397,9 +397,7 @@ def delta(data: DataName, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaAr
         found.model.save(output.folder / "scene" / DELTA_FILE)
     output.write({f"reduction after {h}": one.delta for h, one in found.reductions.items()}, **found.as_dict())
     for horizon, one in found.reductions.items():
-        print(
-            f"error after {horizon}: {one.before}, reduced by {one.delta}; by a control without information {one.noise}"
-        )
+        print(f"error after {horizon}: {one.before}, reduced by {one.delta}")
     print(output.folder)
     return 0 if found.kept else 1
 
