@@ -10,6 +10,7 @@ does not see it loses to it; repeating is judged only where chunks reach `JUDGED
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
 
 import numpy as np
@@ -102,14 +103,12 @@ class ActionCheck:
     @property
     def words(self) -> str:
         """The verdict in a sentence."""
-        if self.worse_than:
-            name = max(self.worse_than, key=lambda one: self.ratios[one].value)
-            ratio = self.ratios[name]
-            sure = "" if ratio.has_interval and ratio.low > 1 else ", though not significantly"
-            return f"{self.subject} is worse than the {name}: its error is {ratio.value:.3g} times as large{sure}."
-        name = max(self.judged, key=lambda one: self.ratios[one].value)
+        name = max(self.worse_than or self.judged, key=lambda one: self.ratios[one].value)
         ratio = self.ratios[name]
-        sure = "" if ratio.has_interval and ratio.high < 1 else ", though not significantly"
+        known = ratio.has_interval and (ratio.low > 1 if self.worse_than else ratio.high < 1)
+        sure = "" if known else ", though not significantly"
+        if self.worse_than:
+            return f"{self.subject} is worse than the {name}: its error is {ratio.value:.3g} times as large{sure}."
         return f"{self.subject} is better than the baselines: {ratio.value:.3g} times the error of the {name}{sure}."
 
     def row_errors(self, episode: int) -> tuple[Array, Array]:
@@ -199,15 +198,16 @@ def compare_actions(
         MEAN: _ratio(scaled["policy"], scaled[MEAN]),
         REPEAT: _ratio(scaled["policy"][:, far], scaled[REPEAT][:, far]),
     }
-    units = dict(zip(spec.action.labels, spec.action.units, strict=True))
     errors = pooled(squared["policy"].sum(axis=1), taken.sum(axis=1))
-    joints = {
-        label: Estimate(e.value, e.low, e.high, e.n, unit)
-        for (label, unit), e in zip(units.items(), errors, strict=True)
+    units = zip(spec.action.labels, spec.action.units, errors, strict=True)
+    joints = {label: replace(error, unit=unit) for label, unit, error in units}
+    steps = {
+        name: tuple(pooled(parts[:, h : h + 1], taken[:, h], unit="1")[0] for h in range(horizon))
+        for name, parts in scaled.items()
     }
     return ActionCheck(
         spec, tuple(episodes), tuple(predicted), scales, joints,
-        {name: _by_step(parts, taken) for name, parts in scaled.items()},
+        steps,
         pooled(scaled["policy"].sum(axis=1)[:, None], taken.sum(axis=1), unit="1")[0],
         ratios, (MEAN, REPEAT) if horizon > ahead else (MEAN,),
         tuple(found_mismatches(spec, actions, predicted)), subject,
@@ -221,9 +221,7 @@ def found_mismatches(spec: Spec, actions: Sequence[Array], predicted: Sequence[P
     labels = spec.action.labels
     found: list[str] = []
     # Correlations of the columns of two tables [columns of a, columns of b]; 0 where one does not change.
-    a = said
-    b = done
-    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    a, b = said - said.mean(axis=0), done - done.mean(axis=0)
     size = np.outer(np.sqrt((a**2).sum(axis=0)), np.sqrt((b**2).sum(axis=0)))
     like = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
     for i, label in enumerate(labels):
@@ -283,10 +281,6 @@ def _squares(i: int, said: PredictedActions, actions: Sequence[Array], horizon: 
     given = {"policy": chunks, MEAN: mean, REPEAT: action[rows - 1][:, None]}
     squares = {name: np.where(inside[..., None], (one - target) ** 2, 0.0).sum(axis=0) for name, one in given.items()}
     return squares, inside.sum(axis=0)
-
-
-def _by_step(sums: Array, counts: Array) -> tuple[Estimate, ...]:
-    return tuple(pooled(sums[:, h : h + 1], counts[:, h], unit="1")[0] for h in range(sums.shape[1]))
 
 
 def _ratio(own: Array, other: Array) -> Estimate:

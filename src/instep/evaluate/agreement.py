@@ -121,22 +121,11 @@ def rank_agreement(rates: Sequence[SuccessRates], *, seed: int = 0) -> RankAgree
     null = mmrv_null(real, trials, sim_trials=int(np.sort(virtual)[len(virtual) // 2]), seed=seed)
     spread = float(((sim - sim.mean()) ** 2).mean())
     slope = float(((sim - sim.mean()) * (real - real.mean())).mean()) / spread if spread > 0 else float("nan")
+    violation = mmrv_interval((sim, virtual), (real, trials), seed=seed)
     return RankAgreement(
-        rates[0].task,
-        tuple(r.policy for r in rates),
-        pearson(sim, real),
-        spearman(sim, real),
-        mmrv_interval((sim, virtual), (real, trials), seed=seed),
-        mmrv(real, sim),
-        null,
-        _bias(real, sim, trials, virtual),
-        slope,
-    )
-
-
-def real_rate(r: SuccessRates) -> Estimate:
-    """The real rate with Wilson's interval."""
-    return wilson(round(r.real * r.real_trials), r.real_trials)
+        rates[0].task, tuple(r.policy for r in rates), pearson(sim, real), spearman(sim, real), violation,
+        mmrv(real, sim), null, _bias(real, sim, trials, virtual), slope,
+    )  # fmt: skip
 
 
 def real_success_rates(episodes: Episodes, trials: Path) -> dict[tuple[str, str], PredictionPowered]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 
 from instep.core.rollout import Script, replay, rollout
 from instep.core.world import Array, Simulator, array_dataclass, frozen_dataclass, options_dataclass
-from instep.scene import model as kinematics
 from instep.scene.folder import Scene
+from instep.scene.model import site_poses
+
+from .evaluation import action_bounds
 
 WIGGLE = 0.05
 """Most by which an actuator is moved to see what answers [rad, m or their rates]."""
@@ -92,27 +92,22 @@ def _answers(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> l
             words = f"{label!r} moves {joints[own]!r} in {first.name}, but {other!r} in {second.name}"
             found.append(ParityCheck("order", False, words))
             continue
-        ratio = float(b.far[i, own] / a.far[i, own]) if a.far[i, own] else 1.0
-        if ratio < 0:
+        far, soon = (float(y[i, own] / x[i, own]) if x[i, own] else 1.0 for x, y in ((a.far, b.far), (a.soon, b.soon)))
+        if far < 0:
             words = f"{label!r} moves {joints[own]!r} the other way in {second.name}"
             found.append(ParityCheck("sign", False, words))
-        elif abs(np.log(max(ratio, 1e-9))) > np.log1p(limits.answer):
-            words = f"{joints[own]!r} moves {ratio:.3g} times as far in {second.name} as in {first.name}{_hint(ratio)}"
+        elif _unlike(far, limits):
+            words = f"{joints[own]!r} moves {far:.3g} times as far in {second.name} as in {first.name}{_hint(far)}"
             found.append(ParityCheck("gain", False, words))
-        else:
-            found += _gain(first, second, (a.soon[i, own], b.soon[i, own]), joints[own], limits)
+        elif _unlike(soon, limits):
+            # A gain in other units moves a joint as far in the end, but not as fast.
+            words = f"{joints[own]!r} starts {soon:.3g} times as fast in {second.name} as in {first.name}"
+            found.append(ParityCheck("gain", False, f"{words}: its gains differ"))
     return found or [ParityCheck("order", True, "every actuator moves its own joint, as far and as fast in both")]
 
 
-def _gain(
-    first: ParityWorld, second: ParityWorld, soon: tuple[float, float], joint: str, limits: ParityLimits
-) -> list[ParityCheck]:
-    """A gain in other units moves a joint as far in the end, but not as fast."""
-    ratio = soon[1] / soon[0] if soon[0] else 1.0
-    if ratio > 0 and abs(np.log(ratio)) <= np.log1p(limits.answer):
-        return []
-    words = f"{joint!r} starts {ratio:.3g} times as fast in {second.name} as in {first.name}: its gains differ"
-    return [ParityCheck("gain", False, words)]
+def _unlike(ratio: float, limits: ParityLimits) -> bool:
+    return abs(np.log(max(ratio, 1e-9))) > np.log1p(limits.answer)
 
 
 @array_dataclass
@@ -144,31 +139,21 @@ def _responses(side: ParityWorld) -> _Response:
 
 def _sizes(side: ParityWorld) -> Array:
     """By how much to move each actuator: away from the nearer end of its range."""
-    low, high = _limits(side.scene)
+    low, high = action_bounds(side.scene)
     span = np.where(np.isfinite(high), high - low, 2.0)
     size = np.minimum(0.04 * span, WIGGLE)
     middle = np.where(np.isfinite(high), 0.5 * (low + high), np.inf)
     return np.where(side.scene.rest_action() > middle, -size, size)
 
 
-def _limits(scene: Scene) -> tuple[Array, Array]:
-    """The lowest and highest actions; huge where there is no limit."""
-    model = cast(Any, scene).model
-    low, high = np.array(model.actuator_ctrlrange, float).T
-    limited = np.array(model.actuator_ctrllimited) == 1
-    return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
-
-
 def _frames(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> list[ParityCheck]:
     """The tips must be in the same place for the same joints."""
     shared = [tip for tip in first.scene.tips if tip in second.scene.tips]
-    a_model, b_model = cast(Any, first.scene).model, cast(Any, second.scene).model
-    if not shared or a_model.nq != b_model.nq:
+    models = (first.scene.model, second.scene.model)
+    if not shared or models[0].nq != models[1].nq:
         return []
-    site_poses = cast(Any, kinematics).site_poses
     q = np.stack([first.scene.start(seed)[0] for seed in range(5)])
-    a = site_poses(a_model, q, shared)[..., :3]
-    b = site_poses(b_model, q, shared)[..., :3]
+    a, b = (site_poses(model, q, shared)[..., :3] for model in models)
     apart = np.linalg.norm(a - b, axis=-1).max(axis=0)
     worst = int(np.argmax(apart))
     ok = bool(apart[worst] <= limits.frame)
@@ -183,7 +168,7 @@ def _motion(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> li
     t, rng = np.arange(steps) * dt, np.random.default_rng((0, 0x9A21))
     # Away from the nearer end of each range, and back, each at a rate of its own.
     swing = 0.5 - 0.5 * np.cos(2 * np.pi * rng.uniform(0.6, 1.2, len(rest)) * t[:, None])
-    low, high = _limits(first.scene)
+    low, high = action_bounds(first.scene)
     size = _sizes(first)
     actions = np.clip(rest + size * swing, low, high)
     episode = rollout(first.sim, Script(actions), steps=steps)

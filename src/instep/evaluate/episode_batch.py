@@ -25,7 +25,6 @@ from instep.core.world import (
     World,
     array_dataclass,
     frozen_dataclass,
-    put,
     stack,
     take,
 )
@@ -137,20 +136,12 @@ def step_batch(world: World, state: State, action: Array, lost: Array) -> tuple[
     A diverged world continues as a copy of a sound one, so that the batch keeps its size.
     """
     while not lost.all():
+        sound = np.where(lost, np.argmin(lost), np.arange(len(lost)))
         try:
-            return world.step(*_parked(state, action, lost)), lost
+            return world.step(take(state, sound) if lost.any() else state, action[sound]), lost
         except Diverged as error:
             lost = lost | np.isin(np.arange(len(lost)), error.worlds)
     return state, lost
-
-
-def _parked(state: State, action: Array, lost: Array) -> tuple[State, Array]:
-    if not lost.any():
-        return state, action
-    rows, leader = np.flatnonzero(lost), int(np.argmin(lost))
-    action = action.copy()
-    action[rows] = action[leader]
-    return put(state, rows, take(state, np.full(len(rows), leader))), action
 
 
 def run_batch(
@@ -179,7 +170,7 @@ def run_batch(
         if log.over.all():
             break
     ended = log.close(state, seeds)
-    log.show(watch, state, {}, log.last_action)
+    log.show(watch, state, {}, np.zeros(0) if log.last is None else log.last)
     shown = [i for i, row in enumerate(ended) if not row.success][:keep]
     shown += [i for i, row in enumerate(ended) if row.success][:1]
     trajectories = (
@@ -236,12 +227,8 @@ class _BatchLog:
         self._score, self._speed = np.zeros(n), np.zeros(n)
         self._jump, self._beyond = np.zeros(n), np.zeros(n)
         self._digest = [""] * n
-        self._last: Array | None = None
+        self.last: Array | None = None
         self._times: list[float] = []
-
-    @property
-    def last_action(self) -> Array:
-        return np.zeros(0) if self._last is None else self._last
 
     def show(self, watch: Sequence[Watcher], state: State, seen: Observation, action: Array) -> None:
         if not watch:
@@ -256,13 +243,13 @@ class _BatchLog:
         if velocity is not None and velocity.size:
             fastest = np.abs(np.asarray(velocity, float)).max(axis=-1)
             self._speed = np.where(going, np.maximum(self._speed, fastest), self._speed)
-        if self._last is not None:
-            jump = np.abs(action - self._last).max(axis=-1)
+        if self.last is not None:
+            jump = np.abs(action - self.last).max(axis=-1)
             self._jump = np.where(going, np.maximum(self._jump, jump), self._jump)
         if self._bounds is not None:
             outside = ((action < self._bounds[0] - 1e-9) | (action > self._bounds[1] + 1e-9)).mean(axis=-1)
             self._beyond = self._beyond + np.where(going, outside, 0.0)
-        self._last = action
+        self.last = action
 
     def note(self, step: BatchStep) -> None:
         self._steps[~self.over] += 1
@@ -285,22 +272,12 @@ class _BatchLog:
             }
             done, which = len(times) == len(task.events), int(wrong[i])
             outcome: str = SUCCESS if done else task.failures[which] if which >= 0 else TIMEOUT
-            rows.append(
-                EpisodeResult(
-                    seed=int(seed),
-                    outcome=DIVERGED if self._strayed[i] else outcome,
-                    stage=list(times)[-1] if times else "",
-                    steps=int(self._steps[i]),
-                    seconds=float(self._steps[i] * dt),
-                    score=float(self._score[i]),
-                    speed=float(self._speed[i]),
-                    jump=float(self._jump[i]),
-                    beyond=float(self._beyond[i] / max(1, self._steps[i])),
-                    decide_ms=ms,
-                    events=times,
-                    digest=self._digest[i],
-                )
-            )
+            steps, beyond = int(self._steps[i]), float(self._beyond[i] / max(1, self._steps[i]))
+            outcome, stage = DIVERGED if self._strayed[i] else outcome, list(times)[-1] if times else ""
+            rows.append(EpisodeResult(
+                int(seed), outcome, stage, steps, float(steps * dt), float(self._score[i]), float(self._speed[i]),
+                float(self._jump[i]), beyond, ms, times, digest=self._digest[i],
+            ))  # fmt: skip
         return tuple(rows)
 
     def _end(self, state: State, which: Array) -> None:

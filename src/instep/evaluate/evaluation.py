@@ -280,15 +280,11 @@ def policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) ->
         return [PolicySpec(name, _maker(policy)) for name, policy in named.items()]
     if isinstance(policies, Sequence):
         return list(policies)
-    return [PolicySpec("policy", _always(policies))]
+    return [PolicySpec("policy", _maker(policies))]
 
 
 def _maker(policy: Any) -> MakePolicy:
-    return cast(MakePolicy, policy) if callable(policy) else _always(policy)
-
-
-def _always(policy: Policy) -> MakePolicy:
-    return lambda world: policy
+    return cast(MakePolicy, policy) if callable(policy) else lambda world: policy
 
 
 def _world_specs(worlds: Any) -> list[WorldSpec]:
@@ -407,16 +403,11 @@ def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeRes
     if n == 0:
         return PolicyComparison(Estimate(nan, -1.0, 1.0, 0), 0, 0, 1.0, inf, inf)
     same = equivalence(only_first, only_second, n, MARGIN)
+    evidence = float(sequential_test(np.array([float(a) - float(b) for a, b in pairs])).e[-1])
     return PolicyComparison(
-        paired_difference(only_first, only_second, n),
-        only_first,
-        only_second,
-        mcnemar(only_first, only_second).mid,
-        _needed(only_first, only_second, n),
-        same.needed,
-        same.equivalent,
-        float(sequential_test(np.array([float(a) - float(b) for a, b in pairs])).e[-1]),
-    )
+        paired_difference(only_first, only_second, n), only_first, only_second, mcnemar(only_first, only_second).mid,
+        _needed(only_first, only_second, n), same.needed, same.equivalent, evidence,
+    )  # fmt: skip
 
 
 def _needed(b: int, c: int, n: int) -> float:

@@ -57,20 +57,30 @@ from .evaluation import (
 Measure = Callable[[Sequence[EpisodeResult]], Estimate]
 """A number about the valid episodes of a policy in one world; there is at least one."""
 GROUP = "gates"
-_HERE = "instep.evaluate.policy_gate"
 GAP = "gap"
 """The one measure about two worlds: the difference of the success rates, start by start."""
-MEASURES = {
-    "success": f"{_HERE}:success_rate",
-    "seconds": f"{_HERE}:median_seconds",
-    "score": f"{_HERE}:mean_score",
-    "speed": f"{_HERE}:largest_speed",
-    "jump": f"{_HERE}:largest_jump",
-    "beyond": f"{_HERE}:largest_share_beyond",
-    "decide_ms": f"{_HERE}:median_decide_ms",
-    "diverged": f"{_HERE}:diverged_share",
+
+
+def _median(values: list[float], unit: str) -> Estimate:
+    return bootstrap(values, lambda x: np.median(x, axis=-1), unit=unit) if values else Estimate(nan, nan, nan, 0)
+
+
+def _largest(values: list[float]) -> Estimate:
+    """A safety limit is on the worst case, not on a mean."""
+    return Estimate(max(values), max(values), max(values), len(values))
+
+
+MEASURES: dict[str, Measure] = {
+    "success": lambda rows: wilson(sum(row.success for row in rows), len(rows)),
+    "seconds": lambda rows: _median([row.seconds for row in rows if row.success], "s"),
+    "score": lambda rows: bootstrap([row.score for row in rows]),
+    "speed": lambda rows: _largest([row.speed for row in rows]),
+    "jump": lambda rows: _largest([row.jump for row in rows]),
+    "beyond": lambda rows: _largest([row.beyond for row in rows]),
+    "decide_ms": lambda rows: _median([row.decide_ms for row in rows], "ms"),
+    "diverged": lambda rows: wilson(sum(row.outcome == DIVERGED for row in rows), len(rows)),
 }
-"""The measures that come with instep, and where each is defined."""
+"""The measures that come with instep, named after the fields of an episode."""
 
 
 @frozen_dataclass
@@ -264,7 +274,7 @@ def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation,
         return found
     for world in worlds:
         rows = [row for row in done.results[policy, world] if row.valid]
-        measure: Measure = extension(GROUP, rule.measure, MEASURES)
+        measure: Measure = MEASURES.get(rule.measure) or extension(GROUP, rule.measure, {})
         value = measure(rows) if rows else Estimate(nan, nan, nan, 0)
         found.append(_judge(rule, f"{rule.measure} in {world}", value, variation))
     return found
@@ -275,52 +285,6 @@ def _judge(rule: GateRule, name: str, value: Estimate, variation: str) -> GateCh
     kept = (rule.at_least is None or low >= rule.at_least) and (rule.at_most is None or high <= rule.at_most)
     limit = rule.words.partition(" ")[2] + (" for the whole interval" if rule.by == "bound" else "")
     return GateCheck(variation, name, kept, f"{value}; limit: {limit}", value)
-
-
-def success_rate(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Share of starts from which the task was done."""
-    return wilson(sum(row.success for row in rows), len(rows))
-
-
-def diverged_share(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Share of episodes in which the simulation diverged."""
-    return wilson(sum(row.outcome == DIVERGED for row in rows), len(rows))
-
-
-def median_seconds(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Median time to success [s]."""
-    times = [row.seconds for row in rows if row.success]
-    return bootstrap(times, lambda x: np.median(x, axis=-1), unit="s") if times else Estimate(nan, nan, nan, 0)
-
-
-def mean_score(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Mean score at the end."""
-    return bootstrap([row.score for row in rows])
-
-
-def median_decide_ms(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Median decision time of the policy, for one batch [ms]."""
-    return bootstrap([row.decide_ms for row in rows], lambda x: np.median(x, axis=-1), unit="ms")
-
-
-def largest_speed(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Largest speed of any joint [rad/s or m/s]."""
-    return _largest([row.speed for row in rows])
-
-
-def largest_jump(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Largest change of an action from one step to the next."""
-    return _largest([row.jump for row in rows])
-
-
-def largest_share_beyond(rows: Sequence[EpisodeResult]) -> Estimate:
-    """Largest share of actions outside the range of the actuators."""
-    return _largest([row.beyond for row in rows])
-
-
-def _largest(values: Sequence[float]) -> Estimate:
-    """A safety limit is on the worst case, not on a mean."""
-    return Estimate(max(values), max(values), max(values), len(values))
 
 
 def write_junit(path: Path, verdict: Verdict) -> Path:
@@ -339,17 +303,13 @@ def _suite(suites: ElementTree.Element, group: str, members: list[GateCheck]) ->
     _count(suite, members)
     for one in members:
         case = ElementTree.SubElement(suite, "testcase", classname=_clean(group), name=_clean(one.name))
-        if not one.passed:
-            failure = ElementTree.SubElement(case, "failure", message=_clean(one.words))
-            failure.text = _clean(one.words)
-        else:
-            ElementTree.SubElement(case, "system-out").text = _clean(one.words)
+        message = {} if one.passed else {"message": _clean(one.words)}
+        ElementTree.SubElement(case, "system-out" if one.passed else "failure", message).text = _clean(one.words)
 
 
 def _count(element: ElementTree.Element, members: list[GateCheck]) -> None:
-    element.set("tests", str(len(members)))
-    element.set("failures", str(sum(not one.passed for one in members)))
-    element.set("errors", "0")
+    failures = sum(not one.passed for one in members)
+    element.attrib |= {"tests": str(len(members)), "failures": str(failures), "errors": "0"}
 
 
 def _clean(text: str) -> str:
@@ -378,7 +338,7 @@ def _range(word: str, scene: Scene) -> Param:
 def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
     checked_table(entry, _RULE, f"[[rule]] of {name}")
     measure = str(entry.get("measure", ""))
-    known = (*extension_names(GROUP, MEASURES), GAP)
+    known = (*MEASURES, *extension_names(GROUP, {}), GAP)
     if measure not in known:
         raise UnknownName("measure", measure, known)
     rule = GateRule(**entry)
