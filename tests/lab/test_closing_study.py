@@ -20,7 +20,6 @@ from instep.lab.closing_trial import (
     NOMINAL,
     NOMINAL_FIRST,
     POSTERIOR,
-    POSTERIOR_ON_ROBOT,
     RANGES,
     UNTOUCHED,
     USUAL,
@@ -98,19 +97,6 @@ def test_robots_that_are_done_are_kept(tmp_path):
         run_closing(replace(PLAN, budget=replace(TINY, starts=2)), here)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("on", ["processes:2", "ray"])
-def test_returns_are_the_same_bit_by_bit_in_other_processes_and_on_ray(tmp_path, on):
-    from instep.app.cluster import open_map
-
-    if on == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed: pip install 'instep[cluster]'")
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    with open_map(on) as mapped:
-        assert run_closing(PLAN, tmp_path / "there", map=mapped).digest == run_closing(PLAN, tmp_path / "here").digest
-
-
 def test_the_command_writes_a_page_with_the_advice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     budget = ["--starts", "1", "--seconds", "0.4", "--generations", "1", "--population", "4", "--samples", "1"]
@@ -150,20 +136,6 @@ def test_every_other_recording_has_small_sines_in_its_commands():
     assert np.abs(first.action - plain[0].action).max() > 0.1 * limit.min()
     low, high = kind.setup.trained.residual.bounds
     assert ((first.action >= low) & (first.action <= high)).all()
-
-
-def test_sines_in_commands_show_the_damping_that_the_task_alone_does_not():
-    setup = TrainingSetup.of(Scene.load("so101"), "track", "expert")
-    planted = 0.35
-    true = replace(setup.world, world=setup.world.world.tuned({"joint.*.damping": planted, "actuator.*.kv": 2.0}))
-    params = [Param("joint.*.damping", 0.3, 1.2, True), Param("actuator.*.kp", 500.0, 2000.0, True)]
-    options = EnsembleOptions(members=32, windows=8)
-    off: list[float] = []
-    for added in (np.zeros((120, 2, 6)), excitation(setup.trained.residual.limit, 2, 120, 0.02, 1)):
-        episodes = recorded(true, setup.trained.fixed, added, setup.trained.residual.bounds)
-        found = estimates(ensemble_posterior(setup.world.world, episodes, params, options))
-        off.append(abs(np.log(found["joint.*.damping"].value / planted)))
-    assert off[1] < off[0]
 
 
 def test_a_planted_delay_lies_in_the_ensemble_posterior():
@@ -206,23 +178,6 @@ def test_hand_ranges_hold_the_scenes_own_values():
     found = {param.address: param for param in hand_ranges(Scene.load("so101"))}
     assert set(found) >= {"joint.*.damping", "actuator.*.kp", "action.delay"}
     assert found["joint.*.damping"].low < 0.6 < found["joint.*.damping"].high
-
-
-def test_a_delta_action_fine_tunes_what_was_trained_in_the_scene(tmp_path):
-    budget = replace(TINY, seconds=0.8, delta_windows=4)
-    plan = replace(PLAN, techniques=(UNTOUCHED, DELTA), budget=budget)
-    seen: list[str] = []
-    study = run_closing(plan, tmp_path, watch=seen.append)
-    assert seen[0] == f"training: {NOMINAL_FIRST}"
-    assert 60 * study.computer_minutes(DELTA) > study.shared[NOMINAL_FIRST].seconds > 0
-
-
-def test_what_two_techniques_share_is_counted_for_each_of_them(tmp_path):
-    plan = replace(PLAN, techniques=(UNTOUCHED, POSTERIOR, POSTERIOR_ON_ROBOT))
-    study = run_closing(plan, tmp_path)
-    for found in study.robots.values():
-        assert found[POSTERIOR_ON_ROBOT].computer_s > found[POSTERIOR].computer_s > 0
-        assert found[POSTERIOR_ON_ROBOT].robot_s > found[POSTERIOR].robot_s > 0
 
 
 def test_the_tracking_error_of_a_reach_is_the_distance_of_the_tip_which_counts_on_after_the_end():

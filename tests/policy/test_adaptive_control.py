@@ -16,10 +16,8 @@ from instep.policy.adaptive_kernels import (
     FIRST_PAUSE_S,
     HELPED,
     POSITION,
-    Servos,
     Supervision,
     SupervisionRules,
-    filter_columns,
     limit_compensation,
     update_estimate,
     watch_joints,
@@ -197,22 +195,6 @@ def test_the_regressors_of_a_payload_are_its_torques(model):
     # 0.4 kg more with the same centre: mass 0.4, moment 0.05 along x. Its own inertia is left out, and does not change.
     expected = torques[0] - torques[1]
     assert found @ np.array([0.4, 0.05, 0.0, 0.0]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-def test_filtered_columns_agree_with_the_implicit_step_of_numpy():
-    rng = np.random.default_rng(1)
-    root, x, w, force = rng.normal(size=(3, 3)), *rng.normal(size=(3, 3, 5))
-    inertia, damping, stiffness, dt = (
-        root @ root.T + np.eye(3),
-        np.array([1.0, 2.0, 0.5]),
-        np.array([9.0, 4.0, 6.0]),
-        0.01,
-    )
-    left = inertia + dt * np.diag(damping) + dt * dt * np.diag(stiffness)
-    rate = np.linalg.solve(left, inertia @ w + dt * (force - stiffness[:, None] * x))
-    place = x + dt * rate
-    found = filter_columns(inertia, Servos(stiffness, damping, damping, damping), force, x, w, dt)
-    assert np.allclose(found[1], rate) and np.allclose(found[0], place)
 
 
 def test_the_estimate_is_that_of_a_kalman_filter():

@@ -98,12 +98,6 @@ def test_the_chunks_of_a_policy_are_found_for_serving():
     assert single.infer({"observation.state": np.ones((1, 1))}).shape == (1, 1, 1)
 
 
-def test_all_actions_of_a_chunk_are_executed_where_no_number_is_given():
-    counter = Counter(3)
-    assert play(Chunked(counter), 7) == [0, 1, 2, 300, 301, 302, 600]
-    assert counter.asked == [0, 3, 6]
-
-
 def test_only_policies_that_infer_chunks_can_infer_in_the_background():
     spec = Spec(0.02, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"), {})
     with closing(AsyncChunked.of(Chunked(Counter()), spec)) as policy:

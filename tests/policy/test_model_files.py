@@ -19,6 +19,8 @@ from instep.policy.chunking import Chunked
 from instep.policy.model_files import (
     NetworkClient,
     NetworkInput,
+    lerobot_client,
+    lerobot_map,
     lerobot_policy,
     matched_inputs,
     onnx_policy,
@@ -26,13 +28,14 @@ from instep.policy.model_files import (
     stable_baselines_policy,
     torchscript_policy,
 )
-from instep.policy.policy_map import PolicyMap, VectorEntry
+from instep.policy.policy_map import MappedPolicy, PolicyMap, VectorEntry, default_map
 from instep.policy.policy_specs import policy_kind
 from onnx_files import write_onnx
 
 IMAGE = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")
 STATE = vector(["a", "b"], "rad")
 SPEC = Spec(0.02, STATE, vector(["a", "b"], "rad/s"), STATE, {"observation.state": STATE})
+IMAGES = SPEC.with_observations({"observation.images.top": IMAGE})
 WIDE = SPEC.with_observations({"observation.velocity": vector(["a", "b"], "rad/s"), "observation.images.top": IMAGE})
 SEEN = {"observation.state": np.array([0.5, -0.25])}
 MAP = """
@@ -286,33 +289,20 @@ def test_a_lerobot_checkpoint_needs_lerobot(tmp_path, monkeypatch):
         lerobot_policy(str(folder), SPEC)
 
 
-def test_a_lerobot_checkpoint_infers_chunks(lerobot, torch, tmp_path):
-    from lerobot.configs.types import FeatureType, PolicyFeature
-    from lerobot.policies.act.configuration_act import ACTConfig
-    from lerobot.policies.act.modeling_act import ACTPolicy
-    from lerobot.policies.factory import make_pre_post_processors
+def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
+    class Contract(torch.nn.Module):
+        def reset(self) -> None:
+            self.calls = 0
 
-    feature = PolicyFeature(FeatureType.STATE, (2,))
-    world = PolicyFeature(FeatureType.ENV, (2,))
-    config = ACTConfig(
-        input_features={"observation.state": feature, "observation.environment_state": world},
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (2,))},
-        chunk_size=5, n_action_steps=5, dim_model=16, n_heads=2, dim_feedforward=16, n_encoder_layers=1,
-        n_vae_encoder_layers=1, device="cpu",
-    )  # fmt: skip
-    ACTPolicy(config).save_pretrained(tmp_path)
-    names = ("observation.state", "observation.environment_state", "action")
-    stats = {name: {"mean": torch.zeros(2), "std": torch.ones(2)} for name in names}
-    for part in make_pre_post_processors(config, dataset_stats=stats):
-        part.save_pretrained(tmp_path)
-    spec = SPEC.with_observations({"observation.environment_state": vector(["x", "y"], "m")})
-    (tmp_path / "map.toml").write_text(
-        "[[state]]\nkey = 'observation.state'\njoints = ['a', 'b']\n"
-        "[[state]]\nkey = 'observation.environment_state'\njoints = ['x', 'y']\n"
-        "[[action]]\nkey = 'action'\njoints = ['a', 'b']\n"
-    )
-    policy = lerobot_policy(str(tmp_path), spec, tmp_path / "map.toml")
-    assert isinstance(policy, Chunked)
-    seen = {**SEEN, "observation.environment_state": np.zeros(2)}
+        def select_action(self, batch):
+            assert batch["observation.images.top"].shape[1:] == (3, 4, 6)
+            assert float(batch["observation.images.top"].max()) == 1.0
+            return batch["observation.state"] + 1
+
+    mapped = lerobot_map(IMAGES, default_map(IMAGES, "go"))
+    policy = Chunked(MappedPolicy(lerobot_client(Contract(), mapped), mapped, IMAGES))
     policy.reset()
-    assert policy.policy.infer(seen).shape == (5, 2) and policy.act(seen).shape == (2,)
+    seen = {**SEEN, "observation.images.top": np.full((4, 6, 3), 255, np.uint8)}
+    assert np.allclose(policy.act(seen), [1.5, 0.75], atol=1e-6)
+    policy.reset()
+    assert policy.act({name: np.stack([value] * 2) for name, value in seen.items()}).shape == (2, 2)

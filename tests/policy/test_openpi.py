@@ -1,11 +1,10 @@
-"""Policies behind servers: openpi and GR00T, both sides of the wire."""
+"""Policies behind servers that speak openpi, both sides of the wire, and maps of their names."""
 
 from __future__ import annotations
 
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -14,18 +13,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
-from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
+from instep import BadInput, LinkLost, UnknownName
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.chunking import Chunked
-from instep.policy.groot import GrootClient, groot_policy
 from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy, pack, unpack
 from instep.policy.policy_map import ImageEntry, MappedPolicy, PolicyMap, VectorEntry, default_map, padded, read_map
-from instep.policy.policy_specs import FunctionPolicy, as_policy
-from instep.policy.task_experts import expert_of
-from instep.scene.folder import Scene
-from instep.scene.tasks import task_of
-from instep.scene.tasks.task import Tasked
 
 pytestmark = pytest.mark.realtime
 
@@ -75,17 +67,6 @@ def test_a_served_policy_is_the_policy():
         assert alone.act(seen()).shape == (3,)
 
 
-def test_an_expert_behind_the_wire_does_what_it_does_in_this_process():
-    scene = Scene.load("pusht")
-    world = Tasked(MujocoWorld(scene), task_of(scene))
-    expert = expert_of(world.task, scene)
-    here = rollouts(world, expert, seeds=[0, 1], steps=25)
-    with PolicyServer(expert, world.spec, token="t") as server:
-        there = rollouts(world, openpi_policy(server.address, world.spec, token="t"), seeds=[0, 1], steps=25)
-    for a, b in zip(here, there, strict=True):
-        assert np.allclose(a.q, b.q, atol=2e-4), "single precision on the wire"
-
-
 def test_the_server_speaks_first_and_says_what_it_expects():
     with (
         PolicyServer(Echo(), SPEC, token="s") as server,
@@ -97,16 +78,6 @@ def test_the_server_speaks_first_and_says_what_it_expects():
         reply = unpack(socket.recv(timeout=5))
         assert reply["actions"].shape == (3, 3) and reply["actions"].dtype == np.float32
         assert reply["server_timing"]["infer_ms"] >= 0
-
-
-def test_healthz_answers_without_a_token():
-    import urllib.request
-
-    with (
-        PolicyServer(Echo(), SPEC, token="secret") as server,
-        urllib.request.urlopen(server.address.replace("ws", "http") + "/healthz", timeout=5) as page,  # noqa: S310
-    ):
-        assert page.status == 200 and page.read() == b"OK\n"
 
 
 @pytest.mark.parametrize(
@@ -311,182 +282,3 @@ def test_a_missing_camera_or_joint_is_named():
         PolicyMap((), (VectorEntry("actions", ("a", "b", "c")),)).actions(
             {"actions": np.zeros((1, 3))}, seen(), SPEC, None
         )
-
-
-GROOT = """
-release = "{release}"
-prompt = "hand it over"
-[[state]]
-key = "state>arm"
-joints = ["a", "b"]
-[[state]]
-key = "state>hand"
-joints = ["grip"]
-[[image]]
-camera = "top"
-key = "video>cam"
-[[action]]
-key = "arm"
-joints = ["a", "b"]
-[[action]]
-key = "hand"
-joints = ["grip"]
-"""
-
-
-def npy(array: Array) -> dict[str, object]:
-    from io import BytesIO
-
-    stream = BytesIO()
-    np.save(stream, array)
-    return {"__ndarray_class__": True, "as_npy": stream.getvalue()}
-
-
-def packed_numpy(array: Array) -> dict[bytes, object]:
-    return {b"nd": True, b"type": array.dtype.str, b"kind": b"", b"shape": list(array.shape), b"data": array.tobytes()}
-
-
-class GrootPeer:
-    """A server as the releases write it: it reads only the layout of its release."""
-
-    def __init__(self, release: str, layout: str, mark: str):
-        self.release, self.layout, self.mark = release, layout, mark
-        self.requests: list[dict] = []
-
-    def answer(self, raw: bytes) -> bytes:
-        request = msgpack.unpackb(raw)
-        self.requests.append(request)
-        endpoint = request.get("endpoint", "get_action")
-        if endpoint == "ping":
-            return msgpack.packb({"status": "ok", "message": "Server is running"})
-        if endpoint == "get_modality_config":
-            return msgpack.packb({"video": {self.mark: True, "as_json": "{}"}} if self.mark else {"video": {}})
-        if endpoint == "reset":
-            return msgpack.packb({})
-        unread = b"as_npy" in raw if self.layout == "msgpack-numpy" else b"\xc4\x02nd" in raw
-        if unread:
-            return msgpack.packb({"error": "'dict' object has no attribute 'shape'"})
-        arm, hand = np.arange(8, dtype="f4").reshape(4, 2), np.full((4, 1), 0.03, "f4")
-        write = npy if self.layout == "as_npy" else packed_numpy
-        if self.release == "n1.5":
-            assert {"state.arm", "video.cam", "annotation.human.action.task_description"} <= set(request["data"])
-            return msgpack.packb({"action.arm": write(arm), "action.hand": write(hand)})
-        n = len(request["data"]["observation"]["language"]["annotation.human.action.task_description"])
-        actions = {"arm": write(np.stack([arm + i for i in range(n)])), "hand": write(np.stack([hand] * n))}
-        return msgpack.packb([actions, {"took": 1.0}])
-
-
-@contextmanager
-def groot(release: str, layout: str, mark: str, tmp_path: Path):
-    import zmq
-
-    context = zmq.Context.instance()
-    socket = context.socket(zmq.REP)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    server, running = GrootPeer(release, layout, mark), [True]
-
-    def loop():
-        while running[0]:
-            if socket.poll(50):
-                socket.send(server.answer(socket.recv()))
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    path = tmp_path / "groot.toml"
-    path.write_text(GROOT.format(release=release))
-    try:
-        yield server, f"tcp://127.0.0.1:{port}", path
-    finally:
-        running[0] = False
-        thread.join()
-        socket.close(linger=0)
-
-
-@pytest.mark.parametrize(
-    ("release", "layout", "mark"),
-    [
-        ("n1.5", "as_npy", "__ModalityConfig_class__"),
-        ("n1.6", "as_npy", "__ModalityConfig_class__"),
-        ("n1.7", "as_npy", "__ModalityConfig_class__"),
-        ("n1.7", "msgpack-numpy", "__ModalityConfig__"),
-        ("n1.7", "msgpack-numpy", ""),
-    ],
-)
-def test_every_release_of_groot_is_spoken(release, layout, mark, tmp_path, zmq):
-    with groot(release, layout, mark, tmp_path) as (server, address, path):
-        policy = groot_policy(address, SPEC, path)
-        policy.reset()
-        action = policy.act(seen(3))
-        rows = 0 if release == "n1.5" else np.arange(3)
-        assert np.allclose(action[:, 0], 0 + rows) and np.allclose(action[:, 2], 0.03)
-        assert np.allclose(policy.act(seen(3))[:, 1], 3 + rows)
-        asked = [r for r in server.requests if r["endpoint"] == "get_action"]
-        if release != "n1.5":
-            assert len(asked) <= 2, "a batch goes in one request"
-            assert asked[-1]["data"]["observation"]["language"] == {
-                "annotation.human.action.task_description": [["hand it over"]] * 3
-            }
-
-
-def test_a_groot_server_that_is_silent_is_given_up_and_can_be_asked_again(tmp_path, zmq):
-    socket = zmq.Context.instance().socket(zmq.REP)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    client = GrootClient(f"tcp://127.0.0.1:{port}", timeout=0.2)
-    with pytest.raises(LinkLost, match=r"did not answer within 0\.2 s"):
-        client.ping()
-    socket.recv()
-    socket.send(msgpack.packb({"status": "ok"}))
-
-    def later():
-        socket.recv()
-        socket.send(msgpack.packb({"status": "ok", "message": ""}))
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    client = GrootClient(f"tcp://127.0.0.1:{port}", timeout=3)
-    assert client.ping(), "the socket was rebuilt"
-    thread.join()
-    client.close()
-    socket.close(linger=0)
-
-
-def test_what_groot_cannot_be_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="N1 sends pickles"):
-        GrootClient("tcp://127.0.0.1:5555", "n1")
-    with pytest.raises(BadInput, match="tcp://HOST:PORT was expected"):
-        GrootClient("ws://127.0.0.1:5555")
-
-
-def test_a_groot_server_with_names_of_its_own_needs_a_map(tmp_path, zmq):
-    with (
-        groot("n1.6", "as_npy", "__ModalityConfig_class__", tmp_path) as (_, address, _path),
-        pytest.raises(BadInput, match="needs a map of its groups of joints"),
-    ):
-        groot_policy(address, SPEC)
-
-
-def test_functions_classes_and_policies_are_policies():
-    assert isinstance(as_policy(lambda seen: np.zeros(3)), FunctionPolicy)
-    policy = Chunked(Echo(), 1)
-    assert as_policy(policy) is policy
-    with pytest.raises(BadInput, match="neither a function nor"):
-        as_policy(3)
-
-
-def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
-    from instep.policy.model_files import lerobot_client, lerobot_map
-
-    class Contract(torch.nn.Module):
-        def reset(self) -> None:
-            self.calls = 0
-
-        def select_action(self, batch):
-            assert batch["observation.images.top"].shape[1:] == (3, 4, 6)
-            assert float(batch["observation.images.top"].max()) == 1.0
-            return batch["observation.state"] + 1
-
-    mapped = lerobot_map(SPEC, default_map(SPEC, "go"))
-    policy = Chunked(MappedPolicy(lerobot_client(Contract(), mapped), mapped, SPEC))
-    policy.reset()
-    assert np.allclose(policy.act(seen(2)), seen(2)["observation.state"] + 1, atol=1e-6)
-    assert np.allclose(policy.act(seen()), seen()["observation.state"] + 1, atol=1e-6)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
-from instep.policy.flow_policy import POSES, PolicyInputs
+from instep.policy.flow_policy import POSES
 from instep.scene.tasks.manipulation_tasks import heading
 
 POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
@@ -102,14 +101,6 @@ def test_a_policy_acts_on_the_estimated_pose(learned):
     assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), "a pose is not used"
 
 
-def test_a_world_without_the_camera_is_refused(learned):
-    from instep.policy.flow_policy import load_policy
-
-    bare = replace(BLIND, observation={"observation.state": SPEC.observation["observation.state"]})
-    with pytest.raises(BadInput, match="no camera named 'top'"):
-        load_policy(learned, bare)
-
-
 @pytest.mark.parametrize("lost", ["pose.nets.0.conv.0.weight", "scale.pose_mean"])
 def test_weights_of_another_policy_are_refused(learned, tmp_path, lost):
     from instep.policy.flow_policy import load_policy, read_policy, save_policy
@@ -118,16 +109,6 @@ def test_weights_of_another_policy_are_refused(learned, tmp_path, lost):
     save_policy(tmp_path, description, {name: value for name, value in tensors.items() if name != lost})
     with pytest.raises(BadInput, match="they are not of this policy"):
         load_policy(tmp_path, BLIND)
-
-
-def test_the_estimated_body_survives_the_file_of_the_policy(options):
-    from instep.policy.training import describe_policy
-
-    description = describe_policy([pushed(0)], options)
-    assert description.inputs.estimated_body == "block" and description.inputs.channels[POSES] == tuple(POSE)
-    assert PolicyInputs.from_json(json.loads(json.dumps(asdict(description.inputs)))) == description.inputs
-    old = {k: v for k, v in asdict(description.inputs).items() if k != "estimated_body"}
-    assert PolicyInputs.from_json(old).estimated_body == "", "a policy without an estimated body observes its poses"
 
 
 def test_the_network_learns_from_poses_with_noise(options):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld, rollouts, stack
-from instep.core.poses import matrix_from_quat
 from instep.policy.push_expert import (
     EndEffector,
     friction_radius,
@@ -100,14 +99,3 @@ def test_inverse_kinematics_put_an_end_effector_at_its_pose():
     moved = q.copy()
     moved[tip.joints] += step
     assert np.allclose(tip.kinematics(moved)[0] - at, jacobian[:3] @ step, atol=1e-8)
-
-
-def test_the_rotation_between_two_frames_turns_one_into_the_other():
-    a = matrix_from_quat(np.array([0.5, 0.5, 0.5, 0.5]))
-    b = matrix_from_quat(np.array([1.0, 0.0, 0.0, 0.0]))
-    vector = rotation_between(a, b)
-    angle = np.linalg.norm(vector)
-    x, y, z = vector / angle
-    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    rotated = (np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross) @ a
-    assert np.allclose(rotated, b)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
@@ -156,29 +155,6 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(BadInput, match="other options"):
         train(episodes, tmp_path / "parts", replace(options, learning_rate=1e-4))
-
-
-@pytest.mark.gpu
-def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path, cuda):
-    from instep.policy.training import TrainOptions, train
-
-    options = TrainOptions(
-        steps=40, checkpoint_every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, learning_rate=1e-3
-    )
-    episodes = [towards(seed, 20) for seed in range(6)]
-    here = read_weights(train(episodes, tmp_path / "cpu", options) / "weights.safetensors")
-    there = read_weights(train(episodes, tmp_path / "cuda", replace(options, device="cuda")) / "weights.safetensors")
-    # The draws are the same; sums run in another order.
-    assert all(np.allclose(here[name], there[name], atol=2e-3) for name in here)
-
-
-def test_a_checkpoint_is_judged(tmp_path, torch):
-    from instep.policy.training import TrainOptions, train
-
-    options = TrainOptions(steps=20, checkpoint_every=10, batch=8, width=8, blocks=1, horizon=4, execute=2, threads=1)
-    reports = []
-    train([towards(0)], tmp_path, options, evaluate=lambda folder: 0.25, progress=reports.append)
-    assert [(s.step, s.success) for s in reports] == [(10, 0.25), (20, 0.25)]
 
 
 def test_a_policy_learns_from_images_where_things_are(tmp_path, torch):
@@ -330,16 +306,6 @@ def test_weights_that_are_not_finite_are_refused(learned, tmp_path):
     write_weights(tmp_path / "weights.safetensors", tensors)
     with pytest.raises(BadInput, match=r"'net.output.bias' of weights.safetensors is not finite"):
         load_policy(tmp_path, SPEC)
-
-
-def test_weights_are_read_by_safetensors_and_read_what_it_writes(tmp_path):
-    tensors = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.array([1, 2], "i8"), "c": np.float32(3)}
-    write_weights(tmp_path / "ours", {k: np.asarray(v) for k, v in tensors.items()})
-    back = load_file(tmp_path / "ours.safetensors" if (tmp_path / "ours.safetensors").exists() else tmp_path / "ours")
-    assert all(np.array_equal(back[k], v) for k, v in tensors.items())
-    arrays = {k: np.asarray(v) for k, v in tensors.items()}
-    save_file(arrays, tmp_path / "theirs", metadata={"format": "np"})
-    assert all(np.array_equal(read_weights(tmp_path / "theirs")[k], v) for k, v in tensors.items())
 
 
 def forged(header: object, data: bytes = b"", size: int | None = None) -> bytes:

@@ -260,10 +260,10 @@ def _read_shared(path: Path) -> SharedTraining:
 
 def _read_robot(path: Path) -> dict[str, TechniqueResult]:
     with parsing(path, "a robot that was kept"):
-        return {
-            name: TechniqueResult(**{key: tuple(value) if is_list(value) else value for key, value in entry.items()})
-            for name, entry in read_json_table(path).items()
-        }
+        found: dict[str, dict[str, Any]] = read_json_table(path)
+        for entry in found.values():
+            entry |= {key: tuple(value) for key, value in entry.items() if is_list(value)}
+        return {name: TechniqueResult(**entry) for name, entry in found.items()}
 
 
 def _check(plan: ClosingPlan) -> None:

@@ -1,4 +1,4 @@
-"""GR00T's ZMQ protocol: a client and a server of policies, for the releases N1.5 to N1.7.
+"""GR00T's ZMQ protocol: a client and a server of policies, for the releases N1.6 and N1.7.
 
 The server listens on loopback by default, takes a token, checks every message before it is decoded into arrays, and
 sends no tracebacks. The endpoint `kill` is refused: whoever started the server ends it.
@@ -7,19 +7,18 @@ sends no tracebacks. The endpoint `kill` is refused: whoever started the server 
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
 from instep.core.imports import optional_library
-from instep.core.reading import is_array, is_list, is_mapping, is_sequence, is_table, parse_json
+from instep.core.reading import is_array, is_list, is_mapping, is_sequence, is_table
 from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Policy, Spec
 
@@ -28,53 +27,42 @@ from .openpi import MAX_BYTES, Layout, pack, unpack
 from .policy_map import MappedPolicy, PolicyMap, checked_map, default_map, read_map
 
 REPLY_TIMEOUT_S = 15.0
-"""Longest time to wait for an answer [s], as GR00T documents it (N1.5 and N1.6 never apply theirs)."""
-Release = Literal["n1.5", "n1.6", "n1.7"]
+"""Longest time to wait for an answer [s], as GR00T documents it (N1.6 never applies its own)."""
 LANGUAGE_KEY = "annotation.human.action.task_description"
 """GR00T's own name for the instruction."""
 LAYOUTS: tuple[Layout, Layout] = ("as_npy", "msgpack-numpy")
-"""Layouts of arrays; N1.7 of May 2026 reads only the newer one, and answers the older one with an error."""
+"""Layouts of arrays; N1.7 of May 2026 reads only the second one, and answers the first one with an error."""
 
 
 class GrootClient:
     """Requests and replies, one at a time. A late reply closes the socket: a ZMQ REQ socket cannot send again."""
 
-    def __init__(self, address: str, release: Release = "n1.6", *, token: str = "", timeout: float = REPLY_TIMEOUT_S):
+    def __init__(self, address: str, *, token: str = "", timeout: float = REPLY_TIMEOUT_S):
         if not address.startswith(("tcp://", "ipc://", "inproc://")):
             raise BadInput(f"{address!r} is not an address of a GR00T server; tcp://HOST:PORT was expected.")
-        if release not in ("n1.5", "n1.6", "n1.7"):
-            raise BadInput(
-                f"GR00T release {release!r} is not known: n1.5, n1.6 and n1.7 are. N1 sends pickles, which are refused."
-            )
-        self._address, self._release, self._token, self._timeout = address, release, token, timeout
+        self._address, self._token, self._timeout = address, token, timeout
         self._socket: Any = None
-        self._layout = LAYOUTS[0]
+        self._layout: Layout | None = None
 
     def ping(self) -> bool:
         """Whether the server answers."""
         return self._call("ping", None).get("status") == "ok"
 
     def reset(self) -> None:
-        """Tell the server that an episode begins; N1.5 has no such message."""
-        if self._release != "n1.5":
-            self._call("reset", {"options": None})
+        """Tell the server that an episode begins."""
+        self._call("reset", {"options": None})
 
     def modalities(self) -> dict[str, list[str]]:
         """The names of cameras (video), groups of joints (state, action) and instructions of the server."""
         reply, found = self._call("get_modality_config", None), dict[str, list[str]]()
         for kind, config in (reply if is_table(reply) else {}).items():
             given = config.get("as_json") if is_table(config) else None
-            if isinstance(given, str):
-                given = parse_json(given, f"the description of {str(kind)[:80]!r} by {self._address}")
             keys = given.get("modality_keys") if is_table(given) else None
             found[str(kind)] = [str(key) for key in keys] if is_list(keys) else []
         return found
 
     def infer(self, requests: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
-        """One answer per request; from N1.6 on all of them in one call."""
-        if self._release == "n1.5":
-            replies = [self._call("get_action", _flattened(request)) for request in requests]
-            return [{str(key).removeprefix("action."): value for key, value in one.items()} for one in replies]
+        """One answer per request, all of them in one call."""
         reply = self._call("get_action", {"observation": _stacked(requests), "options": None})
         n = len(requests)
         actions: object = reply[0] if is_sequence(reply) and reply else reply
@@ -92,22 +80,20 @@ class GrootClient:
             self._socket = None
 
     def _call(self, endpoint: str, data: dict[str, Any] | None) -> Any:
-        reply = self._reply(endpoint, data)
-        refused = is_table(reply) and "error" in reply
-        if refused and endpoint == "get_action" and self._release == "n1.7" and self._layout == LAYOUTS[0]:
-            self._layout = LAYOUTS[1]
-            return self._call(endpoint, data)
-        if refused:
-            raise BadInput(f"The policy server at {self._address} refused: {str(reply['error'])[:300]}")
-        return reply
+        known = self._layout is not None or endpoint != "get_action"
+        for layout in (self._layout or LAYOUTS[0],) if known else LAYOUTS:
+            reply = self._reply({"endpoint": endpoint, "data": data, "api_token": self._token or None}, layout)
+            if not (is_table(reply) and "error" in reply):
+                self._layout = layout if endpoint == "get_action" else self._layout
+                return reply
+        raise BadInput(f"The policy server at {self._address} refused: {str(reply['error'])[:300]}")
 
-    def _reply(self, endpoint: str, data: dict[str, Any] | None) -> Any:
+    def _reply(self, request: dict[str, Any], layout: Layout) -> Any:
         import zmq
 
-        request = {"endpoint": endpoint, "data": data, "api_token": self._token or None}
         socket = self._connected()
         try:
-            socket.send(pack({key: value for key, value in request.items() if value is not None}, self._layout))
+            socket.send(pack({key: value for key, value in request.items() if value is not None}, layout))
             raw = socket.recv()
         except zmq.Again:
             self.close()
@@ -139,8 +125,7 @@ def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, toke
     A server whose groups are those of `default_groot_map`, as `GrootServer` has them, needs no map.
     """
     mapped = default_groot_map(spec) if map_file is None else checked_map(read_map(map_file), spec)
-    release: Any = mapped.release or "n1.6"
-    client = GrootClient(address, release, token=token)
+    client = GrootClient(address, token=token)
     if not client.ping():
         raise LinkLost(f"What answers at {address} is not a GR00T server.")
     if map_file is None:
@@ -170,18 +155,8 @@ def _check_groups(mapped: PolicyMap, known: Mapping[str, list[str]]) -> None:
     )
 
 
-def _flattened(request: dict[str, Any]) -> dict[str, Any]:
-    """N1.5: 'video.<camera>' and 'state.<group>' with an axis of time, sentences in a list."""
-    out: dict[str, Any] = {}
-    for kind, group in request.items():
-        for name, value in group.items():
-            key = name if kind == "language" else f"{kind}.{name}"
-            out[key] = [value] if isinstance(value, str) else value[None]
-    return out
-
-
 def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """N1.6 and N1.7: nested groups with axes of batch and time."""
+    """Nested groups with axes of batch and time."""
     out: dict[str, Any] = {}
     for kind, group in requests[0].items():
         out[kind] = {}
@@ -254,11 +229,7 @@ class GrootServer:
         keys["language"] = [LANGUAGE_KEY]
         keys["action"] = [entry.key for entry in self._map.action]
         configs = {name: {"delta_indices": [0], "modality_keys": found} for name, found in keys.items()}
-        text = self._map.release == "n1.5"  # where the configuration is a text in the message
-        return {
-            name: {"__ModalityConfig_class__": True, "as_json": json.dumps(c) if text else c}
-            for name, c in configs.items()
-        }
+        return {name: {"__ModalityConfig_class__": True, "as_json": config} for name, config in configs.items()}
 
     def _serve(self) -> None:
         """Answer requests in the order in which they come, until the server is closed."""
@@ -298,9 +269,7 @@ class GrootServer:
                 f"There is no endpoint {str(endpoint)[:40]!r} with such data here; get_action, get_modality_config, "
                 "ping and reset are."
             )
-        if "observation" in data:
-            return [self._acted(_from_nested(data["observation"])), {}]
-        return {f"action.{name}": chunk[0] for name, chunk in self._acted([_from_flat(data)]).items()}
+        return [self._acted(_unstacked(data.get("observation"))), {}]
 
     def _acted(self, requests: list[dict[str, Any]]) -> dict[str, Array]:
         """Chunks of actions [batch, horizon, joints] by group, for one request of each world."""
@@ -310,18 +279,8 @@ class GrootServer:
         return chunks if len(seen) > 1 else {name: value[None] for name, value in chunks.items()}
 
 
-def _from_flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """N1.5: 'video.<camera>' [time, ...] and 'state.<group>' [time, ...] as nested groups without time."""
-    out: dict[str, Any] = {name: {} for name in MODALITIES}
-    for key, value in data.items():
-        kind, _, name = str(key).partition(".")
-        if kind in ("video", "state"):
-            out[kind][name] = _newest(value, key, 0)
-    return out
-
-
-def _from_nested(observation: object) -> list[dict[str, Any]]:
-    """N1.6 and N1.7: groups [batch, time, ...], as one nested request for each world of the batch."""
+def _unstacked(observation: object) -> list[dict[str, Any]]:
+    """Groups [batch, time, ...] as one nested request for each world of the batch."""
     if not is_table(observation):
         raise BadInput(
             f"An observation must be a map of video, state and language, not a {type(observation).__name__}."
@@ -333,14 +292,14 @@ def _from_nested(observation: object) -> list[dict[str, Any]]:
     if len(sizes) != 1:
         raise BadInput(f"The arrays of an observation hold {sorted(sizes)} worlds; all must hold the same number.")
     return [
-        {kind: {k: _newest(v, f"{kind}.{k}", 1)[row] for k, v in group.items()} for kind, group in groups.items()}
+        {kind: {k: _newest(v, f"{kind}.{k}")[row] for k, v in group.items()} for kind, group in groups.items()}
         for row in range(sizes.pop())
     ]
 
 
-def _newest(value: object, key: object, axis: int) -> Array:
+def _newest(value: object, key: str) -> Array:
     """An array without its axis of time, which holds one instant: the policy remembers for itself."""
-    if not is_array(value) or value.ndim <= axis or value.shape[axis] != 1:
+    if not is_array(value) or value.ndim < 2 or value.shape[1] != 1:
         shape = value.shape if is_array(value) else type(value).__name__
-        raise BadInput(f"{str(key)[:60]!r} is {shape}; an array with one instant on its axis of time was expected.")
-    return np.take(value, 0, axis)
+        raise BadInput(f"{key[:60]!r} is {shape}; an array with one instant on its axis of time was expected.")
+    return value[:, 0]

@@ -13,7 +13,8 @@ Both have an inverse: rendered images made to look like a robot's train a policy
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -239,7 +240,6 @@ def _moving(values: Array, backgrounds: Array) -> Array:
 
 def _off(values: Array, background: Array) -> Array:
     """Largest difference of any colour from a background, averaged over 3 x 3 pixels [..., height, width]."""
-    from scipy.ndimage import uniform_filter
-
+    ndimage: Any = import_module("scipy.ndimage")
     off = np.abs(values - background).max(axis=-1)
-    return np.asarray(uniform_filter(off, (*(1,) * (off.ndim - 2), 3, 3), mode="nearest"))
+    return np.asarray(ndimage.uniform_filter(off, (*(1,) * (off.ndim - 2), 3, 3), mode="nearest"))

@@ -113,8 +113,6 @@ class PolicyMap:
     """Actions of a chunk that are executed; all of them where 0."""
     ensemble: float | None = None
     """Decay of temporal ensembling; None for none."""
-    release: str = ""
-    """Release of a GR00T server: n1.5, n1.6 or n1.7."""
 
     def request(self, observation: Observation, spec: Spec, row: int | None) -> dict[str, Any]:
         """The request for one world of a batch, or for a single one."""
@@ -347,7 +345,7 @@ _IMAGE: Mapping[str, Entry] = {
     ),
 }
 _MAP: Mapping[str, Entry] = {
-    "state": TABLES, "action": TABLES, "image": TABLES, "prompt": ANY_TEXT, "prompt_key": TEXT, "release": ANY_TEXT,
+    "state": TABLES, "action": TABLES, "image": TABLES, "prompt": ANY_TEXT, "prompt_key": TEXT,
     "execute": whole_from(0, 10_000), "ensemble": at_least(0.0),
 }  # fmt: skip
 

@@ -80,7 +80,7 @@ class ServeArgs:
     """Options of `instep serve`."""
 
     protocol: Literal["openpi", "groot"] = "openpi"
-    """what clients speak: openpi (websocket) or groot (GR00T's ZMQ protocol, releases N1.5 to N1.7)."""
+    """what clients speak: openpi (websocket) or groot (GR00T's ZMQ protocol, releases N1.6 and N1.7)."""
     task: str = ""
     """which task of the scene; its first where not given."""
     cameras: tuple[str, ...] = ()
