@@ -567,7 +567,7 @@ def _read_policy_map(folder: Path) -> None:
 
 
 def _read_checkpoint(folder: Path) -> object:
-    from instep.policy.policy_specs import lerobot_policy
+    from instep.policy.model_files import lerobot_policy
 
     try:
         return lerobot_policy(str(folder / "checkpoint"), _spec())
