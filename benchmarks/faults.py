@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ import numpy as np
 
 from fault_tests import braking_row, burn, doctor_row, fault_rows, goal_rows, jitter_row, late_row
 from harness import KeptCases, Row, pool, row, with_progress
-from instep.core.websocket import Authenticator, ListenOptions, WebsocketServer, connect_blocking, parse_address
 from instep.core.world import Array, Spec, vector
 from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions, scene_limits
 from instep.robot.control_loop import RobotLoop
@@ -123,8 +121,7 @@ def run(folder: Path, *, quick: bool = False) -> list[Row]:
     stops = 5 if quick else 1000
     parts: dict[str, Callable[[], Sequence[Row]]] = {
         "silence": partial(silence_rows, phases), "slow driver": partial(slow_driver_rows, phases),
-        "sensors": partial(sensor_rows, phases), "refusals": partial(refusal_rows, phases),
-        "half-open requests": half_open_rows, "killed": partial(killed_rows, 2 if quick else 20),
+        "sensors": partial(sensor_rows, phases), "killed": partial(killed_rows, 2 if quick else 20),
         "stopped": partial(stopped_rows, stops, 0), "stopped beside others": partial(stopped_rows, stops, 4),
         "dead cameras": partial(dead_camera_rows, 3 if quick else 1000),
     }  # fmt: skip
@@ -337,53 +334,6 @@ def sensor_rows(phases: int) -> list[Row]:
 
 def _spoilt(spoil: Callable[[Reading, int], Reading], key: int, reading: Reading) -> Reading:
     return spoil(reading, key)
-
-
-def refusal_rows(phases: int) -> list[Row]:
-    """Actions that cannot be used: how many were carried out."""
-    obeyed = 0
-    for seed in range(phases):
-        bench = VirtualRun(seed)
-        for _ in range(40):
-            bench.period()
-        before, good = bench.loop.counts["executed"], bench.arm.q
-        bad = (
-            (bench._tick, np.array([np.nan, 0, 0])), (bench._tick, np.full(3, np.inf)), (bench._tick, np.zeros(4)),
-            (bench._tick + 10**6, good), (bench._tick - 27, good),
-        )  # fmt: skip
-        for after, action in bad:
-            bench._seq += 1
-            bench.loop.offer(Command("c", bench._seq, max(after, 0), action))
-            bench.period(command=False)
-        obeyed += bench.loop.counts["executed"] - before
-    text = f"9, 23: NaN, infinite, of another size, from the future, 450 ms old: carried out, of {5 * phases}"
-    return [row(text, obeyed, at_most=0)]
-
-
-async def _echo(connection: object) -> None:
-    async for message in connection:  # type: ignore[attr-defined]
-        await connection.send(message)  # type: ignore[attr-defined]
-
-
-def half_open_rows() -> list[Row]:
-    """300 requests that never end, for real: how long a good client takes to be served."""
-    server = WebsocketServer(_echo, Authenticator("secret").refusal, ListenOptions(), 1 << 16)
-    server.start()
-    place = parse_address(server.address, "server")
-    with ExitStack() as stack:
-        for _ in range(300):
-            peer = stack.enter_context(socket.create_connection(place, timeout=10))
-            peer.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-        begin = time.monotonic()
-        with connect_blocking(server.address, "Bearer secret", 1 << 16, 10.0) as client:
-            client.send(b"hello")
-            client.recv(timeout=10)
-        took, waiting = time.monotonic() - begin, len(server.half_open)
-    server.close()
-    return [
-        row("42: a good client after 300 half-open requests (real)", took, "s", at_most=2.0),
-        row("42: connections that are not admitted, at most (real)", waiting, at_most=64),
-    ]
 
 
 class FileArm(VirtualArm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import zipfile
+import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -66,36 +66,6 @@ URDF = f"""<robot name="arm">
 </robot>
 """
 OBJ = "v 0 0 0\nv 0.1 0 0\nv 0 0.1 0\nv 0 0 0.3\nf 1 3 2\nf 1 2 4\nf 2 3 4\nf 1 4 3\n"
-SCENE = """about = "An arm with two joints."
-model = "robot.xml"
-rate = 50.0
-[robot]
-joints = ["shoulder", "elbow"]
-tip = "tip"
-[robot.limits]
-velocity = 2.0
-[objects]
-bodies = ["stone"]
-[start]
-keyframe = "home"
-"shoulder" = [-0.1, 0.1]
-[cameras.top]
-width = 64
-height = 48
-distortion = [0.1, 0.0]
-[params]
-"joint.*.damping" = [0.01, 1.0]
-[settings]
-"joint.elbow.damping" = 0.2
-"action.delay" = 0.02
-[task]
-text = "Wave."
-[actuators.friction]
-"joint.shoulder.load" = 0.1
-[actuators.cogging]
-"joint.elbow.cogging_count" = 12.0
-"joint.elbow.cogging_sin" = 0.01
-"""
 VIRTUAL = """[static]
 at = [0.4, 0.3, 0.7]
 towards = [0.4, 0.3, 0.0]
@@ -258,11 +228,16 @@ def scene_targets() -> list[Target]:
     """Robots, their meshes, and scenes."""
     from instep import Scene
     from instep.gap.torque_gap import sensor_offsets
+    from instep.scene.folder import LIBRARY
 
     meshes = {"meshes___link__obj": OBJ, "meshes___stone__stl": stl(), "meshes___wood__png": png()}
     robot = {"robot__xml": ROBOT, "lights__xml": LIGHTS, **meshes}
     arm = put(robot__urdf=URDF, meshes___link__obj=OBJ)
-    scene = put(**robot, scene__toml=SCENE, torque_sensors__toml="[settings]\nshoulder = 0.1\n")
+
+    def scene(folder: Path) -> None:
+        shutil.copytree(LIBRARY / "furuta", folder, dirs_exist_ok=True)
+        put(torque_sensors__toml="[settings]\narm = 0.1\n")(folder)
+
     mjcf, urdf = "scene params {folder}/robot.xml", "scene params {folder}/robot.urdf"
     assets = ("meshes/link.obj", "meshes/stone.stl", "meshes/wood.png")
     return [
@@ -575,16 +550,6 @@ def _read_checkpoint(folder: Path) -> object:
         return None  # all that is ours has read it
 
 
-def _write_stable_baselines(folder: Path) -> None:
-    with zipfile.ZipFile(folder / "model.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("data", json.dumps({"action_space": {":type:": "Box", "low": "[-1. -1.]", "high": "[1. 1.]"}}))
-        archive.writestr("policy.pth", b"no weights")
-
-
-def _model(name: str, opener: str) -> Callable[[Path], object]:
-    return lambda folder: getattr(import_module("instep.policy.model_files"), opener)(folder / name, _spec())
-
-
 def _write_message(folder: Path, module: str, message: Any) -> None:
     (folder / "message.bin").write_bytes(import_module(f"instep.{module}").pack(message))
 
@@ -608,12 +573,6 @@ def policy_targets() -> list[Target]:
         Target("policy folder", _write_flow_policy, _read_flow_policy, weights),
         Target("policy map", put(map__toml=POLICY_MAP), _read_policy_map, ("map.toml",)),
         Target("LeRobot checkpoint", checkpoint, _read_checkpoint, ("checkpoint/config.json",)),
-        Target("Stable-Baselines3 zip", _write_stable_baselines,
-               reader("policy.model_files", "read_stable_baselines", "model.zip"), ("model.zip",), needs="torch"),
-        Target("TorchScript", put(model__pt="no network"), _model("model.pt", "torchscript_policy"), ("model.pt",),
-               needs="torch"),
-        Target("ONNX", put(model__onnx="no network"), _model("model.onnx", "onnx_policy"), ("model.onnx",),
-               needs="onnxruntime"),
         Target("message of a policy server", lambda f: _write_message(f, "policy.openpi", answer),
                _unpacked("policy.openpi"), ("message.bin",)),
         Target("message of a robot", lambda f: _write_message(f, "robot.wire", Command("c", 3, 5, np.zeros(2))),

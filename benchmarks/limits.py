@@ -6,16 +6,13 @@ a tolerance of 1e-9 (of the limit, for jerk).
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 
 from harness import Row, median, row
-from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.robot import Limits, scene_limits
-from instep.robot.follower import Follower
 from instep.robot.limits import LimitedCommand
 from instep.scene.folder import Scene
 
@@ -52,8 +49,6 @@ def run(folder: Path, *, quick: bool = False) -> list[Row]:
             for what, count in worst.items():
                 found.append(row(f"{name}, {rate:g} Hz: violations of {what}, {actions} actions", count, at_most=0))
             found += stop_rows(name, limits, rate, 100 if quick else 1000)
-    for rate in RATES:
-        found += cpu_rows(rate, 2_000 if quick else 20_000)
     return found
 
 
@@ -116,27 +111,3 @@ def stop_rows(name: str, limits: Limits, rate: float, phases: int) -> list[Row]:
         row(f"{name}, {rate:g} Hz: stop time, worst of {phases} phases", left.max(), "s", at_most=bound),
         row(f"{name}, {rate:g} Hz: stop time, median", median(left, "s")),
     ]
-
-
-def cpu_rows(rate: float, steps: int) -> list[Row]:
-    """Time that the follower of seven joints works per step, with wild and with smooth set points at 60 Hz."""
-    found: list[Row] = []
-    for kind in ("smooth", "wild"):
-        rng, start = np.random.default_rng(3), 0.5 * (FR3.bounds[:, 0] + FR3.bounds[:, 1])
-        follower, aimed, parts = Follower(FR3, start, rate=rate), 0, list[float]()
-        begin = time.process_time()
-        for k in range(steps):
-            if k * 60.0 / rate >= aimed:
-                swing = 0.3 * (1 - np.cos(aimed / 60.0)) if kind == "smooth" else rng.uniform(-2, 2, 7)
-                follower.set_target(start + swing)
-                aimed += 1
-            follower.step()
-            if k % 500 == 499:
-                parts.append((time.process_time() - begin) / 500)
-                begin = time.process_time()
-        spent = median(parts)
-        micro = Estimate(1e6 * spent.value, 1e6 * spent.low, 1e6 * spent.high, spent.n, "us")
-        found.append(row(f"follower, {rate:g} Hz, {kind} set points: CPU per step", micro))
-        share = Estimate(100 * rate * spent.value, 100 * rate * spent.low, 100 * rate * spent.high, spent.n, "%")
-        found.append(row(f"follower, {rate:g} Hz, {kind} set points: share of a core", share, at_most=20.0))
-    return found

@@ -9,7 +9,7 @@ import struct
 import threading
 from typing import Literal, Self
 
-Way = Literal["pass", "silent", "trickle", "refuse"]
+Way = Literal["pass", "silent", "refuse"]
 
 
 class LinkProxy:
@@ -47,10 +47,6 @@ class LinkProxy:
         self._runner.get_loop().call_soon_threadsafe(tear)
         done.wait()
 
-    async def from_server(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Forward what the server sends."""
-        await self._pump(source, sink)
-
     def _tear(self) -> None:
         for writer in tuple(self._writers):
             raw = writer.get_extra_info("socket")
@@ -82,19 +78,13 @@ class LinkProxy:
         pair = {near_out, far_out}
         self._writers |= pair
         try:
-            await asyncio.gather(self._pump(near, far_out), self.from_server(far, near_out))
+            await asyncio.gather(self._pump(near, far_out), self._pump(far, near_out))
         finally:
             self._writers -= pair
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
-                if self.way == "trickle":
-                    for byte in data:
-                        sink.write(bytes([byte]))
-                        await asyncio.sleep(0.05)
-                        if self.way != "trickle":
-                            break
-                elif self.way != "silent":
+                if self.way != "silent":
                     sink.write(data)
         sink.transport.abort()

@@ -10,7 +10,7 @@ import ast
 import copy
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -18,26 +18,25 @@ from types import CodeType, ModuleType
 from typing import Any
 
 VARIABLE = "INSTEP_MUTANT"
-_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+_OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-_COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 _SWAPPED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
 
 
 def mutations(tree: ast.Module) -> list[tuple[ast.AST, str]]:
     """The nodes of a module that can be changed, each with what becomes of it; messages and types stay."""
-    return [(node, words) for node in _executed(tree) for words in _changes(node)]
+    return [(node, change[0]) for node in _executed(tree) if (change := _change(node)) is not None]
 
 
 def mutated(tree: ast.Module, number: int) -> ast.Module:
     """A copy of a module with one of its mutations."""
     changed = copy.deepcopy(tree)
-    node, words = mutations(changed)[number]
-    _apply(node, words)
+    change = _change(mutations(changed)[number][0])
+    if change is not None:
+        change[1]()
     return ast.fix_missing_locations(changed)
 
 
@@ -53,50 +52,27 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
             yield from _executed(child)
 
 
-def _changes(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
-        yield "comparison turned round"
-    elif isinstance(node, ast.BoolOp):
-        yield "and for or"
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield "not left out"
-    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _COMPUTED:
-        yield "plus for minus, times for over"
-    elif isinstance(node, ast.Call) and _called(node) in _SWAPPED:
-        yield "min for max, any for all"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        yield "number one larger"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield "True for False"
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield "call left out"
-
-
-def _apply(node: Any, words: str) -> None:
-    if words == "comparison turned round":
-        node.ops = [_COMPARED[type(node.ops[0])]()]
-    elif words == "and for or":
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif words == "not left out":
-        node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
-    elif words == "plus for minus, times for over":
-        node.op = _COMPUTED[type(node.op)]()
-    elif words == "min for max, any for all":
-        name = _SWAPPED[_called(node)]
-        if isinstance(node.func, ast.Name):
-            node.func.id = name
-        else:
-            node.func.attr = name
-    elif words == "number one larger":
-        node.value += 1
-    elif words == "True for False":
-        node.value = not node.value
-    else:
-        node.value = ast.Constant(None)
-
-
-def _called(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+def _change(node: Any) -> tuple[str, Callable[[], None]] | None:
+    """What can become of a node, and what makes it so; None where nothing can."""
+    field = "attr" if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else "id"
+    called = getattr(node.func, field, "") if isinstance(node, ast.Call) else ""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return "comparison turned round", lambda: setattr(node, "ops", [_OTHER[type(node.ops[0])]()])
+    if isinstance(node, ast.BoolOp):
+        return "and for or", lambda: setattr(node, "op", _OTHER[type(node.op)]())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return "not left out", lambda: setattr(node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _OTHER:
+        return "plus for minus, times for over", lambda: setattr(node, "op", _OTHER[type(node.op)]())
+    if called in _SWAPPED:
+        return "min for max, any for all", lambda: setattr(node.func, field, _SWAPPED[called])
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        return "True for False", lambda: setattr(node, "value", not node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return "number one larger", lambda: setattr(node, "value", node.value + 1)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return "call left out", lambda: setattr(node, "value", ast.Constant(None))
+    return None
 
 
 class _Loader(SourceFileLoader):
@@ -115,19 +91,16 @@ class _Loader(SourceFileLoader):
 class _Finder(MetaPathFinder):
     """Finds one module, to be loaded with a mutation."""
 
-    def __init__(self, name: str, number: int):
-        self._name, self._number = name, number
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module where it is the one to be changed."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == self._name else None
+        name, _, number = os.environ[VARIABLE].rpartition(":")
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == name else None
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin, self._number)
+            spec.loader = _Loader(fullname, spec.origin, int(number))
         return spec
 
 
 if VARIABLE in os.environ:
-    _name, _, _number = os.environ[VARIABLE].rpartition(":")
-    sys.meta_path.insert(0, _Finder(_name, int(_number)))
+    sys.meta_path.insert(0, _Finder())

@@ -10,17 +10,14 @@ import json
 import secrets
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness import row
-from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.openpi import PolicyServer, openpi_policy, pack, unpack
-from instep.policy.task_experts import expert_of
+from instep.policy.openpi import PolicyServer, pack, unpack
 
 TOKEN = secrets.token_urlsafe(16)
 STATE = np.array([1, 2], "<f4")
@@ -97,7 +94,7 @@ class Echo:
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Check and measure; one row per number."""
-    return [*golden(), *real_client(out), *own_client(8 if quick else 100)]
+    return [*golden(), *real_client(out)]
 
 
 def golden() -> list[dict[str, Any]]:
@@ -139,27 +136,3 @@ def installed(folder: Path) -> Path | None:
         if subprocess.run(words, capture_output=True, timeout=300, check=False).returncode:
             return None
     return python
-
-
-def own_client(count: int) -> list[dict[str, Any]]:
-    """An expert behind the link does what it does in this process, and how long a round trip takes."""
-    from instep import open_world
-    from instep.scene.folder import Scene
-    from instep.scene.tasks import task_of
-    from instep.scene.tasks.task import Tasked
-
-    scene = Scene.load("pusht")
-    task = task_of(scene)
-    world, expert = Tasked(open_world(scene), task), expert_of(task, scene)
-    here = rollouts(world, expert, seeds=[1], steps=count)[0].action
-    with PolicyServer(expert, world.spec, token=TOKEN) as server:
-        policy = openpi_policy(server.address, world.spec, token=TOKEN)
-        begin = time.perf_counter()
-        there = rollouts(world, policy, seeds=[1], steps=count)[0].action
-        took = 1e3 * (time.perf_counter() - begin) / count
-    # Actions travel as float32, and a world that pushes makes the most of a last bit.
-    off = float(np.abs(here - there)[: count // 4].max())
-    return [
-        row("expert behind the link: largest difference of actions", 1e3 * off, "mm", at_most=0.1),
-        row("expert behind the link: physics and round trip per step", took, "ms"),
-    ]
