@@ -107,25 +107,33 @@ def rollouts(
     _check(steps)
     state = stack([world.reset(seed) for seed in seeds])
     policy.reset(seeds[0])
-    log = Log(world.spec)
-    endings = _Endings(len(seeds), steps)
+    log, ended, why = Log(world.spec), np.full(len(seeds), steps), np.full(len(seeds), "", object)
+
+    def end(which: Array, row: int, reason: str) -> None:
+        new = which & (why == "")
+        ended[new], why[new] = row + 1, reason
+
     for row in range(steps):
         observation = world.observe(state)
         action = checked_action(policy.act(observation), world.spec, state.batch)
         for watcher in (log, *watch):
             watcher(state, observation, action)
         if until is not None:
-            endings.end(np.broadcast_to(until(state), state.batch), row, "until")
-        if endings.all_over:
+            end(np.broadcast_to(until(state), state.batch), row, "until")
+        if (why != "").all():
             break
         try:
             state = world.step(state, action)
         except Diverged as error:
             lost = np.asarray(error.worlds)
-            endings.end(np.isin(np.arange(len(seeds)), lost), row, "diverged")
+            end(np.isin(np.arange(len(seeds)), lost), row, "diverged")
             # Diverged worlds wait at their last finite state; their episodes are over.
             state = put(error.state, lost, take(state, lost))
-    return endings.cut(log.episodes([{"seed": str(seed)} for seed in seeds]))
+    episodes = log.episodes([{"seed": str(seed)} for seed in seeds])
+    return [
+        episode.rows(stop=int(rows)).with_columns({}, ended=str(reason) or "steps")
+        for episode, rows, reason in zip(episodes, ended, why, strict=True)
+    ]
 
 
 @frozen_dataclass
@@ -201,29 +209,6 @@ def checked_action(action: Array, spec: Spec, batch: tuple[int, ...]) -> Array:
         bad = [label for i, label in enumerate(spec.action.labels) if not np.isfinite(action[..., i]).all()]
         raise BadInput(f"The action for {', '.join(bad)} is not a finite number; the policy must send finite actions.")
     return action
-
-
-class _Endings:
-    """End row and reason of each episode of a batch."""
-
-    def __init__(self, n: int, steps: int):
-        self._rows = np.full(n, steps)
-        self._why = ["steps"] * n
-        self._over = np.zeros(n, bool)
-
-    @property
-    def all_over(self) -> bool:
-        return bool(self._over.all())
-
-    def end(self, which: Array, row: int, why: str) -> None:
-        for i in np.flatnonzero(which & ~self._over):
-            self._rows[i], self._why[i], self._over[i] = row + 1, why, True
-
-    def cut(self, episodes: list[Episode]) -> list[Episode]:
-        return [
-            episode.rows(stop=int(rows)).with_columns({}, ended=why)
-            for episode, rows, why in zip(episodes, self._rows, self._why, strict=True)
-        ]
 
 
 def _batch_of(observation: Mapping[str, Array]) -> tuple[int, ...]:

@@ -150,9 +150,7 @@ def pearson(x: Array, y: Array) -> Estimate:
     r = max(-1.0, min(1.0, float(((x - x.mean()) * (y - y.mean())).mean()) / (sx * sy)))
     if n < 4:
         return Estimate(r, -1.0, 1.0, n)
-    centre = atanh(min(abs(r), 1 - 1e-15)) * (1 if r >= 0 else -1)
-    half = Z95 / sqrt(n - 3)
-    return Estimate(r, tanh(centre - half), tanh(centre + half), n)
+    return _fisher(r, Z95 / sqrt(n - 3), n)
 
 
 def spearman(x: Array, y: Array) -> Estimate:
@@ -162,9 +160,12 @@ def spearman(x: Array, y: Array) -> Estimate:
     n = found.n
     if n < 4 or not np.isfinite(found.value):
         return found
-    centre = atanh(min(abs(found.value), 1 - 1e-15)) * (1 if found.value >= 0 else -1)
-    half = Z95 * sqrt((1 + found.value**2 / 2) / (n - 3))
-    return Estimate(found.value, tanh(centre - half), tanh(centre + half), n)
+    return _fisher(found.value, Z95 * sqrt((1 + found.value**2 / 2) / (n - 3)), n)
+
+
+def _fisher(r: float, half: float, n: int) -> Estimate:
+    centre = atanh(max(min(r, 1 - 1e-15), 1e-15 - 1))
+    return Estimate(r, tanh(centre - half), tanh(centre + half), n)
 
 
 def mmrv(sim: Array, real: Array) -> float:
