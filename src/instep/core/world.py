@@ -316,19 +316,16 @@ def unroll(sim: World, state: State, actions: Array) -> Trajectory | None:
     return cast(TrajectorySimulator, sim).unroll(state, actions)
 
 
-Tree = TypeVar("Tree")
-
-
 def stack(states: Sequence[State]) -> State:
     """One batch of several states, along a new leading axis."""
     if not states:
         raise BadInput("A batch needs at least one state, and none was given.")
-    return cast(State, _stack(list(states)))
+    return _mapped(lambda *leaves: np.stack(leaves), *states)
 
 
 def take(state: State, index: int | slice | Array) -> State:
     """Some worlds of a batch: one (an int) or several (a slice, indices or a mask)."""
-    return _each(state, lambda leaf: leaf[index])
+    return _mapped(lambda leaf: leaf[index], state)
 
 
 def put(state: State, index: Array, part: State) -> State:
@@ -339,45 +336,17 @@ def put(state: State, index: Array, part: State) -> State:
         out[index] = new
         return out
 
-    return _pairwise(state, part, write)
+    return _mapped(write, state, part)
 
 
-def _stack(nodes: list[Any]) -> Any:
-    first: Any = nodes[0]
+def _mapped(change: Callable[..., Array], *nodes: Any) -> Any:
+    """A tree of leaves, each made of those at its place in some trees alike."""
+    first = nodes[0]
     if isinstance(first, State):
-        return State(
-            first.t,
-            np.stack([n.q for n in nodes]),
-            np.stack([n.v for n in nodes]),
-            cast(Mapping[str, Any], _stack([n.hidden for n in nodes])),
-        )
+        q, v = change(*(node.q for node in nodes)), change(*(node.v for node in nodes))
+        return State(first.t, q, v, _mapped(change, *(node.hidden for node in nodes)))
     if isinstance(first, Mapping):
-        names = cast(Mapping[str, Any], first)
-        return {k: _stack([n[k] for n in nodes]) for k in names}
+        return {name: _mapped(change, *(node[name] for node in nodes)) for name in cast(Mapping[str, Any], first)}
     if isinstance(first, tuple):
-        return tuple(_stack(list(column)) for column in zip(*nodes, strict=True))
-    return np.stack([np.asarray(n) for n in nodes])
-
-
-def _each(node: Tree, change: Callable[[Array], Array]) -> Tree:
-    if isinstance(node, State):
-        hidden = _each(node.hidden, change)
-        return cast(Tree, State(node.t, change(node.q), change(node.v), hidden))
-    if isinstance(node, Mapping):
-        names = cast(Mapping[str, Any], node)
-        return cast(Tree, {k: _each(value, change) for k, value in names.items()})
-    if isinstance(node, tuple):
-        return cast(Tree, tuple(_each(part, change) for part in cast(tuple[Any, ...], node)))
-    return cast(Tree, change(np.asarray(node)))
-
-
-def _pairwise(a: Any, b: Any, change: Callable[[Array, Array], Array]) -> Any:
-    if isinstance(a, State):
-        hidden = _pairwise(a.hidden, b.hidden, change)
-        return State(a.t, change(a.q, b.q), change(a.v, b.v), hidden)
-    if isinstance(a, Mapping):
-        names = cast(Mapping[str, Any], a)
-        return {k: _pairwise(value, b[k], change) for k, value in names.items()}
-    if isinstance(a, tuple):
-        return tuple(_pairwise(x, y, change) for x, y in zip(cast(tuple[Any, ...], a), b, strict=True))
-    return change(np.asarray(a), np.asarray(b))
+        return tuple(_mapped(change, *parts) for parts in zip(*nodes, strict=True))
+    return change(*(np.asarray(node) for node in nodes))
