@@ -47,6 +47,11 @@ OPEN_TIMEOUT_S = 2.0
 PING_S = 5.0
 """Period of websocket pings, and the longest wait for their answer [s]."""
 CLOSE_TIMEOUT_S = 1.0
+_SHARED: dict[str, Any] = {
+    "compression": None, "max_queue": 4, "open_timeout": OPEN_TIMEOUT_S, "ping_interval": PING_S,
+    "ping_timeout": PING_S,
+}  # fmt: skip
+"""Options of both ends."""
 
 # Refused requests are counted, not logged: a flood of them must not fill the disk.
 _silent = logging.getLogger(__name__ + ".websockets")
@@ -276,15 +281,11 @@ class WebsocketServer:
             create_connection=_limited_connection(self.half_open),
             ssl=self._tls,
             backlog=BACKLOG,
-            compression=None,
             server_header=None,
-            open_timeout=OPEN_TIMEOUT_S,
-            ping_interval=PING_S,
-            ping_timeout=PING_S,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=self._max_bytes,
-            max_queue=4,
             logger=_silent,
+            **_SHARED,
         ) as server:
             port = next(iter(server.sockets)).getsockname()[1]
             name = f"[{host}]" if ":" in host else host
@@ -296,7 +297,17 @@ class WebsocketServer:
         reply = self._admit(request)
         if reply is None and self._full(request):
             reply = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, f"The server has {MAX_CLIENTS} clients already.")
-        return None if reply is None else _response(socket, reply)
+        if reply is None:
+            return None
+        made = socket.respond(reply.status, reply.text + "\n")
+        if reply.content is not None:
+            made.body = reply.content
+            for name in ("Content-Length", "Content-Type"):
+                del made.headers[name]
+            made.headers["Content-Length"] = str(len(reply.content))
+        for name, value in reply.headers:
+            made.headers[name] = value
+        return made
 
     async def _serve_one(self, socket: ServerConnection) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -318,18 +329,6 @@ class WebsocketServer:
 
     def _is_reserved(self, request: Request | None) -> bool:
         return request is not None and request.path in self._options.reserved
-
-
-def _response(socket: ServerConnection, reply: HttpReply) -> Response:
-    made = socket.respond(reply.status, reply.text + "\n")
-    if reply.content is not None:
-        made.body = reply.content
-        for name in ("Content-Length", "Content-Type"):
-            del made.headers[name]
-        made.headers["Content-Length"] = str(len(reply.content))
-    for name, value in reply.headers:
-        made.headers[name] = value
-    return made
 
 
 def _limited_connection(half_open: HalfOpen) -> type[ServerConnection]:
@@ -396,13 +395,9 @@ async def connect(address: str, token: str, max_bytes: int) -> ClientConnection:
                 sock=raw,
                 additional_headers={"Authorization": f"Bearer {token}"},
                 user_agent_header=None,
-                compression=None,
                 max_size=max_bytes,
-                max_queue=4,
-                open_timeout=OPEN_TIMEOUT_S,
-                ping_interval=PING_S,
-                ping_timeout=PING_S,
                 close_timeout=0.2,
+                **_SHARED,
             )
         except BaseException:
             raw.close()

@@ -357,22 +357,20 @@ def _text(kind: int, value: Mapping[str, Any], stream: int = 0) -> Part:
     return Part(kind, stream, json.dumps(value).encode())
 
 
-_NOTES = {"episodes": TABLES}
-"""What the notes of ours beside a dataset must hold."""
+def _stored_notes(folder: Path) -> list[dict[str, Any]]:
+    """The notes of ours about the episodes of a dataset, where there are any."""
+    path = folder / "meta/instep.json"
+    return read_entries(path, {"episodes": TABLES})["episodes"] if path.exists() else []
 
 
 def recorded_numbers(folder: Path) -> list[int]:
     """The numbers under which episodes of a dataset were recorded, for those that were."""
-    path = folder / "meta/instep.json"
-    episodes: list[dict[str, Any]] = read_entries(path, _NOTES)["episodes"] if path.exists() else []
-    return [int(meta["recorded"]) for meta in episodes if str(meta.get("recorded", "")).isdecimal()]
+    return [int(meta["recorded"]) for meta in _stored_notes(folder) if str(meta.get("recorded", "")).isdecimal()]
 
 
 def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
     """Refuse to go on with a dataset whose scene files are no longer the same."""
-    path = folder / "meta/instep.json"
-    episodes: list[dict[str, str]] = read_entries(path, _NOTES)["episodes"] if path.exists() else []
-    before = episodes[-1] if episodes else dict[str, str]()
+    before: Mapping[str, Any] = next(reversed(_stored_notes(folder)), {})
     for name, digest in hashes.items():
         if before.get(name, digest) != digest:
             raise BadInput(

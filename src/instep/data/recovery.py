@@ -24,7 +24,7 @@ from instep.data import journal
 
 from .files import ALLOWED_KINDS, MAX_RECORDING
 from .frames import Frames, IndexedImages
-from .journal import Damage, Record, Scan
+from .journal import Record, Scan
 from .lerobot import WriteOptions, spec_from_json
 from .lerobot.reader import read_lerobot
 from .lerobot.writer import append_episodes
@@ -101,7 +101,12 @@ def _recovered(here: Path, number: int) -> RecoveredEpisode:
         losses.append(Loss(number, f"{many} were dropped: {gap['why']}", count))
     losses += _uncommitted(number, kept, commits)
     meta = {**header.get("meta", {}), **(commit or {}).get("meta", {}), "index": str(number)}
-    meta |= _notes(losses, commit, rows)
+    if losses:
+        meta["lost"] = "; ".join(loss.what for loss in losses)
+    if commit and commit.get("absent"):
+        meta["absent"] = ", ".join(f"{name}: {count} rows" for name, count in commit["absent"].items())
+    if jumps := [_noted(rows, record) for record in _of_kind(rows, journal.CLOCK)]:
+        meta["clock.jumps"] = "; ".join(f"row {j['row']}: {(j['after'] - j['before']) * 1e-9:+.6f} s" for j in jumps)
     complete = commit is not None and not losses
     meta["complete"] = "yes" if complete else "no"
     episode = Episode(spec_from_json(header["spec"]), {name: column[kept] for name, column in columns.items()}, meta)
@@ -195,19 +200,16 @@ def _scan(path: Path) -> Scan:
 def _damages(number: int, scan: Scan, name: str) -> list[Loss]:
     losses: list[Loss] = []
     for damage in scan.damages:
-        rows = 0 if damage.kind and damage.kind != journal.ROW else -1 if damage.kind == 0 else 1
-        losses.append(Loss(number, _said(damage, name), rows))
+        first, last = damage.sequence, damage.sequence + damage.count - 1
+        said, rows = f"records {first} to {last} are lost", -1
+        if damage.count == 0:
+            said = f"it is cut off after record {first - 1}"
+        elif damage.kind:
+            said = f"record {first}, a {journal.NAMES[damage.kind % len(journal.NAMES)]}, is lost"
+            rows = int(damage.kind == journal.ROW)
+        where = f"{damage.length} bytes at {damage.start} of the {name} are damaged"
+        losses.append(Loss(number, f"{where}: {said}", rows))
     return losses
-
-
-def _said(damage: Damage, name: str) -> str:
-    where = f"{damage.length} bytes at {damage.start} of the {name} are damaged"
-    if damage.count == 0:
-        return f"{where}: it is cut off after record {damage.sequence - 1}"
-    if damage.kind:
-        return f"{where}: record {damage.sequence}, a {journal.NAMES[damage.kind % len(journal.NAMES)]}, is lost"
-    last = damage.sequence + damage.count - 1
-    return f"{where}: records {damage.sequence} to {last} are lost"
 
 
 def _first(scan: Scan, kind: int) -> dict[str, Any] | None:
@@ -281,15 +283,3 @@ def _uncommitted(number: int, kept: Array, commits: Mapping[str, Mapping[str, An
     if missing > 0:
         losses.append(Loss(number, f"{missing} of its {commit['seen']} rows are lost", missing))
     return losses
-
-
-def _notes(losses: list[Loss], commit: Mapping[str, Any] | None, scan: Scan) -> dict[str, str]:
-    notes: dict[str, str] = {}
-    if losses:
-        notes["lost"] = "; ".join(loss.what for loss in losses)
-    if commit and commit.get("absent"):
-        notes["absent"] = ", ".join(f"{name}: {count} rows" for name, count in commit["absent"].items())
-    jumps = [_noted(scan, record) for record in _of_kind(scan, journal.CLOCK)]
-    if jumps:
-        notes["clock.jumps"] = "; ".join(f"row {j['row']}: {(j['after'] - j['before']) * 1e-9:+.6f} s" for j in jumps)
-    return notes
