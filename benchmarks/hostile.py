@@ -24,13 +24,10 @@ from hostile_targets import Target, targets
 MUTATED, MUTATED_QUICK = 10_000, 1_000
 COMMANDS, COMMANDS_QUICK = 60, 8
 FAILURES = {
-    "traceback": "tracebacks",
-    "crash": "crashes of the process",
-    "hang": f"longer than {MAX_CPU_S:g} s of the processor",
-    "memory": f"more than {MAX_MB} MiB beyond the libraries",
-    "outside": "files outside opened, or code run",
-    "words": "refused, but not in one sentence",
-}
+    "traceback": "tracebacks", "crash": "crashes of the process",
+    "hang": f"longer than {MAX_CPU_S:g} s of the processor", "memory": f"more than {MAX_MB} MiB beyond the libraries",
+    "outside": "files outside opened, or code run", "words": "refused, but not in one sentence",
+}  # fmt: skip
 
 
 def run(out: Path, quick: bool = False, seed: int = 0) -> list[Row]:
@@ -47,12 +44,10 @@ def run(out: Path, quick: bool = False, seed: int = 0) -> list[Row]:
     failed = [words for target, case in commands if (words := command_failure(target, case))]
     print("\n".join(failed))
     return [
-        row("readers", len(found)),
-        row("bad files", len(written), at_least=700),
-        row("mutated files", len(mutated), at_least=None if quick else MUTATED),
-        *rows,
+        row("readers", len(found)), row("bad files", len(written), at_least=700),
+        row("mutated files", len(mutated), at_least=None if quick else MUTATED), *rows,
         row(f"{len(commands)} bad files given to commands: not one sentence and exit 2", len(failed), at_most=0),
-    ]
+    ]  # fmt: skip
 
 
 def write_samples(found: Sequence[Target], folder: Path) -> Path:

@@ -113,25 +113,16 @@ def _damage(name: str, sound: bytes, outside: Path) -> dict[str, Spoil]:
     page = b"<!DOCTYPE html><html><head><title>404</title></head><body>Not found</body></html>\n"
     noise = random.Random(size).randbytes(max(64, size))
     return {
-        "empty": put(b""),
-        "one byte": put(b"\x80"),
-        "noise": put(noise),
-        "zeros": put(bytes(size)),
-        "text": put(page * 4),
-        "cut at a quarter": put(sound[: size // 4]),
-        "cut in half": put(sound[: size // 2]),
-        "cut at three quarters": put(sound[: size * 3 // 4]),
-        "gzipped": put(gzip.compress(sound, mtime=0)),
-        "UTF-16": put(sound.decode("latin-1").encode("utf-16")),
-        "missing": replaced(lambda path: None),
-        "a folder": replaced(lambda path: path.mkdir()),
-        "a pipe": replaced(os.mkfifo),
+        "empty": put(b""), "one byte": put(b"\x80"), "noise": put(noise), "zeros": put(bytes(size)),
+        "text": put(page * 4), "cut at a quarter": put(sound[: size // 4]), "cut in half": put(sound[: size // 2]),
+        "cut at three quarters": put(sound[: size * 3 // 4]), "gzipped": put(gzip.compress(sound, mtime=0)),
+        "UTF-16": put(sound.decode("latin-1").encode("utf-16")), "missing": replaced(lambda path: None),
+        "a folder": replaced(lambda path: path.mkdir()), "a pipe": replaced(os.mkfifo),
         "an endless device": replaced(lambda path: path.symlink_to("/dev/zero")),
         "dangling link": replaced(lambda path: path.symlink_to("nowhere")),
-        "link to itself": replaced(lambda path: path.symlink_to(path.name)),
-        "link out of the folder": replaced(link),
+        "link to itself": replaced(lambda path: path.symlink_to(path.name)), "link out of the folder": replaced(link),
         "64 GiB of nothing": replaced(lambda path: (path.touch(), os.truncate(path, HUGE))),
-    }
+    }  # fmt: skip
 
 
 def _write(place: Path, files: Mapping[str, Content | Callable[[Path], object]]) -> None:

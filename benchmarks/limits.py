@@ -18,13 +18,10 @@ from instep.scene.folder import Scene
 
 SEVEN = tuple(f"joint{i}" for i in range(1, 8))
 FR3 = Limits(
-    SEVEN,
-    np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159]),
+    SEVEN, np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159]),
     np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159]),
-    np.array([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26]),
-    10.0,
-    5000.0,
-)
+    np.array([2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26]), 10.0, 5000.0,
+)  # fmt: skip
 """Franka Research 3, as libfranka's rate limiter states it."""
 SOFT = Limits(SEVEN, -1.5, 1.5, 1.5, 6.0, 12.0)
 """An arm of low jerk: half a second until its acceleration has built up."""

@@ -46,13 +46,10 @@ def read_job(job):
 
 def put(path: Path, kind: str) -> Path:
     {
-        "a pipe": os.mkfifo,
-        "a device": lambda p: p.symlink_to("/dev/zero"),
-        "a folder": lambda p: p.mkdir(),
+        "a pipe": os.mkfifo, "a device": lambda p: p.symlink_to("/dev/zero"), "a folder": lambda p: p.mkdir(),
         "a link to itself": lambda p: p.symlink_to(p.name),
-        "a long file": lambda p: (p.touch(), os.truncate(p, 1 << 40)),
-        "nothing": lambda p: None,
-    }[kind](path)
+        "a long file": lambda p: (p.touch(), os.truncate(p, 1 << 40)), "nothing": lambda p: None,
+    }[kind](path)  # fmt: skip
     return path
 
 
@@ -109,11 +106,9 @@ def test_a_table_has_only_what_its_schema_says():
     sound = {"joints": ["a", "b"], "rate": 2.5, "start": {"a": [0, 1]}, "size": 3}
     assert checked_table(sound, schema, "scene.toml") == sound
     wrong = {
-        "joints": ["a", ["a", "a"], [1], []],
-        "rate": [True, float("nan"), float("inf"), 1e39, "fast", None],
-        "start": [[0, 1], {"a": 1}, {"a": [1, 0]}, {"a": [0, float("nan")]}],
-        "size": [0, 10, 2.5, True],
-    }
+        "joints": ["a", ["a", "a"], [1], []], "rate": [True, float("nan"), float("inf"), 1e39, "fast", None],
+        "start": [[0, 1], {"a": 1}, {"a": [1, 0]}, {"a": [0, float("nan")]}], "size": [0, 10, 2.5, True],
+    }  # fmt: skip
     for name, values in wrong.items():
         for value in values:
             with pytest.raises(BadInput, match=f"scene.toml has {name} = "):

@@ -25,12 +25,9 @@ def small_episode(rows: int = 20, seed: int = 0, cameras: bool = True) -> Episod
     rng = np.random.default_rng((seed, 7))
     t = np.arange(rows) / 60 + rng.normal(0, 1e-4, rows)
     columns = {
-        "timestamp": t,
-        "q": rng.normal(size=(rows, 2)),
-        "v": rng.normal(size=(rows, 2)),
-        "action": rng.normal(size=(rows, 1)),
-        "observation.state": rng.normal(size=(rows, 2)).astype(np.float32),
-    }
+        "timestamp": t, "q": rng.normal(size=(rows, 2)), "v": rng.normal(size=(rows, 2)),
+        "action": rng.normal(size=(rows, 1)), "observation.state": rng.normal(size=(rows, 2)).astype(np.float32),
+    }  # fmt: skip
     if cameras:
         columns[CAMERA] = numbered_images(rows)
         columns[f"{CAMERA}.stamp"] = t - 0.01

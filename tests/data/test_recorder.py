@@ -144,11 +144,8 @@ def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path
             buffer[:] = 0
             buffer[:20] = k
             given = {
-                "reused": buffer,
-                "view of reused": buffer.view(),
-                "lasting": buffer.copy(),
-                "reversed": buffer[::-1],
-            }
+                "reused": buffer, "view of reused": buffer.view(), "lasting": buffer.copy(), "reversed": buffer[::-1],
+            }  # fmt: skip
             image = given[kind]
             image.flags.writeable = kind == "reused"
             seen = {CAMERA: image, "observation.state": np.zeros(1)}

@@ -586,11 +586,9 @@ def malformed(rng: np.random.Generator) -> bytes:
     if kind == 0:
         return rng.bytes(int(rng.integers(0, 300)))
     good: list = [
-        Command("c" * 32, 1, 1, np.zeros(2)),
-        Reset("c" * 32, 1, 0),
-        Ping("c" * 32, 1),
+        Command("c" * 32, 1, 1, np.zeros(2)), Reset("c" * 32, 1, 0), Ping("c" * 32, 1),
         Report("c", 1, 1, 1, "run", "", 0.0, 1, 1, np.zeros(2), np.zeros(2), np.zeros(2), {}, {}),
-    ]
+    ]  # fmt: skip
     data = bytearray(pack(good[rng.integers(0, len(good))]))
     at = int(rng.integers(0, len(data)))
     if kind == 1:

@@ -19,12 +19,9 @@ from instep.policy.openpi import OpenpiClient, PolicyServer, pack, unpack
 pytestmark = pytest.mark.realtime
 
 SPEC = Spec(
-    0.02,
-    vector(["a", "b"], "rad"),
-    vector(["a", "b"], "rad/s"),
-    vector(["a", "b"], ["rad", "rad/s"]),
+    0.02, vector(["a", "b"], "rad"), vector(["a", "b"], "rad/s"), vector(["a", "b"], ["rad", "rad/s"]),
     {"observation.state": vector(["a", "b"], "rad")},
-)
+)  # fmt: skip
 
 
 class Slow:

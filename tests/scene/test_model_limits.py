@@ -21,14 +21,10 @@ ROBOT = """<mujoco><option timestep="0.002"/><worldbody><body name="arm" pos="0 
 <geom name="rod" size="0.1" mass="1"/></body></worldbody>
 <actuator><position name="hinge" joint="hinge" kp="20"/></actuator></mujoco>"""
 ABSURD = {
-    'damping="0.1"': ("-1", "1e39", "nan", "nan(7)", "1e400"),
-    'armature="0.01"': ("-1", "1e39"),
-    'mass="1"': ("1e39", "nan(ind)", "inf"),
-    'size="0.1"': ("1e39", "nan"),
-    'kp="20"': ("1e35",),
-    'timestep="0.002"': ("1e-12", "1000"),
-    'pos="0 0 1"': ("0 0 1e30", "0 0 nan(1)"),
-}
+    'damping="0.1"': ("-1", "1e39", "nan", "nan(7)", "1e400"), 'armature="0.01"': ("-1", "1e39"),
+    'mass="1"': ("1e39", "nan(ind)", "inf"), 'size="0.1"': ("1e39", "nan"), 'kp="20"': ("1e35",),
+    'timestep="0.002"': ("1e-12", "1000"), 'pos="0 0 1"': ("0 0 1e30", "0 0 nan(1)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("attribute", "value"), [(a, value) for a, values in ABSURD.items() for value in values])

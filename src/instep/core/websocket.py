@@ -409,13 +409,9 @@ def connect_blocking(address: str, authorization: str, max_bytes: int, timeout: 
     from websockets.sync.client import connect as open_connection
 
     opening = open_connection(
-        address,
-        additional_headers={"Authorization": authorization} if authorization else {},
-        compression=None,
-        max_size=max_bytes,
-        open_timeout=timeout,
-        close_timeout=CLOSE_TIMEOUT_S,
-    )
+        address, additional_headers={"Authorization": authorization} if authorization else {}, compression=None,
+        max_size=max_bytes, open_timeout=timeout, close_timeout=CLOSE_TIMEOUT_S,
+    )  # fmt: skip
     return opening.__enter__()  # the caller closes it
 
 

@@ -274,17 +274,11 @@ def _episode(index: int, episode: Episode) -> EpisodeInfo:
     nominal = episode.meta.get("clock") == NOMINAL
     notes = [episode.meta[name] for name in ("lost", "missing", "skipped", "absent") if episode.meta.get(name)]
     return EpisodeInfo(
-        index=index,
-        rows=len(episode),
-        seconds=float(steps.sum()) if len(episode) > 1 else 0.0,
-        rate=1.0 / period,
-        jitter_ms=float("nan") if nominal else float(steps.std()) * 1e3,
-        longest_ms=float(steps.max()) * 1e3,
-        gaps=int((steps > GAP_PERIODS * period).sum()),
-        complete=episode.meta.get("complete", "yes") == "yes",
-        task=episode.meta.get("task", ""),
-        note="; ".join(notes),
-    )
+        index=index, rows=len(episode), seconds=float(steps.sum()) if len(episode) > 1 else 0.0, rate=1.0 / period,
+        jitter_ms=float("nan") if nominal else float(steps.std()) * 1e3, longest_ms=float(steps.max()) * 1e3,
+        gaps=int((steps > GAP_PERIODS * period).sum()), complete=episode.meta.get("complete", "yes") == "yes",
+        task=episode.meta.get("task", ""), note="; ".join(notes),
+    )  # fmt: skip
 
 
 def _number_channels(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:

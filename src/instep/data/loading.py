@@ -205,12 +205,9 @@ def _runs(folder: Path, data_map: DataMapping, read: RunReader) -> Iterator[RawR
         for raw in read(path, data_map.format, data_map.options):
             joined = _with_companions(raw, path, data_map, read)
             header = {
-                "stem": path.name.split(".")[0],
-                "parent": path.parent.name,
-                "grandparent": path.parent.parent.name,
-                "folder": folder.name,
-                **joined.header,
-            }
+                "stem": path.name.split(".")[0], "parent": path.parent.name, "grandparent": path.parent.parent.name,
+                "folder": folder.name, **joined.header,
+            }  # fmt: skip
             name = str(path.relative_to(folder)) if path != folder else raw.name
             name = f"{name}:{raw.header['run']}" if "run" in raw.header else name
             yield from _split(RawRun(name, joined.columns, header), data_map)

@@ -15,41 +15,23 @@ MAX_BODIES = 5000
 MAX_DOFS = 5000
 MAX_TRIANGLES = 5_000_000
 LIMITS: dict[str, tuple[float, float, str]] = {
-    "body_mass": (0.0, 1e7, "kg"),
-    "body_inertia": (0.0, 1e9, "kg m2"),
-    "body_pos": (-1e6, 1e6, "m"),
-    "body_ipos": (-1e6, 1e6, "m"),
-    "geom_pos": (-1e6, 1e6, "m"),
-    "geom_size": (0.0, 1e6, "m"),
-    "geom_friction": (0.0, 1e4, "1"),
-    "mesh_vert": (-1e6, 1e6, "m"),
-    "qpos0": (-1e6, 1e6, "m or rad"),
-    "key_qpos": (-1e6, 1e6, "m or rad"),
-    "key_qvel": (-1e6, 1e6, "m/s or rad/s"),
-    "jnt_stiffness": (-1e8, 1e8, "Nm/rad"),
-    "dof_damping": (0.0, 1e7, "Nm s/rad"),
-    "dof_armature": (0.0, 1e7, "kg m2"),
-    "dof_frictionloss": (0.0, 1e7, "Nm"),
-    "tendon_damping": (0.0, 1e7, "N s/m"),
-    "tendon_frictionloss": (0.0, 1e7, "N"),
-    "tendon_stiffness": (-1e8, 1e8, "N/m"),
-    "actuator_gainprm": (-1e10, 1e10, "of its own"),
-    "actuator_biasprm": (-1e10, 1e10, "of its own"),
+    "body_mass": (0.0, 1e7, "kg"), "body_inertia": (0.0, 1e9, "kg m2"), "body_pos": (-1e6, 1e6, "m"),
+    "body_ipos": (-1e6, 1e6, "m"), "geom_pos": (-1e6, 1e6, "m"), "geom_size": (0.0, 1e6, "m"),
+    "geom_friction": (0.0, 1e4, "1"), "mesh_vert": (-1e6, 1e6, "m"), "qpos0": (-1e6, 1e6, "m or rad"),
+    "key_qpos": (-1e6, 1e6, "m or rad"), "key_qvel": (-1e6, 1e6, "m/s or rad/s"),
+    "jnt_stiffness": (-1e8, 1e8, "Nm/rad"), "dof_damping": (0.0, 1e7, "Nm s/rad"),
+    "dof_armature": (0.0, 1e7, "kg m2"), "dof_frictionloss": (0.0, 1e7, "Nm"), "tendon_damping": (0.0, 1e7, "N s/m"),
+    "tendon_frictionloss": (0.0, 1e7, "N"), "tendon_stiffness": (-1e8, 1e8, "N/m"),
+    "actuator_gainprm": (-1e10, 1e10, "of its own"), "actuator_biasprm": (-1e10, 1e10, "of its own"),
     "actuator_gear": (-1e7, 1e7, "1"),
-}
+}  # fmt: skip
 """Field of a model -> lowest and highest value, and their unit."""
 OPTIONS: dict[str, tuple[float, float, str]] = {
-    "timestep": (1e-6, 1.0, "s"),
-    "gravity": (-1e4, 1e4, "m/s2"),
-    "wind": (-1e4, 1e4, "m/s"),
-    "density": (0.0, 1e6, "kg/m3"),
-    "viscosity": (0.0, 1e6, "Pa s"),
-    "impratio": (1e-4, 1e6, "1"),
-    "iterations": (0, 10_000, "1"),
-    "ls_iterations": (0, 10_000, "1"),
-    "noslip_iterations": (0, 10_000, "1"),
+    "timestep": (1e-6, 1.0, "s"), "gravity": (-1e4, 1e4, "m/s2"), "wind": (-1e4, 1e4, "m/s"),
+    "density": (0.0, 1e6, "kg/m3"), "viscosity": (0.0, 1e6, "Pa s"), "impratio": (1e-4, 1e6, "1"),
+    "iterations": (0, 10_000, "1"), "ls_iterations": (0, 10_000, "1"), "noslip_iterations": (0, 10_000, "1"),
     "ccd_iterations": (0, 10_000, "1"),
-}
+}  # fmt: skip
 """Simulation option -> lowest and highest value, and their unit."""
 _OWNERS = {"body": "body", "geom": "geom", "jnt": "joint", "tendon": "tendon", "actuator": "actuator", "key": "key"}
 _OPEN_ENDED = ("range",)

@@ -32,20 +32,14 @@ from instep.data.lerobot import channel_of, is_image
 from instep.data.mapping import RawRun
 
 BUILT_IN = {
-    "lerobot": "instep.data.lerobot.writer:LEROBOT",
-    "lerobot-v3.0": "instep.data.lerobot.writer:LEROBOT_V30",
-    "lerobot-v2.1": "instep.data.lerobot.writer:LEROBOT_V21",
-    "rosbag": "instep.data.formats.ros_logs:ROSBAG",
-    "zarr": "instep.data.formats.table_formats:ZARR",
-    "csv": "instep.data.formats.table_formats:CSV",
-    "npz": "instep.data.formats.table_formats:NPZ",
-    "json": "instep.data.formats.table_formats:JSON",
-    "lines": "instep.data.formats.table_formats:LINES",
-    "cameras": "instep.data.formats.table_formats:CAMERAS",
-    "mcap": "instep.data.formats.ros_logs:MCAP",
-    "hdf5": "instep.data.formats.table_formats:HDF5",
+    "lerobot": "instep.data.lerobot.writer:LEROBOT", "lerobot-v3.0": "instep.data.lerobot.writer:LEROBOT_V30",
+    "lerobot-v2.1": "instep.data.lerobot.writer:LEROBOT_V21", "rosbag": "instep.data.formats.ros_logs:ROSBAG",
+    "zarr": "instep.data.formats.table_formats:ZARR", "csv": "instep.data.formats.table_formats:CSV",
+    "npz": "instep.data.formats.table_formats:NPZ", "json": "instep.data.formats.table_formats:JSON",
+    "lines": "instep.data.formats.table_formats:LINES", "cameras": "instep.data.formats.table_formats:CAMERAS",
+    "mcap": "instep.data.formats.ros_logs:MCAP", "hdf5": "instep.data.formats.table_formats:HDF5",
     "rerun": "instep.data.formats.ros_logs:RERUN",
-}
+}  # fmt: skip
 """The formats that come with instep, in the order in which a folder is searched for them."""
 
 Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]

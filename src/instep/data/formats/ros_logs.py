@@ -284,11 +284,9 @@ BAG_FILE = "metadata.yaml"
 """The file by which a folder is a ROS 2 bag."""
 JOINT_TOPIC, COMMAND_TOPIC = "/joint_states", "/joint_command"
 _KINDS = {
-    "joints": "sensor_msgs/msg/JointState",
-    "transforms": "tf2_msgs/msg/TFMessage",
-    "image": "sensor_msgs/msg/CompressedImage",
-    "numbers": "std_msgs/msg/Float64MultiArray",
-}
+    "joints": "sensor_msgs/msg/JointState", "transforms": "tf2_msgs/msg/TFMessage",
+    "image": "sensor_msgs/msg/CompressedImage", "numbers": "std_msgs/msg/Float64MultiArray",
+}  # fmt: skip
 _PARTS = {"rad": "position", "m": "position", "rad/s": "velocity", "m/s": "velocity", "Nm": "effort", "N": "effort"}
 """What of a JointState commands in a unit are."""
 

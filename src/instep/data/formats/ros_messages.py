@@ -248,16 +248,10 @@ def _take_numbers(log: MessageLog, topic: str, stamp: float, message: Any) -> No
 
 
 _TAKERS = {
-    "JointState": _take_joints,
-    "JointTrajectory": _take_trajectory,
-    "CompressedImage": _take_image,
-    "Image": _take_image,
-    "CameraInfo": _take_camera,
-    "TFMessage": _take_transforms,
-    "PoseStamped": _take_pose,
-    "Float64MultiArray": _take_numbers,
-    "Float32MultiArray": _take_numbers,
-}
+    "JointState": _take_joints, "JointTrajectory": _take_trajectory, "CompressedImage": _take_image,
+    "Image": _take_image, "CameraInfo": _take_camera, "TFMessage": _take_transforms, "PoseStamped": _take_pose,
+    "Float64MultiArray": _take_numbers, "Float32MultiArray": _take_numbers,
+}  # fmt: skip
 
 
 def _parts(stream: TopicMessages) -> dict[str, Array]:

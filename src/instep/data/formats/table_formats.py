@@ -232,12 +232,9 @@ def _write_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
 
 
 ALOHA_NAMES = {
-    "q": "observations/qpos",
-    "v": "observations/qvel",
-    "observation.effort": "observations/effort",
-    "action": "action",
-    "timestamp": "timestamp",
-}
+    "q": "observations/qpos", "v": "observations/qvel", "observation.effort": "observations/effort",
+    "action": "action", "timestamp": "timestamp",
+}  # fmt: skip
 """Where ALOHA keeps the columns of an episode."""
 BLOSC_VERSION = 2
 """First byte of a chunk that Blosc compressed."""

@@ -46,11 +46,9 @@ STATE = _set_of("actual measured meas state states present feedback fb observati
 UNITS = {"deg": "deg", "degree": "deg", "degrees": "deg", "rad": "rad", "radian": "rad", "radians": "rad", "mm": "mm"}
 """Units that a name may state."""
 TIME_UNITS = {
-    **dict.fromkeys(("ms", "msec", "millis"), "ms"),
-    **dict.fromkeys(("us", "usec", "micros"), "us"),
-    **dict.fromkeys(("ns", "nsec", "nanos", "nanosec"), "ns"),
-    **dict.fromkeys(("s", "sec", "secs", "seconds"), "s"),
-}
+    **dict.fromkeys(("ms", "msec", "millis"), "ms"), **dict.fromkeys(("us", "usec", "micros"), "us"),
+    **dict.fromkeys(("ns", "nsec", "nanos", "nanosec"), "ns"), **dict.fromkeys(("s", "sec", "secs", "seconds"), "s"),
+}  # fmt: skip
 _WORDS = frozenset[str]().union(*KINDS.values(), COMMAND, STATE, UNITS, TIME_UNITS)
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LISTS = _set_of("names name labels label joint joints order columns axes motors")

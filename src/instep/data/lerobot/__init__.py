@@ -193,12 +193,9 @@ def vector_stats(values: Array) -> dict[str, Array]:
         return _finite_stats(flat)
     levels = np.quantile(flat, list(QUANTILES.values()), axis=0)
     out: dict[str, Array] = {
-        "min": flat.min(axis=0),
-        "max": flat.max(axis=0),
-        "mean": flat.mean(axis=0),
-        "std": flat.std(axis=0),
+        "min": flat.min(axis=0), "max": flat.max(axis=0), "mean": flat.mean(axis=0), "std": flat.std(axis=0),
         "count": np.array([len(values)]),
-    }
+    }  # fmt: skip
     return out | dict(zip(QUANTILES, levels, strict=True))
 
 
@@ -261,11 +258,9 @@ def _combined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     spread = [np.asarray(part["std"]) ** 2 + (np.asarray(part["mean"]) - mean) ** 2 for part in parts]
     out: dict[str, Array] = {
         "min": np.min([part["min"] for part in parts], axis=0),
-        "max": np.max([part["max"] for part in parts], axis=0),
-        "mean": mean,
-        "std": np.sqrt(weighted(spread)),
+        "max": np.max([part["max"] for part in parts], axis=0), "mean": mean, "std": np.sqrt(weighted(spread)),
         "count": np.array([int(counts.sum())]),
-    }
+    }  # fmt: skip
     for name in QUANTILES:
         if all(name in part for part in parts):
             out[name] = weighted([part[name] for part in parts])

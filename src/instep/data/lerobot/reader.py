@@ -45,13 +45,8 @@ PERIOD = "instep.dt"
 CACHED_EPISODES = 256
 """How many episodes stay in memory; their images never do."""
 _EPISODE_COLUMNS = (
-    "episode_index",
-    "length",
-    "data/chunk_index",
-    "data/file_index",
-    "dataset_from_index",
-    "dataset_to_index",
-)
+    "episode_index", "length", "data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index",
+)  # fmt: skip
 
 
 @frozen_dataclass
@@ -326,12 +321,10 @@ def automatic_columns(rows: int, place: tuple[int, int, int], fps: int) -> dict[
     episode, start, task = place
     numbers = np.arange(rows, dtype=np.int64)
     return {
-        "timestamp": (numbers / fps).astype(np.float32),
-        "frame_index": numbers,
-        "episode_index": np.full(rows, episode, np.int64),
-        "index": numbers + start,
+        "timestamp": (numbers / fps).astype(np.float32), "frame_index": numbers,
+        "episode_index": np.full(rows, episode, np.int64), "index": numbers + start,
         "task_index": np.full(rows, task, np.int64),
-    }
+    }  # fmt: skip
 
 
 def hugging_face(features: Mapping[str, Any]) -> str:

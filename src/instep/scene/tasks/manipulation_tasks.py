@@ -165,15 +165,8 @@ class Handover(WithoutGoal):
     seconds: float = 20.0
     dwell: float = 0.1
     events: tuple[str, ...] = (
-        "home",
-        "left grasp",
-        "pick-up",
-        "right align",
-        "right grasp",
-        "left release",
-        "place",
-        "home again",
-    )
+        "home", "left grasp", "pick-up", "right align", "right grasp", "left release", "place", "home again",
+    )  # fmt: skip
     failures: tuple[str, ...] = ("cube dropped",)
     goal_channel: Channel = NO_GOAL
 

@@ -120,12 +120,10 @@ class Tasked(Wrapper[W]):
         """Sample the goal and evaluate the events of the first state."""
         goal = np.broadcast_to(self.task.sample_goal(seed), (*state.batch, np.size(self.task.sample_goal(seed)))).copy()
         memory = {
-            "goal": goal,
-            "held": np.zeros((*state.batch, len(self.task.events)), int),
-            "when": np.full((*state.batch, len(self.task.events)), np.nan),
-            "failure": np.full(state.batch, -1),
+            "goal": goal, "held": np.zeros((*state.batch, len(self.task.events)), int),
+            "when": np.full((*state.batch, len(self.task.events)), np.nan), "failure": np.full(state.batch, -1),
             "age": np.zeros(state.batch, int),
-        }
+        }  # fmt: skip
         return state.with_hidden(self.key, self._updated(state, memory))
 
     def step(self, state: State, action: Array) -> State:
