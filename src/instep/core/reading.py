@@ -59,28 +59,30 @@ MAX_DOCUMENT = 64 << 20
 
 def read_file(path: Path, most: int = MAX_DOCUMENT) -> bytes:
     """The bytes of a regular file of at most `most` bytes; pipes and devices are refused."""
+    check_regular(path, most)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} cannot be opened ({first_line(error)}).") from None
-    try:
-        _check_regular(path, os.fstat(handle), most)
-        with open(handle, "rb", closefd=False) as file:
+        with open(path, "rb") as file:
             return file.read()
-    finally:
-        os.close(handle)
+    except OSError as error:
+        raise BadInput(f"{str(path)!r} cannot be opened ({first_line(error)}).") from None
 
 
 def check_regular(path: Path, most: int) -> None:
     """Refuse anything but a regular file of at most `most` bytes, before a library opens it."""
     try:
-        _check_regular(path, path.stat(), most)
+        found = path.stat()
     except FileNotFoundError:
         raise BadInput(f"There is no file {str(path)!r}.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{str(path)!r} cannot be opened ({first_line(error)}).") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise BadInput(f"{str(path)!r} is a folder, and a file was expected.")
+    if not stat.S_ISREG(found.st_mode):
+        raise BadInput(f"{str(path)!r} is a pipe or a device, and a file was expected.")
+    if found.st_size > most:
+        raise BadInput(
+            f"{str(path)!r} has {found.st_size / 2**20:.0f} MiB, and at most {most / 2**20:.0f} MiB are read."
+        )
 
 
 def present(path: Path) -> bool:
@@ -191,17 +193,6 @@ def described(error: BaseException) -> str:
     words = first_line(error)
     plain = isinstance(error, KeyError | IndexError | AttributeError | TypeError) or words == type(error).__name__
     return f"{type(error).__name__}: {words}" if plain and words != type(error).__name__ else words
-
-
-def _check_regular(path: Path, found: os.stat_result, most: int) -> None:
-    if stat.S_ISDIR(found.st_mode):
-        raise BadInput(f"{str(path)!r} is a folder, and a file was expected.")
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{str(path)!r} is a pipe or a device, and a file was expected.")
-    if found.st_size > most:
-        raise BadInput(
-            f"{str(path)!r} has {found.st_size / 2**20:.0f} MiB, and at most {most / 2**20:.0f} MiB are read."
-        )
 
 
 MAX_NUMBER = 1e15

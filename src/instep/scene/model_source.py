@@ -36,23 +36,10 @@ _CELLS = {  # element: (attributes whose product counts, largest product)
     "flexcomp": (("count",), 100_000),
     "composite": (("count",), 100_000),
 }
-_NAMES = frozenset(
-    [
-        "name",
-        "class",
-        "childclass",
-        "file",
-        "filename",
-        "content_type",
-        "prefix",
-        "joint",
-        "body",
-        "geom",
-        "site",
-        "target",
-        "material",
-    ]
-)
+_NAMES = frozenset((
+    "name", "class", "childclass", "file", "filename", "content_type", "prefix", "joint", "body", "geom", "site",
+    "target", "material",
+))  # fmt: skip
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf)(?:inity|\(.*\)?)?", re.IGNORECASE)
 """How C writes what is not a finite number, `nan(7)` included."""
 _OPEN_ENDED = ("range", "ctrlrange", "forcerange", "actrange", "lengthrange", "actuatorfrcrange")
