@@ -12,7 +12,14 @@ import pytest
 import zarr
 
 from instep.core.errors import BadInput
-from instep.data import Selection, WriteOptions, export_episodes, import_recordings, load_episodes
+from instep.data import (
+    Selection,
+    WriteOptions,
+    export_episodes,
+    import_recordings,
+    load_episodes,
+    write_dataset,
+)
 from instep.data.frames import encode_png
 from instep.data.lerobot import AUTOMATIC, MEASURED
 
@@ -71,8 +78,6 @@ def test_diffusion_policy_s_layout(tmp_path: Path, version: int):
 
 def test_an_mcap_of_ours_comes_back_as_it_was(tmp_path: Path):
     given = small_episode(8)
-    from instep.data import write_dataset
-
     source = write_dataset([given, small_episode(5, 1)], tmp_path / "set")
     done = export_episodes(source, "mcap", tmp_path / "out")
     assert done.episodes == 2 and len(list((tmp_path / "out").glob("*.mcap"))) == 2
@@ -295,8 +300,6 @@ def test_episodes_cameras_and_columns_are_chosen(tmp_path: Path):
 
 
 def test_every_export_can_be_imported_again(tmp_path: Path):
-    from instep.data import write_dataset
-
     given = [small_episode(9, 0, cameras=False), small_episode(7, 1, cameras=False)]
     source = write_dataset(given, tmp_path / "set")
     for form in ("csv", "npz"):
@@ -311,8 +314,6 @@ def test_every_export_can_be_imported_again(tmp_path: Path):
 
 
 def test_csv_says_what_it_cannot_hold(tmp_path: Path):
-    from instep.data import write_dataset
-
     source = write_dataset([small_episode(9)], tmp_path / "set")
     assert export_episodes(source, "csv", tmp_path / "csv").left_out == (CAMERA,)
     with pytest.raises(BadInput, match="Did you mean 'mcap'"):
@@ -344,8 +345,6 @@ def test_episodes_of_several_rates_are_refused_until_a_rate_is_given(tmp_path: P
 
 
 def test_an_hdf5_export_has_aloha_s_layout_and_can_be_imported_again(tmp_path: Path):
-    from instep.data import write_dataset
-
     given = small_episode(9)
     source = write_dataset([given, small_episode(7, 1)], tmp_path / "set")
     done = export_episodes(source, "hdf5", tmp_path / "out")
@@ -364,7 +363,6 @@ def test_an_hdf5_export_has_aloha_s_layout_and_can_be_imported_again(tmp_path: P
 def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
     from instep.core.episode import Episode
     from instep.core.world import Spec, vector
-    from instep.data import write_dataset
 
     rows, rng = 12, np.random.default_rng(3)
     pose = rng.normal(size=(rows, 7))
@@ -402,8 +400,6 @@ def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
 
 
 def test_robot_type_is_kept_and_can_be_named(tmp_path: Path):
-    from instep.data import write_dataset
-
     source = write_dataset([small_episode(6, cameras=False)], tmp_path / "set", WriteOptions(robot_type="so101"))
     assert load_episodes(source)[0].meta["robot_type"] == "so101"
     export_episodes(source, "lerobot-v3.0", tmp_path / "same")
@@ -414,8 +410,6 @@ def test_robot_type_is_kept_and_can_be_named(tmp_path: Path):
 
 def test_a_rerun_export_holds_every_number_and_image(tmp_path: Path, rerun):
     from rerun.chunk import RrdReader
-
-    from instep.data import write_dataset
 
     given = small_episode(9)
     source = write_dataset([given], tmp_path / "set")

@@ -63,7 +63,11 @@ def _opened(path: str, mtime: int, size: int) -> Any:
     with parsing(path, "parquet"):
         metadata: Any = pq.read_metadata(path)
         columns = [metadata.schema.column(k) for k in range(metadata.num_columns)]
-        decoded = decoded_bytes(metadata)
+        decoded = 0  # bytes of the numbers, by the file's own count of values
+        for group in (metadata.row_group(k) for k in range(metadata.num_row_groups)):
+            for chunk in (group.column(k) for k in range(group.num_columns)):
+                width = _WIDTH.get(chunk.physical_type, 8)
+                decoded += max(chunk.num_values * width, chunk.total_uncompressed_size)
         if decoded > MAX_DECODED:
             raise BadInput(
                 f"{path!r} would decode to {decoded / 2**30:.3g} GiB, more than the {MAX_DECODED >> 30} GiB that are "
@@ -71,18 +75,6 @@ def _opened(path: str, mtime: int, size: int) -> Any:
             )
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         return pq.ParquetFile(path, read_dictionary=texts)
-
-
-def decoded_bytes(metadata: Any) -> int:
-    """How many bytes the numbers of a parquet file take once decoded, by its own count of values."""
-    total = 0
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for k in range(row_group.num_columns):
-            chunk = row_group.column(k)
-            width = _WIDTH.get(chunk.physical_type, 8)
-            total += max(chunk.num_values * width, chunk.total_uncompressed_size)
-    return total
 
 
 def read_table(path: Path, start: int = 0, count: int | None = None) -> Any:

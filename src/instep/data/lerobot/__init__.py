@@ -188,15 +188,13 @@ def vector_stats(values: Array) -> dict[str, Array]:
 
     Numbers that are not finite are left out, so that one dead sensor reading does not spoil a normalisation.
     """
-    flat = np.asarray(values, float).reshape(len(values), -1)
-    if not np.isfinite(flat).all():
-        return _finite_stats(flat)
-    levels = np.quantile(flat, list(QUANTILES.values()), axis=0)
-    out: dict[str, Array] = {
-        "min": flat.min(axis=0), "max": flat.max(axis=0), "mean": flat.mean(axis=0), "std": flat.std(axis=0),
-        "count": np.array([len(values)]),
-    }  # fmt: skip
-    return out | dict(zip(QUANTILES, levels, strict=True))
+    flat = np.array(values, float).reshape(len(values), -1)
+    flat[~np.isfinite(flat)] = np.nan
+    flat[:, np.isnan(flat).all(axis=0)] = 0.0  # JSON holds no other number for a column without any
+    levels = np.nanquantile(flat, list(QUANTILES.values()), axis=0)
+    parts = {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean, "std": np.nanstd}
+    out: dict[str, Array] = {name: statistic(flat, axis=0) for name, statistic in parts.items()}
+    return {**out, "count": np.array([len(values)]), **dict(zip(QUANTILES, levels, strict=True))}
 
 
 def image_stats(images: Any) -> dict[str, Array]:
@@ -237,14 +235,6 @@ def stats_to_json(stats: Stats) -> dict[str, dict[str, Any]]:
 def stats_from_json(value: Mapping[str, Mapping[str, Any]]) -> Stats:
     """Statistics of nested lists."""
     return {name: {key: np.asarray(v) for key, v in entry.items()} for name, entry in value.items()}
-
-
-def _finite_stats(flat: Array) -> dict[str, Array]:
-    """The statistics of each column's finite numbers; zero, which JSON can hold, where there is none."""
-    parts = [column[np.isfinite(column)] for column in flat.T]
-    found = [vector_stats((part if len(part) else np.zeros(1))[:, None]) for part in parts]
-    out = {name: np.concatenate([np.ravel(one[name]) for one in found]) for name in found[0] if name != "count"}
-    return out | {"count": np.array([len(flat)])}
 
 
 def _combined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
