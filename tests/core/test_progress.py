@@ -25,13 +25,6 @@ def test_a_part_ends_before_the_whole():
     assert 5.0 < part.left < 6.0 < 59.0 < progress.left
 
 
-def test_a_stop_reaches_every_part():
-    progress = Progress()
-    first, second = progress.part(0.0, 0.5), progress.part(0.5, 1.0)
-    first.stop()
-    assert progress.ended and second.interrupted
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2min", 120), ("1h", 3600), ("45", 45), ("1.5 min", 90)])
 def test_durations_are_read(text, seconds):
     assert parse_duration(text) == seconds

@@ -23,7 +23,6 @@ from instep.core.websocket import (
     Certificate,
     HalfOpen,
     ListenOptions,
-    RateLimiter,
     WebsocketServer,
     connect,
     connect_blocking,
@@ -62,11 +61,6 @@ def test_a_server_answers_to_the_name_of_its_computer_and_serves_its_paths_only(
     assert rules.refusal(request(Host=f"{socket.gethostname().lower()}:80")) is None
     refusal = rules.refusal(request("/other", Host="192.0.2.7"))
     assert refusal is not None and refusal.status == 404
-
-
-def test_a_rate_limiter_allows_its_burst_and_then_its_rate():
-    limiter = RateLimiter(0.001, 3)
-    assert [limiter.take() for _ in range(4)] == [True, True, True, False]
 
 
 async def echo(connection) -> None:

@@ -14,7 +14,6 @@ import zarr
 from instep.core.errors import BadInput
 from instep.data import (
     Selection,
-    WriteOptions,
     export_episodes,
     import_recordings,
     load_episodes,
@@ -397,15 +396,6 @@ def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
     assert float(episode.meta["start"]) == pytest.approx(1.7e9)
     export_episodes(source, "mcap", tmp_path / "mcap")
     np.testing.assert_array_equal(load_episodes(tmp_path / "mcap")[0].q, columns["q"])
-
-
-def test_robot_type_is_kept_and_can_be_named(tmp_path: Path):
-    source = write_dataset([small_episode(6, cameras=False)], tmp_path / "set", WriteOptions(robot_type="so101"))
-    assert load_episodes(source)[0].meta["robot_type"] == "so101"
-    export_episodes(source, "lerobot-v3.0", tmp_path / "same")
-    export_episodes(source, "lerobot-v2.1", tmp_path / "other", robot_type="koch")
-    for name, robot in (("same", "so101"), ("other", "koch")):
-        assert json.loads((tmp_path / name / "meta/info.json").read_text())["robot_type"] == robot
 
 
 def test_a_rerun_export_holds_every_number_and_image(tmp_path: Path, rerun):

@@ -4,8 +4,6 @@ import numpy as np
 
 from instep.data import lerobot as feature_stats
 
-from .conftest import numbered_images
-
 
 def test_parts_combine_to_the_whole():
     rng = np.random.default_rng(0)
@@ -25,9 +23,3 @@ def test_one_dead_reading_does_not_spoil_the_rest():
     values[:, 1] = np.inf
     found = feature_stats.vector_stats(values)
     assert found["mean"][0] == 1 and np.isfinite(found["max"]).all()
-
-
-def test_images_are_scaled_and_per_channel():
-    found = feature_stats.image_stats(numbered_images(12))
-    assert found["mean"].shape == (3, 1, 1) and found["min"].min() >= 0 and found["max"].max() <= 1
-    assert found["max"][0, 0, 0] == 1 and found["count"][0] <= 12

@@ -49,12 +49,6 @@ def test_a_mapping_may_be_a_path_a_text_or_an_object(logs: Path):
         assert np.array_equal(episode.q, found[0][0].q) and episode.spec.q.labels == ("hinge",)
 
 
-def test_a_file_and_a_folder_are_loaded_alike(logs: Path):
-    file = logs.parent / "hinge.toml"
-    (whole,), (single,) = load_episodes(logs, file), load_episodes(logs / "run.csv", file)
-    assert np.array_equal(whole.q, single.q)
-
-
 def test_a_dataset_without_episodes_is_said(tmp_path: Path):
     (tmp_path / "journal").mkdir()
     with pytest.raises(BadInput, match="holds no episodes"):

@@ -7,7 +7,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between, quat_exp
 from instep.core.world import Spec, vector
-from instep.data.resample import derivative, latest, resampled, velocity
+from instep.data.resample import latest, resampled, velocity
 
 
 def swing(rate: float, span: float = 2.0, jitter: float = 0.0) -> Episode:
@@ -62,15 +62,6 @@ def test_velocity_comes_without_delay(jitter: float):
     error = [np.abs(np.roll(found, s)[20:-20] - truth[20:-20]).max() for s in shifts]
     assert shifts[int(np.argmin(error))] == 0, "the best match is where it stands"
     assert np.abs(found - truth).max() < 0.02, "also at the ends"
-
-
-def test_velocity_is_smoother_than_a_difference():
-    rng = np.random.default_rng(1)
-    t = np.arange(400) / 200
-    q = np.round(np.sin(t)[:, None] / 0.003) * 0.003 + rng.normal(0, 1e-4, (400, 1))
-    smooth = derivative(t, q, 0.05)[10:-10, 0] - np.cos(t[10:-10])
-    rough = np.gradient(q[:, 0], t)[10:-10] - np.cos(t[10:-10])
-    assert smooth.std() < 0.25 * rough.std()
 
 
 def test_turning_gives_angular_velocity_in_the_body():

@@ -90,18 +90,6 @@ def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(recording, follow
     assert np.median(run.error[25:]) < 3 * MM
 
 
-@pytest.mark.fault(7)
-def test_images_that_come_100_ms_late_correct_where_they_were_taken(recording, follow) -> None:
-    def late(row, name, pixels, stamp):
-        then = max(row - 6, 0)
-        return recording.episode[f"observation.images.{name}"][then], float(
-            recording.episode[f"observation.images.{name}.stamp"][then]
-        )
-
-    run = follow(recording.with_images(late))
-    assert np.median(run.error[10:]) < 3 * MM and np.median(run.turn[10:]) < 1.5 * DEG
-
-
 def test_50_ms_without_joint_readings_are_bridged(recording, follow) -> None:
     q = recording.episode.q.copy()
     q[20:23, :2] = np.nan

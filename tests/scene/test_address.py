@@ -43,11 +43,6 @@ def test_a_mass_brings_its_inertia_along(model):
     assert changed.body("tee").inertia == pytest.approx(2.0 * ratio)
 
 
-def test_an_inertia_given_with_a_mass_wins(model):
-    changed = address.write(model, {"body.tee.inertia_x": 0.5, "body.tee.mass": 2.0})
-    assert changed.body("tee").inertia[0] == 0.5
-
-
 def test_the_geoms_of_a_body_are_one_param_by_its_name(model):
     changed = address.write(model, {"geom.tee.friction": 0.07})
     assert changed.geom("tee_bar").friction[0] == changed.geom("tee_stem").friction[0] == 0.07

@@ -60,12 +60,6 @@ def test_drag_slows_a_joint_by_the_square_of_its_speed(tmp_path):
     assert float(state.v[0]) == pytest.approx(10.0 / (1 + 0.1 * 10.0 * 1.0 / inertia), rel=2e-3)
 
 
-def test_the_range_of_commands_can_be_narrowed(tmp_path):
-    sim = world(tmp_path, kp=20.0).tuned({"joint.hinge.frictionloss": 1e-9, "option.gravity": 0.0})
-    assert after(sim.tuned({"actuator.hinge.high": 0.3}), 5.0, 0.9) == pytest.approx(0.3, rel=1e-3)
-    assert address.read(sim.model, ["actuator.hinge.low"]) == {"actuator.hinge.low": -1.0}
-
-
 BALL = """
 <mujoco>
   <worldbody><body name="ball" pos="0 0 1" simple="{simple}"><freejoint/><geom size="0.1"/></body></worldbody>

@@ -49,13 +49,6 @@ def test_friction_of_a_motor_holds_the_sum_of_two_joints_and_leaves_their_differ
     np.testing.assert_allclose(after(dry, (0.2, -0.2)), after(model, (0.2, -0.2)), rtol=1e-3)
 
 
-def test_inertia_of_a_motor_is_felt_by_the_sum_of_two_joints(model):
-    heavy = address.write(model, {"tendon.sum.armature": 0.01})
-    free, both = after(model, (0.1, 0.1)), after(heavy, (0.1, 0.1))
-    np.testing.assert_allclose(both, free / 3, rtol=1e-3)
-    np.testing.assert_allclose(after(heavy, (0.1, -0.1)), after(model, (0.1, -0.1)), rtol=1e-3)
-
-
 def test_a_tendon_over_hinges_is_measured_in_angles_and_one_over_slides_in_lengths(model):
     units = {param.address: param.unit for param in address.params(model, ["tendon.*"])}
     assert units["tendon.sum.frictionloss"] == "Nm" and units["tendon.rope.frictionloss"] == "N"

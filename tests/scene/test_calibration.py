@@ -76,12 +76,6 @@ def test_words_name_cameras_or_a_calibration(scene: Scene, tmp_path: Path) -> No
         calibrated_scene(scene, [file, file])
 
 
-def test_a_camera_on_a_body_that_is_not_there_is_refused(scene: Scene) -> None:
-    other = Camera("hand", 64, 64, (50.0, 50.0), (32.0, 32.0), "arn")
-    with pytest.raises(BadInput, match=r"body for camera 'hand' named 'arn'. Did you mean 'arm'"):
-        Calibration({"hand": other}).on(scene)
-
-
 def test_a_urdf_is_to_become_a_scene_first(tmp_path: Path) -> None:
     heavy = '<mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/>'
     link = '<link name="{}"><inertial>' + heavy + "</inertial></link>"

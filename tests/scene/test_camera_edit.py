@@ -11,7 +11,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.scene.camera import Camera, pinhole
-from instep.scene.camera_files import field_of_view, framing_robot, remove_camera, write_camera
+from instep.scene.camera_files import framing_robot, remove_camera, write_camera
 from instep.scene.folder import Scene
 
 MAIN = """<mujoco model="arm">
@@ -76,8 +76,3 @@ def test_a_camera_that_frames_the_robot_sees_all_of_it(folder: Path, size: tuple
     pixels = camera.project(np.array([(camera_from_world @ [*end, 1.0])[:3] for end in ends]))
     assert (pixels > 0).all() and (pixels < size).all()
     assert np.linalg.norm(pixels[1] - pixels[0]) > 0.3 * min(size)
-
-
-def test_the_field_of_view_is_that_across_the_image() -> None:
-    assert field_of_view(pinhole("a", (300, 200), 60.0)) == pytest.approx(60.0)
-    assert field_of_view(pinhole("a", (200, 200))) == pytest.approx(45.0)

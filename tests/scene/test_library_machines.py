@@ -123,15 +123,6 @@ def test_the_cartpole_obeys_the_published_law():
         )
 
 
-def test_the_servo_pulls_as_its_firmware_and_motor_say():
-    kt, R, supply = 0.3232, 4.764, 7.4
-    duty_per_rad = 200 * 4096 / (2 * np.pi) / (256 * 885)
-    servo = load("servo_pendulum").actuator("servo")
-    assert servo.gainprm[0] == pytest.approx(duty_per_rad * supply * kt / R, rel=1e-3)
-    assert -servo.biasprm[2] == pytest.approx(kt**2 / R, rel=1e-3)
-    assert servo.forcerange[1] == pytest.approx(supply * kt / R, rel=1e-3)
-
-
 def test_the_cube_has_the_published_constants(recordings: Path):
     given = json.loads((recordings / "cube_toss" / "parameters.json").read_text())
     model = load("cube")
