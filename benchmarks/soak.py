@@ -19,7 +19,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -176,9 +175,9 @@ class SoakTest:
             end = time.monotonic()
         found: dict[str, Any] = {"t": at, "fault": fault.name, "stops": fault.stops, "moving": moving}
         if fault.stops:
-            check = self.watch.stop_check(begin, end)
-            missed = check.held_s > HOLD_BOUND_S + 2 * self.watch.dt or check.rest_s > self.rest_bound
-            found |= {"held": _finite(check.held_s), "rest": check.rest_s, "missed": missed}
+            held, rest = self.watch.stop_check(begin, end)
+            missed = held > HOLD_BOUND_S + 2 * self.watch.dt or rest > self.rest_bound
+            found |= {"held": held if math.isfinite(held) else None, "rest": rest, "missed": missed}
         else:
             # One that is only just being started again has never answered.
             known = [name for name in self.servers() if self._answered.get(name) == self._program_of(name).starts]
@@ -201,7 +200,7 @@ class SoakTest:
         pids |= {"cameras": child_of(self.robot.pid, CAMERAS), "recorder": child_of(self.twin.pid, WRITER)}
         for name, pid in pids.items():
             if pid and (use := use_of(name, pid, self.seconds)) is not None:
-                self._note("uses", asdict(use))
+                self._note("uses", use)
 
     def _check_ends(self) -> None:
         for program in (self.robot, self.serve, self.twin, *([self.view] if self.view else [])):
@@ -344,10 +343,6 @@ def growth(lives: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     error = math.sqrt(float(np.sum((y - slope * x) ** 2)) / max(free, 1) / float(x @ x))
     width = float(student.ppf(0.975, max(free, 1))) * error
     return Estimate(slope, slope - width, slope + width, len(x), "MiB/h")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _free_port() -> int:

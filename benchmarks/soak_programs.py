@@ -13,29 +13,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from instep.core.websocket import connect_blocking, connection_errors
-from instep.core.world import frozen_dataclass
 from instep.robot import Limits
 from instep.robot.wire import FROM_ROBOT, MAX_BYTES, Hello, Report, unpack
 
 MARK = "INSTEP_SOAK"
 """Variable in the environment of every process of a soak test, by which those left behind are found."""
-
-
-@frozen_dataclass
-class Use:
-    """What a process holds at one moment."""
-
-    program: str
-    pid: int
-    t: float
-    """Time since the soak test began [s]."""
-    memory_mb: float
-    """Private and shared memory, without mapped files [MiB]."""
-    descriptors: int
 
 
 class Program:
@@ -100,12 +87,13 @@ def child_of(pid: int, word: str) -> int:
     return 0
 
 
-def use_of(program: str, pid: int, t: float) -> Use | None:
-    """What a process holds now; None where it has just ended."""
+def use_of(program: str, pid: int, t: float) -> dict[str, Any] | None:
+    """What a process holds at a time of the test [s]: memory without mapped files [MiB]; None where it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         kilobytes = sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-        return Use(program, pid, t, kilobytes / 1024, len(os.listdir(f"/proc/{pid}/fd")))
+        held = {"memory_mb": kilobytes / 1024, "descriptors": len(os.listdir(f"/proc/{pid}/fd"))}
+        return {"program": program, "pid": pid, "t": t, **held}
     except OSError:
         return None
 
@@ -136,16 +124,6 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-@frozen_dataclass
-class StopCheck:
-    """How the robot came to rest after a fault."""
-
-    held_s: float
-    """Time from the fault to the first report of a hold or a stop [s]; infinite where there was none."""
-    rest_s: float
-    """Time from the fault to the last command that differs from the one before [s]; 0 where none did."""
-
-
 class RobotWatch:
     """A second client of the robot, which keeps the mode and the command of every report."""
 
@@ -174,8 +152,8 @@ class RobotWatch:
         enough = len(recent) > 0.3 * seconds / max(self.dt, 1e-3)
         return enough and recent[-1] == "run" and recent.count("run") > 0.6 * len(recent)
 
-    def stop_check(self, begin: float, end: float) -> StopCheck:
-        """How it came to rest between two times, the first of which is that of a fault."""
+    def stop_check(self, begin: float, end: float) -> tuple[float, float]:
+        """Times from a fault to the first report of a hold or stop, infinite if none, and to the last motion [s]."""
         with self._lock:
             seen = [one for one in self._reports if one[0] <= end]
         held = next((at - begin for at, _, mode, _ in seen if at >= begin and mode in ("hold", "stop")), float("inf"))
@@ -184,7 +162,7 @@ class RobotWatch:
             for before, now in pairwise(seen)
             if now[0] >= begin and max(abs(a - b) for a, b in zip(before[3], now[3], strict=True)) > 1e-9
         ]
-        return StopCheck(held, max(moved, default=0.0))
+        return held, max(moved, default=0.0)
 
     def _watch(self) -> None:
         while not self._over.is_set():
