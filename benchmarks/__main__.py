@@ -19,6 +19,7 @@ from instep.core.errors import BadInput, InstepError, UnknownName
 from instep.core.reading import read_json_table
 
 FOLDER = Path(__file__).resolve().parent
+QUOTES = '"'
 _MARKS: dict[bool | None, str] = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
@@ -33,7 +34,7 @@ def main(words: list[str] | None = None) -> int:
     asked = parser.parse_args(words)
     if not asked.name:
         for name, path in benchmarks().items():
-            Console().print(f"[bold]{name}[/]  {_first_line(path)}")
+            Console().print(f"[bold]{name}[/]  {path.read_text(encoding='utf-8').splitlines()[0].strip(QUOTES)}")
         return 0
     with noted_outputs(words) as outputs:
         try:
@@ -78,11 +79,6 @@ def measure(name: str, *, quick: bool, out: Path | None, only: Sequence[str] = (
 def benchmarks() -> dict[str, Path]:
     """Every module of this folder with a `run` function."""
     return {p.stem: p for p in sorted(FOLDER.glob("*.py")) if "\ndef run(" in p.read_text(encoding="utf-8")}
-
-
-def _first_line(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    return text.split('"""')[1].strip().splitlines()[0] if '"""' in text else ""
 
 
 def _table(name: str, rows: list[Row]) -> Table:

@@ -196,41 +196,36 @@ def write_lerobot(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.r
     return even[0]
 
 
-def write_npz(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
-    """NPZ files in degrees whose commands stand in another order than the states."""
-    return _npz(scene, runs, folder, (list(range(runs[0].q.shape[1])), list(rng.permutation(runs[0].action.shape[1]))))
-
-
-def write_swapped_npz(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
-    """The same with two states swapped as well, without a name that would say so."""
+def write_npz(
+    scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator, *, swapped: bool = False
+) -> Episode:
+    """NPZ files in degrees whose commands stand in another order than the states, two of which may be swapped."""
     order = list(range(runs[0].q.shape[1]))
-    one, other = (int(k) for k in rng.choice(len(order), 2, replace=False))
-    order[one], order[other] = order[other], order[one]
-    return _npz(scene, runs, folder, (order, list(rng.permutation(runs[0].action.shape[1]))))
-
-
-def _npz(scene: Scene, runs: Sequence[Episode], folder: Path, orders: tuple[list[int], list[int]]) -> Episode:
+    if swapped:
+        one, other = (int(k) for k in rng.choice(len(order), 2, replace=False))
+        order[one], order[other] = order[other], order[one]
+    commanded = rng.permutation(runs[0].action.shape[1])
     for k, episode in enumerate(runs):
         states, commands = _in_degrees(scene, episode)
-        q, u = (episode.q * states)[:, orders[0]], (episode.action * commands)[:, orders[1]]
+        q, u = (episode.q * states)[:, order], (episode.action * commands)[:, commanded]
         np.savez(folder / f"run_{k}.npz", t=episode.t, q=q, cmd=u)
     return runs[0]
 
 
 def _in_degrees(scene: Scene, episode: Episode) -> tuple[Array, Array]:
     """Factors from radians to degrees of the positions and of the commands; 1 for slides and grippers."""
-    turning = np.array([unit == "rad" for unit in episode.spec.q.units])
-    driven = dict(zip(episode.spec.q.labels, turning, strict=True))
-    model = scene.model
-    alone = [model.actuator(label).trnid[0] for label in episode.spec.action.labels]
-    on_joint = [int(model.actuator(label).trntype[0]) == 0 for label in episode.spec.action.labels]
-    turns = [on and driven.get(model.joint(int(j)).name, False) for on, j in zip(on_joint, alone, strict=True)]
-    return np.where(turning, 180 / math.pi, 1.0), np.where(turns, 180 / math.pi, 1.0)
+    model, turning = scene.model, dict(zip(episode.spec.q.labels, episode.spec.q.units, strict=True))
+    commands: list[bool] = []
+    for label in episode.spec.action.labels:
+        actuator = model.actuator(label)
+        on_joint = int(actuator.trntype[0]) == 0
+        commands.append(on_joint and turning.get(model.joint(int(actuator.trnid[0])).name) == "rad")
+    return tuple(np.where(mask, 180 / math.pi, 1.0) for mask in ([u == "rad" for u in turning.values()], commands))
 
 
 STYLES: Mapping[str, Callable[[Scene, Sequence[Episode], Path, np.random.Generator], Episode]] = {
     "UR RTDE CSV": write_rtde, "ROS 2 bag": write_bags, "LeRobot of others": write_lerobot, "NPZ": write_npz,
-    "NPZ, states swapped": write_swapped_npz,
+    "NPZ, states swapped": partial(write_npz, swapped=True),
 }  # fmt: skip
 
 
@@ -239,34 +234,26 @@ def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
     done = [case for case in found if "skipped" not in case]
     wrong = [case for case in done if not case["right"]]
     arms = {case["name"].removesuffix(f", {case['style']}") for case in done}
+
+    def share(cases: Sequence[dict[str, Any]], key: str) -> Any:
+        return percent(wilson(sum(bool(case.get(key)) for case in cases), len(cases)))
+
+    flagged = 100.0 * sum(bool(case["flagged"]) for case in wrong) / len(wrong) if wrong else 100.0
+    seconds = [case["seconds"] for case in done]
     rows = [
         row("robots", len(arms), "arms", at_least=8),
-        row(
-            f"ends with a page, of {len(done)}", percent(wilson(sum(c["page"] for c in done), len(done))), at_least=100
-        ),
-        row(f"mapping right, of {len(done)}", percent(_share(done, "right")), at_least=90),
+        row(f"ends with a page, of {len(done)}", share(done, "page"), at_least=100),
+        row(f"mapping right, of {len(done)}", share(done, "right"), at_least=90),
         row("cases with a wrong guess that is not flagged", sum(not c["flagged"] for c in wrong), "cases", at_most=0),
-        row(f"wrong guesses flagged, of {len(wrong)} cases", _flagged(wrong), "%", at_least=100),
+        row(f"wrong guesses flagged, of {len(wrong)} cases", flagged, "%", at_least=100),
         row("cases in which a stage ended in an error", sum(bool(c.get("failures")) for c in done), "cases", at_most=0),
-        row(f"new scene promoted, of {len(done)}", percent(_share(done, "passed"))),
-        row("time of a case on two cores, median", median([c["seconds"] for c in done], "s")),
-        row("time of a case on two cores, longest", max(c["seconds"] for c in done), "s", at_most=LIMIT),
+        row(f"new scene promoted, of {len(done)}", share(done, "passed")),
+        row("time of a case on two cores, median", median(seconds, "s")),
+        row("time of a case on two cores, longest", max(seconds), "s", at_most=LIMIT),
     ]
-    for style in STYLES:
-        some = [case for case in done if case["style"] == style]
-        if some:
-            rows.append(row(f"mapping right: {style}", percent(_share(some, "right"))))
-    left_out = [case for case in found if "skipped" in case]
-    return [*rows, row("cases left out, with the reason in cases.json", len(left_out), "cases")]
-
-
-def _flagged(wrong: Sequence[dict[str, Any]]) -> float:
-    """Share of the cases with a wrong guess in which all wrong rows are flagged [%]; all where none is wrong."""
-    return 100.0 * sum(bool(case["flagged"]) for case in wrong) / len(wrong) if wrong else 100.0
-
-
-def _share(cases: Sequence[dict[str, Any]], key: str) -> Any:
-    return wilson(sum(bool(case.get(key)) for case in cases), len(cases))
+    by_style = {style: [case for case in done if case["style"] == style] for style in STYLES}
+    rows += [row(f"mapping right: {style}", share(some, "right")) for style, some in by_style.items() if some]
+    return [*rows, row("cases left out, with the reason in cases.json", len(found) - len(done), "cases")]
 
 
 def _line(case: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +20,15 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from instep.app.cluster import end_with_parent
 from instep.app.output import write_json
@@ -84,15 +86,8 @@ def mean(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
 
 
 def with_progress(what: str, count: int, items: Iterable[T]) -> Iterator[T]:
-    """Show how many of the items are done and how long the rest will take, every second, on standard error."""
-    begin = shown = time.monotonic()
-    for k, one in enumerate(items, 1):
-        yield one
-        if time.monotonic() - shown > 1.0 or k == count:
-            shown = time.monotonic()
-            left = (shown - begin) / k * (count - k)
-            end = "\n" if k == count else ""
-            print(f"\r{what}: {k} of {count}, {left / 60:.1f} min left   ", end=end, file=sys.stderr, flush=True)
+    """Show how many of the items are done and how long the rest will take, on standard error."""
+    return iter(track(items, what, total=count, console=Console(stderr=True)))
 
 
 def plain_row(row: Row) -> Row:
@@ -114,52 +109,35 @@ def keep_results(
 def merge_results(path: Path, rows: Sequence[Row], benchmark: str, made: Mapping[str, Any], *, whole: bool) -> None:
     """Write the rows of a run, which may have been made on another machine, to a result file."""
     before: dict[str, Any] = read_json_table(path) if path.is_file() else {}
-    fresh = [{**plain_row(row), "run": "new"} for row in rows]
-    given = {row["name"]: row for row in fresh}
-    stay = [] if whole else [given.pop(row["name"], row) for row in before.get("rows", ())]
-    merged = [*stay, *(row for row in fresh if row["name"] in given)] if stay else fresh
-    runs = {run["id"]: run for run in [*before.get("runs", ()), {"id": "new", **made}]}
-    numbers = {old: str(k + 1) for k, old in enumerate(run for run in runs if run in {row["run"] for row in merged})}
+    merged = {} if whole else {row["name"]: row for row in before.get("rows", ())}
+    merged |= {row["name"]: {**plain_row(row), "run": "new"} for row in rows}
+    used = {row["run"] for row in merged.values()}
+    runs = [run for run in [*before.get("runs", ()), {"id": "new", **made}] if run["id"] in used]
+    numbers = {run["id"]: str(k + 1) for k, run in enumerate(runs)}
     content = {
         "benchmark": benchmark,
         **({"about": before["about"]} if "about" in before else {}),
-        "runs": [{**runs[old], "id": number} for old, number in numbers.items()],
+        "runs": [{**run, "id": numbers[run["id"]]} for run in runs],
     }
-    lines = ",\n".join("  " + json.dumps({**row, "run": numbers[row["run"]]}, ensure_ascii=False) for row in merged)
+    lines = [json.dumps({**row, "run": numbers[row["run"]]}, ensure_ascii=False) for row in merged.values()]
     text = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
-    path.write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(text + ',\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n", encoding="utf-8")
 
 
 def provenance(folder: Path) -> dict[str, Any]:
     """When, with which code, where and with which libraries something is measured."""
-    versions = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    machine = f"{platform.machine()}, {os.cpu_count()} cores{_processor()}"
-    return {
-        "date": datetime.now(UTC).date().isoformat(), "commit": _commit(folder), "machine": machine,
-        "versions": versions,
-    }  # fmt: skip
-
-
-def _commit(folder: Path) -> str:
-    """The commit of the checkout, with a mark where sources differ from it."""
-    git = shutil.which("git")
-    if git is None:
-        return "unknown"
+    known = {library: version(library) for library in LIBRARIES if find_spec(library)}
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    named = next((f" ({line.partition(':')[2].strip()})" for line in lines if line.startswith("model name")), "")
     asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":/src", ":/benchmarks/*.py"])
-    words = [subprocess.run([git, *ask], cwd=folder, capture_output=True, text=True).stdout for ask in asked]
-    return (words[0].strip() or "unknown") + (" with changes" if words[1].strip() else "")
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f" ({named})" if named else ""
+    commit, changed = (
+        subprocess.run(["git", *ask], cwd=folder, capture_output=True, text=True).stdout.strip() for ask in asked
+    )
+    return {
+        "date": datetime.now(UTC).date().isoformat(), "commit": (commit or "unknown") + " with changes" * bool(changed),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores{named}",
+        "versions": {"python": platform.python_version(), **known},
+    }  # fmt: skip
 
 
 def write_part(file: Path, rows: Sequence[Row], benchmark: str, arguments: Sequence[str]) -> None:

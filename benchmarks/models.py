@@ -102,8 +102,9 @@ def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drives:
-    """The joints that follow a motion, and how."""
+    """The joints of a scene that hold a pose, and how."""
 
+    scene: Scene
     joints: Array
     """Their indices in q."""
     dofs: Array
@@ -111,7 +112,6 @@ class Drives:
     actuators: Array
     motors: bool
     """Whether they are commanded torques instead of positions."""
-    units: tuple[str, ...]
 
     @classmethod
     def of(cls, scene: Scene) -> Drives:
@@ -121,43 +121,30 @@ class Drives:
         servos = [a for a in range(model.nu) if on_joint[a] and units[a] in MAX_OFFSET]
         motors = [a for a in range(model.nu) if on_joint[a] and units[a] in ("Nm", "N")]
         passive = (model.jnt_type >= int(mujoco.mjtJoint.mjJNT_SLIDE)).sum() - len(motors)
-        chosen = servos or (motors if not passive else [])
+        chosen = np.array(servos or (motors if not passive else []), int)
         ids = model.actuator_trnid[chosen, 0].astype(int)
-        names = [scene.spec.q.units[int(model.jnt_qposadr[j])] for j in ids]
-        return cls(
-            model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int), np.array(chosen, int),
-            not servos, tuple(names),
-        )  # fmt: skip
+        return cls(scene, model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int), chosen, not servos)
 
     def per_joint(self, by_unit: dict[str, float]) -> Array:
         """A number for each joint by its unit."""
-        return np.array([by_unit[unit] for unit in self.units])
+        return np.array([by_unit[self.scene.spec.q.units[int(j)]] for j in self.joints])
 
-
-class Commands:
-    """Actions that make the driven joints of a scene follow a motion."""
-
-    def __init__(self, scene: Scene, drives: Drives, sim: Simulator):
-        self.scene, self.drives, self._data = scene, drives, mujoco.MjData(scene.model)
-        self._rest = np.array(rest_action(sim), float)
-        self._mass = np.empty((scene.model.nv, scene.model.nv))
-
-    def action(self, q: Array, v: Array, goal: Array) -> Array:
+    def action(self, rest: Array, q: Array, v: Array, goal: Array) -> Array:
         """The commands of servos, or the torques with which motors approach the goal, by inverse dynamics."""
-        drives, model, data = self.drives, self.scene.model, self._data
-        out = self._rest.copy()
-        if not drives.motors or not len(drives.actuators):
-            out[drives.actuators] = goal
+        model, out = self.scene.model, rest.copy()
+        if not self.motors or not len(self.actuators):
+            out[self.actuators] = goal
             return out
+        data, mass = mujoco.MjData(model), np.empty((model.nv, model.nv))
         data.qpos[:], data.qvel[:] = q, v
         mujoco.mj_forward(model, data)
-        mujoco.mj_fullM(model, data, self._mass)
-        wanted = np.zeros(model.nv)
-        wanted[drives.dofs] = BANDWIDTH**2 * (goal - q[drives.joints]) - 2 * BANDWIDTH * v[drives.dofs]
-        torque = (self._mass @ wanted + data.qfrc_bias - data.qfrc_passive)[drives.dofs]
+        mujoco.mj_fullM(model, data, mass)
+        wanted, off = np.zeros(model.nv), goal - q[self.joints]
+        wanted[self.dofs] = BANDWIDTH**2 * off - 2 * BANDWIDTH * v[self.dofs]
+        torque = (mass @ wanted + data.qfrc_bias - data.qfrc_passive)[self.dofs]
         # Light legs with gears stick: without the torque that overcomes it, dry friction alone would hold them.
-        torque += model.dof_frictionloss[drives.dofs] * np.tanh((goal - q[drives.joints]) / STICKING)
-        out[drives.actuators] = torque / model.actuator_gear[drives.actuators, 0]
+        torque += model.dof_frictionloss[self.dofs] * np.tanh(off / STICKING)
+        out[self.actuators] = torque / model.actuator_gear[self.actuators, 0]
         return out
 
 
@@ -210,39 +197,28 @@ def _fixed_base(scene: Scene, folder: Path) -> Scene:
 
 
 def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
-    drives = Drives.of(scene)
-    commands, state = Commands(scene, drives, sim), sim.reset(0)
-    rest = _inside(scene, drives, state.q) if drives.motors else scene.rest_action()[drives.actuators]
+    """Hold the pose; motors hold that of the start, inside the limits of the joints."""
+    model, drives, state, rest = scene.model, Drives.of(scene), sim.reset(0), np.array(rest_action(sim), float)
+    goal = scene.rest_action()[drives.actuators]
+    if drives.motors:
+        joints = [int(np.flatnonzero(model.jnt_qposadr == at)[0]) for at in drives.joints]
+        low, high = model.jnt_range[joints].T
+        room, goal = 0.2 * (high - low), state.q[drives.joints]
+        goal = np.where(model.jnt_limited[joints] > 0, np.clip(goal, low + room, high - room), goal)
     for _ in range(round(HOLD_S / sim.spec.dt)):
-        state = sim.step(state, commands.action(state.q, state.v, rest))
+        state = sim.step(state, drives.action(rest, state.q, state.v, goal))
     if not len(drives.joints):
         return {"finite": True, "holds": None}
-    offset, speed = np.abs(state.q[drives.joints] - rest), np.abs(state.v[drives.dofs])
+    offset, speed = np.abs(state.q[drives.joints] - goal), np.abs(state.v[drives.dofs])
     holds = (offset <= drives.per_joint(MAX_OFFSET)) & (speed <= drives.per_joint(MAX_SPEED))
     bad = [str(label) for label in np.array(scene.spec.q.labels)[drives.joints][~holds]]
     found = {"offset": float(offset.max()), "speed": float(speed.max()), "bad": bad}
     return {"finite": True, "holds": bool(holds.all()), **found}
 
 
-def _inside(scene: Scene, drives: Drives, q: Array) -> Array:
-    """The pose that motors hold: that of the start, where it is inside the limits of the joints."""
-    model, out = scene.model, q[drives.joints].copy()
-    for k, at in enumerate(drives.joints):
-        joint = int(np.flatnonzero(model.jnt_qposadr == at)[0])
-        if model.jnt_limited[joint]:
-            low, high = model.jnt_range[joint]
-            out[k] = np.clip(out[k], low + 0.2 * (high - low), high - 0.2 * (high - low))
-    return out
-
-
 def _line(case: dict[str, Any]) -> str:
-    if said := case.get("crash") or case.get("refused") or case.get("message"):
-        kind = "crash" if "crash" in case else "refused" if "refused" in case else "diverged"
-        return f"{case['name']}, {case['engine']}: {kind}: {said}"
-    if case["holds"] is None:
-        return f"{case['name']}, {case['engine']}: finite"
-    words = f"offset {case['offset']:.3g}, speed {case['speed']:.3g}"
-    return f"{case['name']}, {case['engine']}: {words}" + (f", not: {', '.join(case['bad'])}" if case["bad"] else "")
+    facts = {k: v for k, v in case.items() if k not in ("name", "engine", "seconds") and v not in (None, [])}
+    return f"{case['name']}, {case['engine']}: {', '.join(f'{k} {v}' for k, v in facts.items())}"
 
 
 if __name__ == "__main__":

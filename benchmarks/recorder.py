@@ -13,14 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness import median, row
+from harness import Row, median, row
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, recover
@@ -28,53 +26,48 @@ from instep.data.journal import BLOB, CRC, HEADER, ROW, Journal, scan_bytes
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)
-JOINTS = tuple(f"joint_{k}" for k in range(7))
 RATE = 60.0
 LASTING = "instep, read-only images"
 """As a robot link and worlds with cameras give them."""
 REUSED = "instep, writable images"
+PLAIN, ZSTD = "mcap, no compression", "mcap, zstd"
+_ANGLES = vector([f"joint_{k}" for k in range(7)], "rad")
+SPEC = Spec(
+    1 / RATE, _ANGLES, vector(_ANGLES.labels, "rad/s"), _ANGLES, {c: Channel((), "", SHAPE, "uint8") for c in CAMERAS}
+)
 
 
-def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+def run(out: Path, quick: bool = False) -> list[Row]:
     """Measure, and return one row per number."""
-    with prompt():
-        rows = cost(out, turns=2 if quick else 6, seconds=2.0 if quick else 5.0)
-    rows += kills(out, 6 if quick else 200)
-    return rows + damage(step=397 if quick else 1)
-
-
-@contextmanager
-def prompt() -> Iterator[None]:
-    """Run as a control loop does: in the real-time class where that is allowed, for ours and the peer alike.
-
-    Otherwise the numbers show the neighbours of this process, not the writers.
-    """
+    priority = os.SCHED_FIFO, os.sched_param(50)
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
-    except (AttributeError, PermissionError):
+        os.sched_setscheduler(0, *priority)  # as a control loop; else the numbers show the neighbours of this process
+    except PermissionError:
         print("not allowed to run in the real-time class; the tails include other processes")
-        yield
-        return
     try:
-        yield
+        rows = cost(out, turns=2 if quick else 6, seconds=2.0 if quick else 5.0)
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return [*rows, *kills(out, 6 if quick else 200), *damage(step=397 if quick else 1)]
 
 
-def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
+def cost(out: Path, turns: int, seconds: float) -> list[Row]:
     """Time taken from the loop by each frame: ours, and the mcap writer without compression and as it comes."""
-    images = camera_images()
-    spent: dict[str, list[np.ndarray]] = {LASTING: [], REUSED: [], "mcap, no compression": [], "mcap, zstd": []}
+    images = list(np.random.default_rng(0).integers(0, 256, (8, *SHAPE), dtype=np.uint8))
+    spent: dict[str, list[np.ndarray]] = {name: [] for name in (LASTING, REUSED, PLAIN, ZSTD)}
     dropped = 0
     for turn in range(turns):
         for name in (LASTING, REUSED):
             for image in images:
                 image.flags.writeable = name == REUSED
-            spent_here, drops = ours(out / f"cost_{turn}", images, seconds)
-            spent[name].append(spent_here)
-            dropped += drops
-        for name in ("mcap, no compression", "mcap, zstd"):
-            spent[name].append(peer(out / "peer.mcap", images, seconds, name.endswith("zstd")))
+            recorder = Recorder(out / f"cost_{turn}", SPEC)
+            recorder(*row_of(0, images))
+            recorder.flush()
+            spent[name].append(paced(seconds, lambda row, to=recorder: to(*row), lambda k: row_of(k + 1, images)))
+            dropped += recorder.stop().dropped
+            shutil.rmtree(out / f"cost_{turn}")
+        for name in (PLAIN, ZSTD):
+            spent[name].append(peer(out / "peer.mcap", images, seconds, name == ZSTD))
     rows = [row("dropped frames (at most)", float(dropped), "frames", at_most=0.0)]
     for name, parts in spent.items():
         for share, label in ((0.5, "median"), (0.99, "p99")):
@@ -82,22 +75,11 @@ def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
             goal = 0.5 if name in (LASTING, REUSED) and label == "p99" else None
             said = f"cost to the loop per frame, {label}, {name}{' (at most)' if goal is not None else ''}"
             rows.append(row(said, median(values, "ms"), at_most=goal))
-    ours_ms = np.array([part.mean() for part in spent[REUSED]])
-    for name in ("mcap, no compression", "mcap, zstd"):
-        ratio = np.array([part.mean() for part in spent[name]]) / ours_ms
+    ours = np.array([part.mean() for part in spent[REUSED]])
+    for name in (PLAIN, ZSTD):
+        ratio = np.array([part.mean() for part in spent[name]]) / ours
         rows.append(row(f"mean cost of {name} over ours, writable images", median(ratio, "x"), at_least=3.0))
     return rows
-
-
-def ours(folder: Path, images: list[np.ndarray], seconds: float) -> tuple[np.ndarray, int]:
-    """Seconds each row took to hand over, and how many were dropped."""
-    recorder = Recorder(folder, spec())
-    show(recorder, 0, images)
-    recorder.flush()
-    spent = paced(seconds, lambda row: recorder(*row), lambda k: row_of(k + 1, images))
-    status = recorder.stop()
-    shutil.rmtree(folder)
-    return spent, status.dropped
 
 
 def peer(path: Path, images: list[np.ndarray], seconds: float, packed: bool) -> np.ndarray:
@@ -123,10 +105,9 @@ def peer(path: Path, images: list[np.ndarray], seconds: float, packed: bool) -> 
     return spent
 
 
-def paced(seconds: float, work: Any, ready: Any = lambda k: k) -> np.ndarray:
+def paced(seconds: float, work: Any, ready: Any) -> np.ndarray:
     """Call `work` at 60 Hz with what `ready` makes of the row's number; return how long each call took [s]."""
-    spent = np.empty(int(seconds * RATE))
-    due = time.perf_counter()
+    spent, due = np.empty(int(seconds * RATE)), time.perf_counter()
     for k in range(len(spent)):
         given = ready(k)
         begun = time.perf_counter()
@@ -137,7 +118,7 @@ def paced(seconds: float, work: Any, ready: Any = lambda k: k) -> np.ndarray:
     return spent
 
 
-def kills(out: Path, count: int) -> list[dict[str, Any]]:
+def kills(out: Path, count: int) -> list[Row]:
     """Kill the loop, the writer or both at random moments; count what was acknowledged and is not there."""
     rng = np.random.default_rng(0)
     lost, kept, took = 0, 0, []
@@ -192,7 +173,7 @@ def sound_rows(episode: Any) -> int:
 
 def record_for_ever(folder: Path) -> None:
     """The process that is killed: 60 Hz, three cameras, each image saying its row."""
-    recorder = Recorder(folder, spec(), options=RecordOptions(queue_mb=64))
+    recorder = Recorder(folder, SPEC, options=RecordOptions(queue_mb=64))
     print(recorder.writer_pid, flush=True)
     due = time.perf_counter()
     for k in range(10**9):
@@ -203,7 +184,7 @@ def record_for_ever(folder: Path) -> None:
         time.sleep(max(0.0, due - time.perf_counter()))
 
 
-def damage(step: int) -> list[dict[str, Any]]:
+def damage(step: int) -> list[Row]:
     """Open a journal of 64 KiB cut at every byte and with every bit flipped; count what raised or went unsaid."""
     data, payloads = sample(64 << 10)
     ends = np.cumsum([HEADER.size + len(p) + CRC.size for p in payloads])
@@ -224,15 +205,9 @@ def damage(step: int) -> list[dict[str, Any]]:
         missing = set(range(len(payloads))) - kept
         named = {d.sequence + k for d in found.damages for k in range(max(1, d.count))}
         bad_flips += len(missing) != 1 or not missing <= named
-    return [
-        row(f"truncations unreported or more lost than cut, of {len(cuts)} (at most)", bad_cuts, "cuts", at_most=0.0),
-        row(
-            f"bit flips unreported or more than one record lost, of {len(flips)} (at most)",
-            bad_flips,
-            "flips",
-            at_most=0,
-        ),
-    ]
+    cut_words = f"truncations unreported or more lost than cut, of {len(cuts)} (at most)"
+    flip_words = f"bit flips unreported or more than one record lost, of {len(flips)} (at most)"
+    return [row(cut_words, bad_cuts, "cuts", at_most=0.0), row(flip_words, bad_flips, "flips", at_most=0)]
 
 
 def sample(size: int) -> tuple[bytes, list[bytes]]:
@@ -246,21 +221,6 @@ def sample(size: int) -> tuple[bytes, list[bytes]]:
             log.append(BLOB if len(payloads[-1]) > 1000 else ROW, 0, (1, 2), payloads[-1])
         file.seek(0)
         return file.read(), payloads
-
-
-def spec() -> Spec:
-    joints = vector(list(JOINTS), "rad")
-    cameras = {name: Channel((), "", SHAPE, "uint8") for name in CAMERAS}
-    return Spec(1 / RATE, joints, vector(list(JOINTS), "rad/s"), joints, cameras)
-
-
-def camera_images() -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, 256, SHAPE, dtype=np.uint8) for _ in range(8)]
-
-
-def show(recorder: Recorder, k: int, images: list[np.ndarray]) -> None:
-    recorder(*row_of(k, images))
 
 
 def row_of(k: int, images: list[np.ndarray]) -> tuple[State, dict[str, Any], np.ndarray]:

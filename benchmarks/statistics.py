@@ -5,13 +5,14 @@ Coverage of 95 % intervals over 500 repetitions has a standard error of one poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache, partial
+from math import erf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from harness import percent, row
+from harness import Row, percent, row
 from instep.core.episode import Episode
 from instep.core.statistics import (
     Estimate,
@@ -30,179 +31,154 @@ from instep.core.statistics import (
     wilson,
 )
 from instep.core.world import Spec, vector
+from instep.gap.gap_result import ErrorGrowth
 from instep.gap.joint_error import JointErrorProfile, profile_scores
 from instep.gap.measure import clock_offset, error_growth, growth_difference
 from instep.gap.paired_runs import compare_runs, noise_floor
 
 Trial = tuple[Estimate, float]
 """An interval and the truth it should cover."""
+SPEC = Spec(0.02, vector(["a", "b"], "rad"), vector(["a", "b"], "rad/s"), vector(["u"], "V"))
+TIMES = np.arange(1, 150) * 0.02
+"""Times of errors that grow [s]."""
+TYPE_ONE_TRIALS = 4000
+"""Repetitions of a test: a true error of 5 % must not be taken for more by luck."""
 
 
-def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+def run(out: Path, quick: bool = False) -> list[Row]:
     """One row per interval and test."""
-    times = 400 if quick else 500
-    rows: list[dict[str, Any]] = []
-    for name, made in INTERVALS.items():
+    times, rows = 400 if quick else 500, list[Row]()
+    for name, trial in INTERVALS.items():
         rng = np.random.default_rng((0, len(name)))
-        hits = sum(e.low <= truth <= e.high for e, truth in made(rng, times))
+        hits = sum(e.low <= truth <= e.high for e, truth in (trial(rng) for _ in range(times)))
         cover = wilson(hits, times)
-        near = abs(cover.value - 0.95) <= 0.03
-        rows.append(row(f"coverage: {name}", percent(cover), at_least=95.0, ok=near))
-    for name, made in TESTS.items():
+        rows.append(row(f"coverage: {name}", percent(cover), at_least=95.0, ok=abs(cover.value - 0.95) <= 0.03))
+    for name, rejects in TESTS.items():
         rng = np.random.default_rng((1, len(name)))
-        # More repetitions: a true error of 5 % must not be taken for more by the luck of 500.
-        trials = 4000
-        wrong = sum(made(rng) for _ in range(trials))
-        rate = wilson(wrong, trials)
+        rate = wilson(sum(rejects(rng) for _ in range(TYPE_ONE_TRIALS)), TYPE_ONE_TRIALS)
         rows.append(row(f"type-I error: {name}", percent(rate), at_most=5.0, ok=rate.value <= 0.05))
     return rows
 
 
-def rmse(runs: int) -> Callable[[np.random.Generator, int], Iterator[Trial]]:
+def rmse(rng: np.random.Generator, runs: int) -> Trial:
     """A root mean square over runs of different length whose errors are coloured and of different size."""
-
-    def made(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-        for _ in range(times):
-            size = rng.lognormal(0, 0.3, runs)
-            counts = rng.integers(100, 400, runs)
-            sums = []
-            for s, n in zip(size, counts, strict=True):
-                white = rng.normal(size=n + 20)
-                errors = s * np.convolve(white, np.ones(20) / 20**0.5, mode="valid")[:n]
-                sums.append([float((errors**2).sum())])
-            yield pooled(np.array(sums), counts)[0], float(np.exp(0.3**2))
-
-    return made
+    counts, sums = rng.integers(100, 400, runs), list[list[float]]()
+    for s, n in zip(rng.lognormal(0, 0.3, runs), counts, strict=True):
+        errors = s * np.convolve(rng.normal(size=n + 20), np.ones(20) / 20**0.5, mode="valid")[:n]
+        sums.append([float((errors**2).sum())])
+    return pooled(np.array(sums), counts)[0], float(np.exp(0.3**2))
 
 
-def mean_of_runs(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """A mean over six runs: growth rates, event delays, lags."""
-    for _ in range(times):
-        yield jackknife(rng.normal(2.0, 0.7, 6)), 2.0
+def between(rng: np.random.Generator) -> Trial:
+    """The difference of eight paired runs."""
+    real = [_run(rng.normal(0, 1, (120, 2)).cumsum(axis=0)) for _ in range(8)]
+    sim = [_run(r.q + rng.normal(0, 0.05, (1, 2)) + rng.normal(0, 0.03, (120, 2))) for r in real]
+    return compare_runs(real, sim).curves["all rad"].at(float("inf")), float(np.sqrt(0.05**2 + 0.03**2))
 
 
-def success(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """A success rate of 40 trials, whatever the rate."""
-    for p in rng.uniform(0.05, 0.95, times):
-        yield wilson(int(rng.binomial(40, p)), 40), p
-
-
-def difference(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The difference of two independent success rates."""
-    for p, q in rng.uniform(0.1, 0.9, (times, 2)):
-        yield newcombe((int(rng.binomial(50, p)), 50), (int(rng.binomial(80, q)), 80)), p - q
-
-
-def paired(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The difference of two paired success rates."""
-    for a, b in rng.uniform(0.03, 0.25, (times, 2)):
-        both = rng.multinomial(60, [a, b, 1 - a - b])
-        yield paired_difference(int(both[0]), int(both[1]), 60), a - b
-
-
-def correlation(
-    statistic: Callable[..., Estimate], rank: bool
-) -> Callable[[np.random.Generator, int], Iterator[Trial]]:
-    """A correlation over twelve policies."""
-
-    def made(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-        for rho in rng.uniform(-0.5, 0.95, times):
-            x, e = rng.normal(size=(2, 12))
-            y = rho * x + np.sqrt(1 - rho**2) * e
-            # Spearman's coefficient of a normal pair, in large samples.
-            yield statistic(x, y), 6 / np.pi * np.arcsin(rho / 2) if rank else rho
-
-    return made
-
-
-def violation(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The rank violation of eight policies over forty trials each."""
-    for _ in range(times):
-        real = rng.uniform(0.05, 0.95, 8)
-        sim = np.clip(real + rng.normal(0, rng.choice([0.03, 0.12, 0.25]), 8), 0.02, 0.98)
-        n, m = np.full(8, 40), np.full(8, 200)
-        seen = (rng.binomial(m, sim) / m, m), (rng.binomial(n, real) / n, n)
-        found = mmrv_interval(*seen, draws=400, seed=int(rng.integers(1 << 30)))
-        yield Estimate(found.value, found.low - 1e-12, found.high, found.n), mmrv(sim, real)
-
-
-def powered(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """A real success rate from 40 real and 400 virtual trials that correlate."""
-    for _ in range(times):
-        hard = rng.normal(size=440)
-        y = (hard + rng.normal(0, 0.6, 440) < 0.3).astype(float)
-        f = (hard + rng.normal(0, 0.6, 440) < 0.5).astype(float)
-        truth = 0.5 * (1 + _erf(0.3 / np.sqrt(1 + 0.6**2) / np.sqrt(2)))
-        yield prediction_powered(y[:40], f[:40], f[40:]).estimate, truth
-
-
-def growing(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The rate at which errors of six runs grow."""
-    t = np.arange(1, 150) * 0.02
-    for _ in range(times):
-        rates = rng.normal(1.5, 0.2, 6)
-        errors = [1e-3 * np.exp(r * t + rng.normal(0, 0.1, len(t))) for r in rates]
-        found = error_growth([t] * 6, errors)
-        if found.shape == "exponential":
-            yield found.rate, 1.5
-        else:
-            yield Estimate(1.5, 1.5, 1.5, 6), 1.5
-
-
-def faster(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """How much faster errors grow in a closed loop."""
-    t = np.arange(1, 150) * 0.02
-    for _ in range(times):
-        sides = [
-            [1e-3 * np.exp(rng.normal(r, 0.2) * t + rng.normal(0, 0.1, len(t))) for _ in range(6)] for r in (1.9, 1.2)
-        ]
-        yield growth_difference(*(error_growth([t] * 6, side) for side in sides)), 0.7
-
-
-def clock(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The offset of a clock that saw the same motion."""
-    t = np.arange(0, 40, 0.02)
-    for shift in rng.uniform(-0.5, 0.5, times):
-        kernel = np.hanning(60)
-        motion = np.abs(np.convolve(rng.normal(size=len(t) + 59), kernel / kernel.sum(), mode="valid"))
-        other = np.arange(0.7, 39, 1 / 30)
-        seen = np.interp(other, t, motion) + rng.normal(0, 0.04, len(other))
-        yield clock_offset((t, motion), (other - shift, seen), longest=0.8, windows=10).seconds, shift
-
-
-SPEC = Spec(0.02, vector(["a", "b"], "rad"), vector(["a", "b"], "rad/s"), vector(["u"], "V"))
+def scatter(rng: np.random.Generator) -> Trial:
+    """The floor of eight repeats whose offsets differ: about their mean, seven eighths of the variance."""
+    runs = [_run(rng.normal(0, 0.02, (1, 2)) + rng.normal(0, 0.01, (150, 2))) for _ in range(8)]
+    return noise_floor([runs])["all rad"].at(float("inf")), float(np.sqrt((0.02**2 + 0.01**2) * 7 / 8))
 
 
 def _run(q: np.ndarray) -> Episode:
-    columns = {"timestamp": np.arange(len(q)) * 0.02, "q": q, "action": np.ones((len(q), 1))}
-    return Episode(SPEC, columns)
+    return Episode(SPEC, {"timestamp": np.arange(len(q)) * 0.02, "q": q, "action": np.ones((len(q), 1))})
 
 
-def scatter(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The floor of eight repeats whose offsets differ."""
-    for _ in range(times):
-        runs = [_run(rng.normal(0, 0.02, (1, 2)) + rng.normal(0, 0.01, (150, 2))) for _ in range(8)]
-        # The scatter about the mean of the repeats: seven eighths of the variance.
-        yield noise_floor([runs])["all rad"].at(float("inf")), float(np.sqrt((0.02**2 + 0.01**2) * 7 / 8))
-
-
-def between(rng: np.random.Generator, times: int) -> Iterator[Trial]:
-    """The difference of eight paired runs."""
-    for _ in range(times):
-        real = [_run(rng.normal(0, 1, (120, 2)).cumsum(axis=0)) for _ in range(8)]
-        sim = [_run(r.q + rng.normal(0, 0.05, (1, 2)) + rng.normal(0, 0.03, (120, 2))) for r in real]
-        yield compare_runs(real, sim).curves["all rad"].at(float("inf")), float(np.sqrt(0.05**2 + 0.03**2))
-
-
-def quantile(rng: np.random.Generator, times: int) -> Iterator[Trial]:
+def quantile(rng: np.random.Generator) -> Trial:
     """The 90 % quantile of the joint error over twelve runs."""
-    truth = float(np.quantile(np.abs(rng.normal(0, 1, 400_000) * rng.lognormal(0, 0.3, 400_000)), 0.9))
-    for _ in range(times):
-        profiles = []
-        for _ in range(12):
-            errors = np.abs(rng.normal(0, rng.lognormal(0, 0.3), 200))
-            profiles.append(JointErrorProfile("", np.arange(200), {"arm": errors}, errors, {}, {}, {}))
-        yield profile_scores(profiles)["RMSE_norm, 90% of rows below"], truth
+    profiles: list[JointErrorProfile] = []
+    for _ in range(12):
+        errors = np.abs(rng.normal(0, rng.lognormal(0, 0.3), 200))
+        profiles.append(JointErrorProfile("", np.arange(200), {"arm": errors}, errors, {}, {}, {}))
+    return profile_scores(profiles)["RMSE_norm, 90% of rows below"], _true_quantile()
+
+
+@cache
+def _true_quantile() -> float:
+    rng = np.random.default_rng(0)
+    return float(np.quantile(np.abs(rng.normal(0, 1, 400_000) * rng.lognormal(0, 0.3, 400_000)), 0.9))
+
+
+def grown(rng: np.random.Generator, rates: np.ndarray) -> ErrorGrowth:
+    """Errors of runs that grow at these rates [1/s]."""
+    errors = [1e-3 * np.exp(r * TIMES + rng.normal(0, 0.1, len(TIMES))) for r in rates]
+    return error_growth([TIMES] * len(rates), errors)
+
+
+def growing(rng: np.random.Generator) -> Trial:
+    """The rate at which errors of six runs grow; another shape counts as covered."""
+    found = grown(rng, rng.normal(1.5, 0.2, 6))
+    return (found.rate if found.shape == "exponential" else Estimate(1.5, 1.5, 1.5, 6)), 1.5
+
+
+def faster(rng: np.random.Generator) -> Trial:
+    """How much faster errors grow in a closed loop."""
+    return growth_difference(*(grown(rng, rng.normal(rate, 0.2, 6)) for rate in (1.9, 1.2))), 0.7
+
+
+def clock(rng: np.random.Generator) -> Trial:
+    """The offset of a clock that saw the same motion."""
+    t, shift, kernel = np.arange(0, 40, 0.02), rng.uniform(-0.5, 0.5), np.hanning(60)
+    motion = np.abs(np.convolve(rng.normal(size=len(t) + 59), kernel / kernel.sum(), mode="valid"))
+    other = np.arange(0.7, 39, 1 / 30)
+    seen = np.interp(other, t, motion) + rng.normal(0, 0.04, len(other))
+    return clock_offset((t, motion), (other - shift, seen), longest=0.8, windows=10).seconds, shift
+
+
+def success(rng: np.random.Generator) -> Trial:
+    """A success rate of 40 trials, whatever the rate."""
+    p = rng.uniform(0.05, 0.95)
+    return wilson(int(rng.binomial(40, p)), 40), p
+
+
+def difference(rng: np.random.Generator) -> Trial:
+    """The difference of two independent success rates."""
+    p, q = rng.uniform(0.1, 0.9, 2)
+    return newcombe((int(rng.binomial(50, p)), 50), (int(rng.binomial(80, q)), 80)), p - q
+
+
+def paired(rng: np.random.Generator) -> Trial:
+    """The difference of two paired success rates."""
+    a, b = rng.uniform(0.03, 0.25, 2)
+    both = rng.multinomial(60, [a, b, 1 - a - b])
+    return paired_difference(int(both[0]), int(both[1]), 60), a - b
+
+
+def correlated(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """Rates of twelve policies in two worlds, and their correlation."""
+    rho, (x, e) = rng.uniform(-0.5, 0.95), rng.normal(size=(2, 12))
+    return x, rho * x + np.sqrt(1 - rho**2) * e, rho
+
+
+def linear(rng: np.random.Generator) -> Trial:
+    """Pearson's coefficient over twelve policies."""
+    x, y, rho = correlated(rng)
+    return pearson(x, y), rho
+
+
+def ranked(rng: np.random.Generator) -> Trial:
+    """Spearman's coefficient over twelve policies; the truth is that of a normal pair in large samples."""
+    x, y, rho = correlated(rng)
+    return spearman(x, y), 6 / np.pi * np.arcsin(rho / 2)
+
+
+def violation(rng: np.random.Generator) -> Trial:
+    """The rank violation of eight policies over forty trials each."""
+    real = rng.uniform(0.05, 0.95, 8)
+    sim = np.clip(real + rng.normal(0, rng.choice([0.03, 0.12, 0.25]), 8), 0.02, 0.98)
+    n, m = np.full(8, 40), np.full(8, 200)
+    seen = (rng.binomial(m, sim) / m, m), (rng.binomial(n, real) / n, n)
+    found = mmrv_interval(*seen, draws=400, seed=int(rng.integers(1 << 30)))
+    return Estimate(found.value, found.low - 1e-12, found.high, found.n), mmrv(sim, real)
+
+
+def powered(rng: np.random.Generator) -> Trial:
+    """A real success rate from 40 real and 400 virtual trials that correlate."""
+    hard = rng.normal(size=440)
+    y, f = ((hard + rng.normal(0, 0.6, 440) < level).astype(float) for level in (0.3, 0.5))
+    return prediction_powered(y[:40], f[:40], f[40:]).estimate, 0.5 * (1 + erf(0.3 / np.sqrt(2 * (1 + 0.6**2))))
 
 
 def no_difference(rng: np.random.Generator) -> bool:
@@ -222,33 +198,16 @@ def no_better(rng: np.random.Generator) -> bool:
     return bool(sequential_test(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.2, 0.6, 0.2])).better)
 
 
-def _erf(x: float) -> float:
-    from math import erf
-
-    return erf(x)
-
-
-INTERVALS: dict[str, Callable[[np.random.Generator, int], Iterator[Trial]]] = {
-    "root mean square over 4 runs": rmse(4),
-    "root mean square over 8 runs": rmse(8),
-    "root mean square over 30 runs": rmse(30),
-    "mean over runs": mean_of_runs,
-    "difference of paired runs": between,
-    "floor of repeats": scatter,
-    "quantile of the joint error": quantile,
-    "growth rate": growing,
-    "closed-loop excess growth": faster,
-    "clock offset": clock,
-    "success rate (Wilson)": success,
-    "difference of rates (Newcombe)": difference,
-    "difference of paired rates (Tango)": paired,
-    "correlation (Fisher)": correlation(pearson, rank=False),
-    "rank correlation (Bonett-Wright)": correlation(spearman, rank=True),
-    "rank violation (MMRV)": violation,
-    "prediction-powered rate": powered,
-}
+INTERVALS: dict[str, Callable[[np.random.Generator], Trial]] = {
+    **{f"root mean square over {runs} runs": partial(rmse, runs=runs) for runs in (4, 8, 30)},
+    "mean over runs": lambda rng: (jackknife(rng.normal(2.0, 0.7, 6)), 2.0),
+    "difference of paired runs": between, "floor of repeats": scatter, "quantile of the joint error": quantile,
+    "growth rate": growing, "closed-loop excess growth": faster,
+    "clock offset": clock, "success rate (Wilson)": success, "difference of rates (Newcombe)": difference,
+    "difference of paired rates (Tango)": paired, "correlation (Fisher)": linear,
+    "rank correlation (Bonett-Wright)": ranked, "rank violation (MMRV)": violation, "prediction-powered rate": powered,
+}  # fmt: skip
 TESTS: dict[str, Callable[[np.random.Generator], bool]] = {
-    "McNemar, exact": no_difference,
-    "paired equivalence": no_equivalence,
+    "McNemar, exact": no_difference, "paired equivalence": no_equivalence,
     "A against B, checked at any time": no_better,
-}
+}  # fmt: skip

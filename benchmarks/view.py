@@ -18,13 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import which
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 import instep
-from harness import Row, keep_results, mean, median, row
+from harness import Row, mean, median, row
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.showing import PROGRAMS, ViewRequest, gaussian_content, open_content, view_page
 from instep.app.viewer.view_server import ViewContent, ViewServer
@@ -124,14 +123,14 @@ def size_rows(folder: Path) -> list[Row]:
 
 def memory_rows(folder: Path, seconds: float) -> list[Row]:
     """How much a live view grows while it runs."""
-    scene = many_bodies(folder)
+    scene, memory = many_bodies(folder), list[float]()
     with LiveView(scene, scene.spec, "many bodies") as live:
-        loop(scene, 20, live)
-        before = own_memory(live)
-        loop(scene, seconds, live)
-        grown = own_memory(live) - before
+        for length in (20, seconds):
+            loop(scene, length, live)
+            resident = int(Path(f"/proc/{live.pid}/statm").read_text().split()[1])
+            memory.append(resident * resource.getpagesize() / 1e6)
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return [row(f"growth of the viewer's process over {seconds / 60:.0f} min", grown, "MB", at_most=5.0),
+    return [row(f"growth of the viewer's process over {seconds / 60:.0f} min", memory[1] - memory[0], "MB", at_most=5),
             row("memory of the loop's process", own, "MB")]  # fmt: skip
 
 
@@ -148,25 +147,6 @@ def processor_time(pid: int) -> float:
     while more := {one for one, parent in parents.items() if parent in counted} - counted:
         counted |= more
     return sum(ticks.get(one, 0) for one in counted) / os.sysconf("SC_CLK_TCK")
-
-
-def own_memory(live: LiveView) -> float:
-    """Resident memory of the viewer's process [MB]."""
-    fields = Path(f"/proc/{live.pid}/statm").read_text().split()
-    return int(fields[1]) * resource.getpagesize() / 1e6
-
-
-class Counter:
-    """Counts the messages of a watcher in a thread."""
-
-    def __init__(self, link: ClientConnection):
-        self.rows = 0
-        self._link = link
-        threading.Thread(target=self._count, daemon=True).start()
-
-    def _count(self) -> None:
-        for _ in self._link:
-            self.rows += 1
 
 
 class Timed:
@@ -214,18 +194,19 @@ def many_bodies(folder: Path) -> Scene:
 
 def watch(address: str) -> None:
     """Several watchers, which print how many rows each got once a line of input says that it is over."""
-    counters = [Counter(connect(address, max_size=None)) for _ in range(WATCHERS)]
+    rows = [0] * WATCHERS
+
+    def count(k: int, link: ClientConnection) -> None:
+        for _ in link:
+            rows[k] += 1
+
+    for k in range(WATCHERS):
+        threading.Thread(target=count, args=(k, connect(address, max_size=None)), daemon=True).start()
     print("connected", flush=True)
     sys.stdin.readline()
-    print(*(counter.rows for counter in counters), flush=True)
+    print(*rows, flush=True)
     os._exit(0)  # the sockets are in use
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["images"]:
-        with TemporaryDirectory() as place:
-            rows = first_image_rows(Path(place), 5)
-        path, command = Path(__file__).parent / "results/view.json", "python -m benchmarks.view images"
-        keep_results(path, rows, benchmark="view", command=command, whole=False)
-    else:
-        watch(sys.argv[1])
+    watch(sys.argv[1])

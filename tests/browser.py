@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from instep.app.viewer.showing import FLAGS, PROGRAMS
+
 OVERLAPS = """
 (() => {
   const clipped = (box, element) => {
@@ -152,28 +154,19 @@ class Page:
 
 def browser_program() -> str | None:
     """The program of a browser that can be driven, where there is one."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 @contextmanager
-def browser_page(folder: Path, *, webgl: bool = False) -> Generator[Page]:
-    """A page of Chromium; the test is skipped where there is none. `folder` holds its profile.
+def browser_page(folder: Path) -> Generator[Page]:
+    """A page of Chromium whose 3D is rendered by the processor; without one the test is skipped.
 
-    With `webgl`, 3D is rendered by the processor.
+    `folder` holds its profile.
     """
     program = browser_program()
     if program is None:
         pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
-    flags = ["--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars"]
-    software = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
-    flags += software if webgl else ["--disable-gpu"]
-    command = [
-        program,
-        *flags,
-        "--autoplay-policy=no-user-gesture-required",
-        f"--user-data-dir={folder}",
-        "about:blank",
-    ]
+    command = [program, *FLAGS, "--autoplay-policy=no-user-gesture-required", f"--user-data-dir={folder}"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         assert child.stderr is not None

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import date
 from importlib import import_module
 from importlib.util import find_spec
@@ -126,6 +126,15 @@ def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copy(file, site)
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
     monkeypatch.syspath_prepend(str(site))
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Generator[object]:
+    """The page of the one browser that all tests share."""
+    from browser import browser_page
+
+    with browser_page(tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
 def _library_fixture(name: str, *needs: str) -> Callable[..., ModuleType]:

@@ -2,8 +2,8 @@
 
     python tools/doc_images.py [NAME...]       # into docs/images; all of them where none is named
 
-Reports and terminal output are rendered by Chromium without a window. `gap_report` needs the recordings of the rotary
-pendulum, `train` needs torch, `reconstruct_prompt` the recording of PushT and the weights of SAM 2.
+Pages and terminal output are rendered by Chromium without a window. `gap_report` needs the recordings of the rotary
+pendulum, `train_progress` needs torch, `reconstruct_prompt` the recording of PushT and the weights of SAM 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +27,7 @@ from PIL import Image
 
 import instep
 from instep.app.viewer.live_view import LiveView
-from instep.app.viewer.showing import PromptContent, view_page
+from instep.app.viewer.showing import PROGRAMS, PromptContent, view_page
 from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import PROMPTS, ViewServer
 from instep.core.errors import BadInput
@@ -35,6 +36,9 @@ from instep.policy import expert_of
 from instep.policy.chunking import Latency
 from instep.reconstruct.capture.posed_views import views_of
 from instep.reconstruct.masks.prompts import default_weights_folder, open_segmenter
+from instep.report.figures import line_trace, plot, series_color
+from instep.report.page import Figure, FigureRow, Headline, HtmlReport, Section, write_html
+from instep.report.scene_pages import first_seconds
 from instep.scene import Tasked, task_of
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
@@ -44,30 +48,100 @@ IMAGES = ROOT / "docs" / "images"
 RECORDINGS = ROOT.parent / "shared" / "data"
 WIDTH = 1100
 """Width of a page or terminal [pixels]."""
-CAMERA = "cam_234222302164"
-"""Camera of the scene pusht that shows most of the table."""
 MAX_LINES = 26
 """Most lines of the output of one command."""
 COLOURS = 128
 """Colours of a PNG; figures and pages need few."""
-
 Make = Callable[[Path], Path]
-"""Makes an image in a work folder."""
+"""Makes an image in a work folder, which holds the examples and the recordings of the checkout."""
+CHUNKS = """
+import numpy as np
 
 
-def run_instep(folder: Path, *words: str, passes: tuple[int, ...] = (0,)) -> str:
-    """Run a command in a folder and return what it printed."""
-    command = [sys.executable, "-m", "instep.app.cli", *words]
+class Circle:
+    def reset(self, seed=0):
+        self.phase, self.row = 0.7 * seed, 0
+
+    def act(self, seen):
+        self.row += 1
+        return self.at(self.row - 1)
+
+    def at(self, row):
+        angle = self.phase + row / 25
+        return np.array([0.46 + 0.09 * np.cos(angle), 0.33 + 0.06 * np.sin(1.3 * angle)])
+
+
+class Cloned(Circle):
+    def infer(self, seen):
+        self.row += 1
+        rng = np.random.default_rng((int(10 * self.phase), self.row))
+        ahead = np.array([self.at(5 * self.row - 5 + step) for step in range(50)])
+        return ahead + rng.normal(0, 0.006, ahead.shape) * np.sqrt(1 + np.arange(50))[:, None]
+"""
+TUNE = "tune examples/own_arm examples/own_arm/arm.urdf --map examples/own_arm/log.toml"
+REPORTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "demo": (1250, ("demo --out out",)),
+    "gap_report": (1255, ("gap recordings/quanser_wam furuta --plain --out out",)),
+    "tune_report": (1250, (f"{TUNE} --params joint.*.frictionloss action.delay --windows 40 --out out",)),
+    "reidentify_report": (1250, (
+        f"{TUNE} --out tuned",
+        "reidentify examples/own_arm tuned/scene --map examples/own_arm/log.toml --params joint.*.damping --out out",
+    )),
+    "experiment_legs": (1350, (
+        "scene new examples/quadruped/quadruped.xml dog --rate 100 --legs",
+        "lab legs dog --trials 2 --seconds 4 --out out",
+    )),
+    "eval_report": (1250, (
+        "eval expert pusht --seeds 32 --worlds mujoco perturbed:1 --latency 24 --videos 1 --out out",
+    )),
+    "run_report": (1250, ("run expert sim:so101 --steps 200 --out out",)),
+    "gate_report": (1250, ("gate expert examples/ci/rules.toml --seeds 16 --out out",)),
+    "check_report": (1500, (
+        "record sim:pusht data --policy mine.py:Circle --episodes 5 --steps 300",
+        "check mine.py:Cloned data --every 5 --out out",
+    )),
+    "excite_motion": (1500, ("excite arm7 --params joint.*.damping --seconds 3 --generations 3 --out out",)),
+}  # fmt: skip
+"""Image -> height [pixels] of the top of a report, and the commands that make the report in the folder `out`."""
+VIEWS: dict[str, tuple[str, ...]] = {
+    "view_recording": (
+        "record sim:pusht data --policy expert --episodes 2 --steps 200",
+        "view data --image view.png --at 2",
+    ),
+    "view_gap": (
+        "scene set arm7 soft joint.*.damping=18 action.delay=0.06", "record sim:soft data --steps 300",
+        "view data --against arm7 --params joint.joint_?.damping --image view.png --at 2.5",
+    ),
+}  # fmt: skip
+"""Image -> the commands that make `view.png`."""
+TERMINALS: dict[str, tuple[str, ...]] = {
+    "record_terminal": ("record sim:pusht data --policy random --episodes 2 --steps 120", "data info data"),
+    "doctor_terminal": ("doctor",),
+}
+"""Image -> the commands whose output it shows."""
+
+
+def run_instep(folder: Path, words: str) -> str:
+    """Run a command in a folder and return what it printed; 1 is the code of a gate that was not passed."""
+    command = [sys.executable, "-m", "instep.app.cli", *words.split()]
     plain = {"COLUMNS": "110", "FORCE_COLOR": "1", "TERM": "xterm-256color", **os.environ}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=plain)
-    if done.returncode not in passes:
-        raise BadInput(f"instep {' '.join(words)} ended with {done.returncode}: {done.stderr[-800:]}")
-    return done.stdout if not done.stderr else done.stderr + done.stdout
+    if done.returncode not in (0, 1):
+        raise BadInput(f"instep {words} ended with {done.returncode}: {done.stderr[-800:]}")
+    return done.stderr + done.stdout
+
+
+def made_by(folder: Path, commands: Sequence[str], file: str) -> Path:
+    """The file that commands leave in a folder."""
+    (folder / "mine.py").write_text(CHUNKS)
+    for words in commands:
+        run_instep(folder, words)
+    return folder / file
 
 
 def screenshot(page: Path, height: int) -> Path:
     """The top of a page as a PNG beside it."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if browser is None:
         raise BadInput("Chromium was not found; install Debian's chromium to render pages.")
     out = page.with_suffix(".png")
@@ -75,6 +149,14 @@ def screenshot(page: Path, height: int) -> Path:
     size = [f"--window-size={WIDTH},{height}", f"--screenshot={out}"]
     subprocess.run([browser, *flags, *size, f"file://{page}#theme=light"], capture_output=True, timeout=300, check=True)
     return out
+
+
+def figures(folder: Path, title: str, *shown: Figure) -> Path:
+    """A page of figures side by side."""
+    sections = [Section("Figures", blocks=[FigureRow(shown) if len(shown) > 1 else shown[0]])]
+    height = 300 + max(int(figure["layout"]["height"]) for figure in shown)
+    page = write_html(folder / "figures.html", HtmlReport(title, "", Headline("plain", title), (), sections))
+    return screenshot(page, height)
 
 
 def terminal(folder: Path, *lines: tuple[str, str]) -> Path:
@@ -116,126 +198,23 @@ def keep(name: str, made: Path) -> Path:
     return out
 
 
-def gap_report(folder: Path) -> Path:
-    """Report of a rotary pendulum against its own scatter."""
-    data = folder / "recordings"
-    data.mkdir()
-    (data / "quanser_wam").symlink_to(RECORDINGS / "quanser_wam")
-    run_instep(folder, "gap", "recordings/quanser_wam", "furuta", "--plain", "--out", "gap")
-    return screenshot(folder / "gap" / "report.html", 1255)
-
-
-def tune_report(folder: Path) -> Path:
-    """Report of an identification: friction and delay of an arm from its logs."""
-    arm = ROOT / "examples" / "own_arm"
-    shutil.copytree(arm, folder / "own_arm")
-    words = ("own_arm", "own_arm/arm.urdf", "--map", "own_arm/log.toml")
-    params = ("--params", "joint.*.frictionloss", "action.delay", "--windows", "40")
-    run_instep(folder, "tune", *words, *params, "--out", "tuned", passes=(0, 1))
-    return screenshot(folder / "tuned" / "report.html", 1250)
-
-
-def reidentify_report(folder: Path) -> Path:
-    """Report of a replay of an arm's logs: its damping over time."""
-    shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
-    log = ("--map", "own_arm/log.toml")
-    run_instep(folder, "tune", "own_arm", "own_arm/arm.urdf", *log, "--out", "tuned", passes=(0, 1))
-    run_instep(folder, "reidentify", "own_arm", "tuned/scene", *log, "--params", "joint.*.damping", "--out", "drift")
-    return screenshot(folder / "drift" / "report.html", 1250)
-
-
-def experiment_legs(folder: Path) -> Path:
-    """Report of a quadruped that walks with feedback, and with actions that are replayed."""
-    run_instep(folder, "scene", "new", str(ROOT / "examples/quadruped/quadruped.xml"), "dog", "--rate", "100", "--legs")
-    run_instep(folder, "experiment", "legs", "dog", "--trials", "2", "--seconds", "4", "--out", "walked")
-    return screenshot(folder / "walked" / "report.html", 1350)
-
-
 def start_plot(folder: Path) -> Path:
     """Measured and commanded positions of an arm's logs, as `instep start` reads them."""
-    shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
-    run_instep(folder, "start", "own_arm/arm.urdf", "own_arm", "--budget", "10s", "--out", "start", passes=(0, 1))
-    return folder / "start" / "first_seconds.png"
-
-
-def eval_report(folder: Path) -> Path:
-    """Report of an evaluation in two worlds, with decisions that come late."""
-    options = ("--worlds", "mujoco", "perturbed:1", "--latency", "24", "--videos", "1")
-    run_instep(folder, "eval", "expert", "pusht", "--seeds", "32", *options, "--out", "evaluated")
-    return screenshot(folder / "evaluated" / "report.html", 1250)
-
-
-def run_report(folder: Path) -> Path:
-    """Page of a run: video, outcome of the task, numbers, progress."""
-    run_instep(folder, "run", "expert", "sim:so101", "--steps", "200", "--out", "ran")
-    return screenshot(folder / "ran" / "report.html", 1250)
-
-
-def gate_report(folder: Path) -> Path:
-    """Report of a gate: parity of the engines, then the rules."""
-    rules = str(ROOT / "examples" / "ci" / "rules.toml")
-    run_instep(folder, "gate", "expert", rules, "--seeds", "16", "--out", "gated", passes=(0, 1))
-    return screenshot(folder / "gated" / "report.html", 1250)
-
-
-CHUNKS = """
-import numpy as np
-
-
-class Circle:
-    def reset(self, seed=0):
-        self.phase, self.row = 0.7 * seed, 0
-
-    def act(self, seen):
-        self.row += 1
-        return self.at(self.row - 1)
-
-    def at(self, row):
-        angle = self.phase + row / 25
-        return np.array([0.46 + 0.09 * np.cos(angle), 0.33 + 0.06 * np.sin(1.3 * angle)])
-
-
-class Cloned(Circle):
-    def infer(self, seen):
-        self.row += 1
-        rng = np.random.default_rng((int(10 * self.phase), self.row))
-        ahead = np.array([self.at(5 * self.row - 5 + step) for step in range(50)])
-        return ahead + rng.normal(0, 0.006, ahead.shape) * np.sqrt(1 + np.arange(50))[:, None]
-"""
-
-
-def check_report(folder: Path) -> Path:
-    """Report of a check of a policy that infers chunks."""
-    (folder / "mine.py").write_text(CHUNKS)
-    recorded = ("--policy", "mine.py:Circle", "--episodes", "5", "--steps", "300")
-    run_instep(folder, "record", "sim:pusht", "data", *recorded)
-    run_instep(folder, "check", "mine.py:Cloned", "data", "--every", "5", "--out", "checked")
-    return screenshot(folder / "checked" / "report.html", 1500)
-
-
-def excite_motion(folder: Path) -> Path:
-    """Commands and positions of a designed motion."""
-    options = ("--params", "joint.*.damping", "--seconds", "3", "--generations", "3", "--out", "motion")
-    run_instep(folder, "excite", "arm7", *options)
-    return screenshot(folder / "motion" / "report.html", 1500)
+    data = made_by(folder, ["start examples/own_arm/arm.urdf examples/own_arm --budget 10s --out out"], "out/data")
+    return figures(folder, "As read by instep start", first_seconds(instep.load_episodes(data)[0]))
 
 
 def scene_show(folder: Path) -> Path:
     """Some of the shipped scenes, through one of their cameras."""
     from instep.physics import MujocoRenderer
 
-    figure, axes = _panels(1, 3, (10.0, 2.8))
-    for axis, name in zip(axes, ("pusht_arm", "so101", "mobile_ai"), strict=True):
+    shown: list[Any] = []
+    for name in ("pusht_arm", "so101", "mobile_ai"):
         scene = instep.load_scene(name)
         renderer = MujocoRenderer(scene)
-        image = renderer.render(scene.start(0)[0], next(iter(scene.cameras.values())))
-        width = image.shape[0] * 4 // 3
-        left = (image.shape[1] - width) // 2
-        axis.imshow(image[:, left : left + width])
+        shown.append(renderer.render(scene.start(0)[0], next(iter(scene.cameras.values()))))
         renderer.close()
-        axis.set_title(name, fontsize=10)
-        axis.set_axis_off()
-    return _saved(figure, folder / "scenes.png")
+    return _beside(shown, folder / "scenes.png")
 
 
 def robot_cameras(folder: Path) -> Path:
@@ -245,29 +224,23 @@ def robot_cameras(folder: Path) -> Path:
     from instep.physics import MujocoRenderer
 
     scene = instep.load_scene("pusht")
-    camera, q, renderer = next(iter(scene.cameras.values())), scene.start(0)[0], MujocoRenderer(scene)
-    plain = renderer.render(q, camera)
-    effects, distortion = hidden_appearance(7)
-    figure, axes = _panels(1, 2, (10.0, 3.1))
-    shown = Lens(distorted(camera, distortion), effects, 0).apply(plain, 0)
-    for axis, image, title in zip(axes, (plain, shown), ("scene", "simulated robot"), strict=True):
-        axis.imshow(image)
-        axis.set_title(title, fontsize=10, loc="left")
-        axis.set_axis_off()
+    camera, renderer = next(iter(scene.cameras.values())), MujocoRenderer(scene)
+    plain = renderer.render(scene.start(0)[0], camera)
     renderer.close()
-    return _saved(figure, folder / "cameras.png")
+    effects, distortion = hidden_appearance(7)
+    return _beside([plain, Lens(distorted(camera, distortion), effects, 0).apply(plain, 0)], folder / "cameras.png")
 
 
-def record_terminal(folder: Path) -> Path:
-    """What a recording and its description print."""
-    record = "record sim:pusht data --policy random --episodes 2 --steps 120"
-    info = "data info data"
-    return terminal(folder, *((f"instep {words}", run_instep(folder, *words.split())) for words in (record, info)))
-
-
-def doctor_terminal(folder: Path) -> Path:
-    """What doctor prints."""
-    return terminal(folder, ("instep doctor", run_instep(folder, "doctor")))
+def _beside(images: Sequence[Any], path: Path) -> Path:
+    """Images side by side, each 4 wide to 3 high."""
+    height = min(len(image) for image in images)
+    resized = [Image.fromarray(image) for image in images]
+    widths = [round(image.width * height / image.height) for image in resized]
+    shown = Image.new("RGB", (sum(widths) + 8 * (len(widths) - 1), height), "white")
+    for k, (image, width) in enumerate(zip(resized, widths, strict=True)):
+        shown.paste(image.resize((width, height)), (sum(widths[:k]) + 8 * k, 0))
+    shown.save(path)
+    return path
 
 
 def serve_terminal(folder: Path) -> Path:
@@ -281,7 +254,7 @@ def serve_terminal(folder: Path) -> Path:
         address = server.stdout.readline()
         os.environ["INSTEP_TOKEN"] = secret
         words = "eval openpi:ws://127.0.0.1:8000 pusht --seeds 8 --videos 0 --out evaluated"
-        printed = run_instep(folder, *words.split())
+        printed = run_instep(folder, words)
         server.terminate()
     first = ("instep serve expert pusht --port 8000 --token token &", address)
     return terminal(folder, first, (f"INSTEP_TOKEN=$(cat token) instep {words}", printed))
@@ -289,45 +262,33 @@ def serve_terminal(folder: Path) -> Path:
 
 def train_progress(folder: Path) -> Path:
     """Loss of a training, and what it learned from: paths of the block."""
-    run_instep(folder, "augment", "expert", "pusht", "--demos", "8", "--out", "shown")
-    frame = ("--frame", "pusher_x", "pusher_y", "tee")
     from instep.policy import TrainOptions, train
     from instep.policy.training import TrainProgress
 
-    episodes, seen = instep.load_episodes(folder / "shown" / "demonstrations"), list[TrainProgress]()
-    options = TrainOptions(frame=(frame[1], frame[2], frame[3]), steps=600, checkpoint_every=50)
-    train(list(episodes), folder / "policy", options, progress=seen.append)
-    figure, (left, right) = _panels(1, 2, (10.0, 3.4))
-    left.plot([now.step for now in seen], [now.loss for now in seen], marker="o", color="#1f6f8b")
-    left.set(xlabel="step", ylabel="loss", title="training", ylim=(0, None))
-    _paths(right, episodes, "#1f6f8b")
-    right.set_title("demonstrations: paths of the block")
-    return _saved(figure, folder / "training.png")
+    data = made_by(folder, ["lab augment expert pusht --demos 8 --out shown"], "shown/demonstrations")
+    episodes, seen = list(instep.load_episodes(data)), list[TrainProgress]()
+    options = TrainOptions(frame=("pusher_x", "pusher_y", "tee"), steps=600, checkpoint_every=50)
+    train(episodes, folder / "policy", options, progress=seen.append)
+    loss = line_trace("loss", [now.step for now in seen], [now.loss for now in seen], color=series_color(0))
+    left = plot([loss], title="Loss", x="step", y={"title": "loss", "rangemode": "tozero"})
+    return figures(folder, "Training", left, _paths(episodes, "Demonstrations: paths of the block"))
 
 
 def augment_paths(folder: Path) -> Path:
     """States in which a policy failed, and demonstrations from there."""
     from instep.evaluate import demonstrate
     from instep.evaluate.failure_mining import find_failure_states
-    from instep.policy import expert_of
-    from instep.scene import Tasked, task_of
 
     scene = instep.load_scene("pusht")
     task = task_of(scene)
-    world, expert = Tasked(instep.open_world(scene), task), expert_of(task, scene)
-    seeds = range(1000, 1012)
-    late = _Frozen(expert_of(task, scene), 150)
-    failures = find_failure_states(world, late, seeds)
+    world, expert, seeds = Tasked(instep.open_world(scene), task), expert_of(task, scene), range(1000, 1012)
+    failures = find_failure_states(world, _Frozen(expert_of(task, scene), 150), seeds)
     if failures is None:
         raise BadInput("The policy did not fail, so there is nothing to show.")
     found = demonstrate(world, expert, failures.seeds, states=failures.states)
-    figure, axes = _panels(1, 2, (10.0, 3.6))
     runs = [instep.rollout(world, _Frozen(expert_of(task, scene), 150), steps=300, seed=seed) for seed in seeds]
-    _paths(axes[0], runs, "#c0392b")
-    axes[0].set_title("policy: paths of the block until it fails")
-    _paths(axes[1], found, "#1f6f8b")
-    axes[1].set_title("expert: demonstrations from failure states")
-    return _saved(figure, folder / "augment.png")
+    failed = _paths(runs, "Policy: paths of the block until it fails", 3)
+    return figures(folder, "Augmentation", failed, _paths(found, "Expert: demonstrations from failure states"))
 
 
 class _Frozen:
@@ -347,52 +308,12 @@ class _Frozen:
         return self._last
 
 
-def _paths(axis: Any, episodes: Any, colour: str) -> None:
+def _paths(episodes: Sequence[instep.Episode], title: str, series: int = 0) -> Figure:
+    traces: list[dict[str, Any]] = []
     for episode in episodes:
         at = episode.spec.q.labels.index("tee.x")
-        x, y = episode.q[:, at], episode.q[:, at + 1]
-        axis.plot(x, y, color=colour, lw=1.2, alpha=0.8)
-        axis.plot(x[0], y[0], "o", color="0.3", ms=4)
-        axis.plot(x[-1], y[-1], "s", color=colour, ms=5)
-    axis.set(xlabel="x [m]", ylabel="y [m]", aspect="equal")
-
-
-def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns)
-
-
-def _saved(figure: Any, path: Path) -> Path:
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    return path
-
-
-def demo(folder: Path) -> Path:
-    """The figure of the demo."""
-    run_instep(folder, "demo", "--out", "demo")
-    return folder / "demo" / "demo.png"
-
-
-def view_recording(folder: Path) -> Path:
-    """A recording of the T block in the viewer."""
-    run_instep(folder, "record", "sim:pusht", "data", "--policy", "expert", "--episodes", "2", "--steps", "200")
-    run_instep(folder, "view", "data", "--image", "view.png", "--at", "2")
-    return folder / "view.png"
-
-
-def view_gap(folder: Path) -> Path:
-    """A recording as a ghost over its replay."""
-    run_instep(folder, "scene", "set", "arm7", "soft", "joint.*.damping=18", "action.delay=0.06")
-    run_instep(folder, "record", "sim:soft", "data", "--steps", "300")
-    against = ("--against", "arm7", "--params", "joint.joint_?.damping")
-    run_instep(folder, "view", "data", *against, "--image", "view.png", "--at", "2.5")
-    return folder / "view.png"
+        traces.append(line_trace("", *episode.q[:, at : at + 2].T, color=series_color(series), width=1.2))
+    return plot(traces, title=title, x="x [m]", y={"title": "y [m]", "scaleanchor": "x"}, showlegend=False)
 
 
 GRAB = """
@@ -451,15 +372,21 @@ def view_eval(folder: Path) -> Path:
         return page.screenshot(folder / "view.png")
 
 
+def _report(folder: Path, height: int, commands: Sequence[str]) -> Path:
+    return screenshot(made_by(folder, commands, "out/report.html"), height)
+
+
+def _terminal(folder: Path, commands: Sequence[str]) -> Path:
+    return terminal(folder, *((f"instep {words}", run_instep(folder, words)) for words in commands))
+
+
 MAKERS: dict[str, Make] = {
-    "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
-    "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
-    "robot_cameras": robot_cameras, "record_terminal": record_terminal,
-    "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
-    "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
-    "reidentify_report": reidentify_report, "experiment_legs": experiment_legs,
-    "view_recording": view_recording, "view_gap": view_gap, "view_teleop": view_teleop, "view_eval": view_eval,
-    "reconstruct_prompt": reconstruct_prompt,
+    **{name: partial(_report, height=height, commands=commands) for name, (height, commands) in REPORTS.items()},
+    **{name: partial(made_by, commands=commands, file="view.png") for name, commands in VIEWS.items()},
+    **{name: partial(_terminal, commands=commands) for name, commands in TERMINALS.items()},
+    "start_plot": start_plot, "scene_show": scene_show, "robot_cameras": robot_cameras,
+    "serve_terminal": serve_terminal, "train_progress": train_progress, "augment_paths": augment_paths,
+    "view_teleop": view_teleop, "view_eval": view_eval, "reconstruct_prompt": reconstruct_prompt,
 }  # fmt: skip
 
 
@@ -467,6 +394,8 @@ def main(names: list[str]) -> int:
     """Make the images that are named, or all."""
     for name in names or MAKERS:
         with TemporaryDirectory() as folder:
+            (Path(folder) / "examples").symlink_to(ROOT / "examples")
+            (Path(folder) / "recordings").symlink_to(RECORDINGS)
             made = keep(name, MAKERS[name](Path(folder)))
         print(json.dumps({"image": str(made.relative_to(ROOT)), "kB": round(made.stat().st_size / 1000)}), flush=True)
     return 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from browser import browser_page, check_page
+from browser import check_page
 from instep.app.viewer.view_server import absence
 
 
@@ -67,10 +67,8 @@ def test_the_page_tells_the_story_in_order_and_a_pipe_sees_progress(demo):
 
 
 @pytest.mark.slow
-def test_the_page_is_readable_on_a_desk_and_on_a_phone(demo, tmp_path, opengl):
-    folder, _ = demo
-    with browser_page(tmp_path / "profile") as page:
-        check_page(page, folder / "out" / "report.html", videos=1)
+def test_the_page_is_readable_on_a_desk_and_on_a_phone(demo, page, opengl):
+    check_page(page, demo[0] / "out" / "report.html", videos=1)
 
 
 def test_the_episodes_are_kept(demo):

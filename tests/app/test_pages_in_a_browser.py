@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from browser import Page, browser_page, check_page
+from browser import Page, check_page
 from instep.app.cli import VERBS, main
 from instep.app.verbs.twin_run import twin_log
 from instep.core.episode import Episode
@@ -27,16 +26,9 @@ def folder(tmp_path_factory, opengl) -> Path:
     return tmp_path_factory.mktemp("pages")
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with browser_page(tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.nightly if k in NIGHTLY else ()) for k in KINDS])
 def test_a_page_is_readable_on_a_desk_on_a_phone_and_on_paper(kind, folder: Path, page: Page) -> None:
-    make, videos = KINDS[kind]
-    check_page(page, make(folder), videos=videos)
+    check_page(page, KINDS[kind].make(kind, folder), videos=KINDS[kind].videos)
 
 
 def test_the_page_of_a_twin_with_many_cameras_is_readable(folder: Path, page: Page) -> None:
@@ -56,6 +48,5 @@ def test_the_page_of_a_twin_with_many_cameras_is_readable(folder: Path, page: Pa
 
 
 def test_every_verb_that_writes_a_page_has_a_kind_here() -> None:
-    source = Path(__file__).resolve().parents[1] / "page_kinds.py"
-    shown = set(re.findall(r"command\(f?\"(\w+) ", source.read_text())) | {"run"}
+    shown = {kind.words.split()[0] for kind in KINDS.values()}
     assert shown | PAGE_FREE == {verb.split()[0] for verb in VERBS}

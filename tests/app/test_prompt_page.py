@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from browser import browser_page
 from build_scenes import rendered, ring, tee
 from instep.app.cli import main
 from instep.app.viewer.showing import PromptContent
@@ -75,68 +74,69 @@ def test_images_that_are_not_there_and_files_that_cannot_be_written_are_refused(
 @pytest.mark.slow
 @pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")
 @pytest.mark.parametrize("network", [False, True])
-def test_a_click_gives_a_mask_and_is_written(views, tmp_path, network, request):
+def test_a_click_gives_a_mask_and_is_written(views, tmp_path, network, request, page):
     segmenter = None
     if network:
         request.getfixturevalue("onnxruntime")
         segmenter = open_segmenter(write_segmenter(tmp_path / "weights", [0.004, 0.45, 20.0], [0.95, 0.6, 0.9]))
     file = tmp_path / "prompts.json"
     server = ViewServer(PromptContent(views, file, segmenter), script=PROMPTS)
-    with browser_page(tmp_path / "profile") as page:
-        try:
-            page.open(server.start(), width=1000, height=700)
-            assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
+    page.errors.clear()
+    try:
+        page.open(server.start(), width=1000, height=700)
+        assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
+        for camera in CAMERAS:
+            press(page, camera, middle(camera))
+        for camera in CAMERAS:
+            assert pixels(page, camera) == pytest.approx((coverage(tee(), camera) > 0.5).sum(), rel=0.12)
+        marks = load_prompts(file)[0].marks
+        assert all(np.allclose(marks[c.name].clicks[0], middle(c), atol=0.6) for c in CAMERAS)
+        press(page, CAMERAS[1], (5, 5), button="right", buttons=2)
+        press(page, CAMERAS[2], (9, 9), modifiers=8)
+        press(page, CAMERAS[0], (20, 15), (140, 110))
+        [prompt] = load_prompts(file)
+        assert {name for name, own in prompt.marks.items() if own.others} == {"v01", "v02"}
+        assert np.allclose(prompt.marks["v00"].box, (20, 15, 140, 110), atol=1)
+        # A second object, and a mark that is removed by clicking on it.
+        page.evaluate(SECOND)
+        press(page, CAMERAS[0], (30, 100))
+        assert [one.name for one in load_prompts(file)] == ["object", "other"]
+        press(page, CAMERAS[0], (30, 100))
+        assert pixels(page, CAMERAS[0], "other") == 0
+        assert json.loads(file.read_text())["objects"]["other"] == [] and page.errors == []
+    finally:
+        page.open("about:blank")
+        server.close()
 
-            def press(camera, x, y, *, button="left", to=None, modifiers=0):
-                canvas = f"window.instepViewers[0].images.get('{camera.name}').element.querySelector('canvas')"
-                box = page.evaluate(
-                    f"(() => {{ const c = {canvas}; c.scrollIntoView({{block: 'center'}}); "
-                    "const r = c.getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()"
-                )
-                at = [
-                    (box[0] + u / camera.width * box[2], box[1] + v / camera.height * box[3])
-                    for u, v in ((x, y), to or (x, y))
-                ]
-                keys = {
-                    "button": button,
-                    "buttons": 2 if button == "right" else 1,
-                    "clickCount": 1,
-                    "modifiers": modifiers,
-                }
-                for kind, (left, top) in zip(
-                    ("mousePressed", "mouseMoved", "mouseReleased"), (at[0], at[1], at[1]), strict=True
-                ):
-                    if kind != "mouseMoved" or to:
-                        page.ask("Input.dispatchMouseEvent", type=kind, x=left, y=top, **keys)
-                assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
 
-            def pixels(camera, name="object"):
-                return page.evaluate(f"window.instepViewers[0].images.get('{camera.name}').pixels('{name}')")
+SECOND = """
+(() => {
+  const form = document.querySelector("form");
+  form.querySelector("input").value = "other";
+  form.requestSubmit();
+})()
+"""
+BOX = """
+(() => {
+  const canvas = window.instepViewers[0].images.get('CAMERA').element.querySelector('canvas');
+  canvas.scrollIntoView({ block: 'center' });
+  const r = canvas.getBoundingClientRect();
+  return [r.left, r.top, r.width, r.height];
+})()
+"""
 
-            for camera in CAMERAS:
-                press(camera, *middle(camera))
-            for camera in CAMERAS:
-                assert pixels(camera) == pytest.approx((coverage(tee(), camera) > 0.5).sum(), rel=0.12)
-            marks = load_prompts(file)[0].marks
-            assert all(np.allclose(marks[c.name].clicks[0], middle(c), atol=0.6) for c in CAMERAS)
-            press(CAMERAS[1], 5, 5, button="right")
-            press(CAMERAS[2], 9, 9, modifiers=8)
-            press(CAMERAS[0], 20, 15, to=(140, 110))
-            [prompt] = load_prompts(file)
-            assert {name for name, own in prompt.marks.items() if own.others} == {"v01", "v02"}
-            assert np.allclose(prompt.marks["v00"].box, (20, 15, 140, 110), atol=1)
-            # A second object, and a mark that is removed by clicking on it.
-            page.evaluate(
-                "(() => { const form = document.querySelector('form'); form.querySelector('input').value = 'other'; "
-                "form.requestSubmit(); })()"
-            )
-            press(CAMERAS[0], 30, 100)
-            assert [one.name for one in load_prompts(file)] == ["object", "other"]
-            press(CAMERAS[0], 30, 100)
-            assert pixels(CAMERAS[0], "other") == 0
-            assert json.loads(file.read_text())["objects"]["other"] == []
-            assert page.errors == []
-            page.screenshot(tmp_path / "page.png")
-        finally:
-            page.open("about:blank")
-            server.close()
+
+def press(page, camera, begin, end=None, **keys):
+    """Press the mouse at a pixel of an image, and drag it to another where one is given."""
+    left, top, width, height = page.evaluate(BOX.replace("CAMERA", camera.name))
+    at = [(left + u / camera.width * width, top + v / camera.height * height) for u, v in (begin, end or begin)]
+    keys = {"button": "left", "buttons": 1, "clickCount": 1, "modifiers": 0, **keys}
+    moved = [("mouseMoved", at[1])] if end else []
+    for kind, (x, y) in [("mousePressed", at[0]), *moved, ("mouseReleased", at[1])]:
+        page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **keys)
+    assert page.evaluate(SETTLED) == [one.name for one in CAMERAS]
+
+
+def pixels(page, camera, name="object"):
+    """Pixels of a mask in an image."""
+    return page.evaluate(f"window.instepViewers[0].images.get('{camera.name}').pixels('{name}')")

@@ -24,7 +24,7 @@ from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
 from instep.data.recorder import RecorderStatus
 from instep.policy import expert_of
-from instep.report import ReportVideo
+from instep.report.page import ReportVideo
 from instep.scene import task_of
 
 CAMERA = "observation.images.top"

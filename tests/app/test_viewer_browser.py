@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import instep
-from browser import Page, browser_page
+from browser import Page
 from instep import Constant, MujocoWorld, rollout
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import LiveRow, live_track, scene_message
@@ -61,12 +61,6 @@ MEAN_BRIGHTNESS = """
   return sum / (3 * canvas.width * canvas.height);
 })()
 """
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with browser_page(tmp_path_factory.mktemp("profile"), webgl=True) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from instep.core.world import Spec, vector
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
 from instep.diagnose.failure_modes import closed_loop_runs, image_sensitivity
 from instep.gap.gap_result import RunPair
-from instep.report.gap_page import diagnosis_page
+from instep.report.gap_page import checks_section, diagnosis_section, gap_page
 from instep.report.page import render
 
 
@@ -19,7 +19,8 @@ def test_a_planted_delay_is_diagnosed_written(arm, record):
     assert str(diagnosis).startswith("Most likely latency")
     assert max(diagnosis.causes, key=lambda name: diagnosis.causes[name].value) == "latency"
     assert "mode: latency" in diagnosis.gap.scores
-    page = render(diagnosis_page(diagnosis))
+    causes, checks = [diagnosis_section(diagnosis)], [checks_section(diagnosis.checks)]
+    page = render(gap_page(diagnosis.gap, causes=causes, checks=checks))
     assert "Share of the gap by cause" in page and "Data checks" in page
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate, wilson
 
-from .figures import bars_figure, error_bars, line_trace, panels_figure, plain_text, series_color, titled
+from .figures import band_traces, bars_figure, error_bars, line_trace, panels_figure, plain_text, plot, series_color
 from .page import (
     Figure,
     FigureTabs,
@@ -22,6 +22,7 @@ from .page import (
     Section,
     Table,
     formatted,
+    percent,
     score_table,
 )
 
@@ -47,83 +48,34 @@ def eval_page(
     video: ReportVideo | str = "",
 ) -> HtmlReport:
     """The report: success per policy and world, comparisons, ways of failing; `video` is shown on top."""
-    bars = _success_rates(evaluation)
+    bars = {f"{policy}, {world}": percent(evaluation.success(policy, world)) for policy, world in evaluation.results}
     best = max(bars, key=lambda name: bars[name].value)
     numbers = [
         Number(name, formatted(e, interval=False), f"success, 95 % interval {e.low:.3g} to {e.high:.3g} %")
         for name, e in list(bars.items())[:4]
     ]
-    sections = [
-        Section(
-            "Success",
-            "Share of the starts from which the task was done, with Wilson's 95 % interval.",
-            [success_figure(evaluation), _rates(evaluation)],
-        )
-    ]
-    pairs = evaluation.comparisons()
-    if pairs:
-        sections.append(
-            Section(
-                "Comparisons of policies",
-                "Start by start, by McNemar's test. A large p does not say that two policies are alike.",
-                [
-                    Table(
-                        ("first policy", "second policy", "world", "success, first less second"),
-                        [(*k, str(c)) for k, c in pairs.items()],
-                    )
-                ],
-            )
-        )
-    modes = "The outcome instead of success, and the last event before it."
-    sections.append(Section("Failures", modes, [_modes(evaluation)]))
-    if videos:
-        rows = [(name, file) for name, file in videos.items()]
-        sections.append(Section("Videos", "In the folder of this report.", [Table(("episode", "file"), rows)]))
-    return HtmlReport(
-        "instep eval",
-        evaluation.task.text,
-        Headline("plain", f"{best}: {formatted(bars[best])} success.", f"{bars[best].n} starts each."),
-        numbers,
-        sections,
-        facts or {},
-        video,
-    )
-
-
-def success_figure(evaluation: Evaluation) -> Figure:
-    """Success rates with their intervals."""
-    return bars_figure(_success_rates(evaluation), title="", x="success")
-
-
-def _success_rates(evaluation: Evaluation) -> dict[str, Estimate]:
-    return {f"{policy}, {world}": _percent(evaluation.success(policy, world)) for policy, world in evaluation.results}
-
-
-def _rates(evaluation: Evaluation) -> Table:
-    rows: list[tuple[str, ...]] = []
+    rates: list[tuple[str, ...]] = []
     for policy, world in evaluation.results:
         rate, seconds = evaluation.success(policy, world), evaluation.seconds(policy, world)
-        score, broken = evaluation.score(policy, world), evaluation.infrastructure_failures(policy, world)
-        rows.append(
-            (policy, world, formatted(_percent(rate)), str(rate.n), formatted(seconds) if seconds else "–",
-             formatted(score) if score else "–", str(broken))
-        )  # fmt: skip
-    return Table(
-        ("policy", "world", "success", "n", "median time", "score at the end", "infrastructure failures"), rows
-    )
-
-
-def _modes(evaluation: Evaluation) -> Table:
-    rows = [
-        (policy, world, mode, str(count))
-        for policy, world in evaluation.results
-        for mode, count in evaluation.failures(policy, world).items()
-    ]
-    return Table(("policy", "world", "what happened", "episodes"), rows or [("–", "–", "nothing failed", "0")])
-
-
-def _percent(rate: Estimate) -> Estimate:
-    return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
+        found = (formatted(e) if e else "–" for e in (seconds, evaluation.score(policy, world)))
+        broken = str(evaluation.infrastructure_failures(policy, world))
+        rates.append((policy, world, formatted(percent(rate)), str(rate.n), *found, broken))
+    head = ("policy", "world", "success", "n", "median time", "score at the end", "infrastructure failures")
+    lead = "Share of the starts from which the task was done, with Wilson's 95 % interval."
+    sections = [Section("Success", lead, [bars_figure(bars, title="", x="success"), Table(head, rates)])]
+    if pairs := evaluation.comparisons():
+        head = ("first policy", "second policy", "world", "success, first less second")
+        lead = "Start by start, by McNemar's test. A large p does not say that two policies are alike."
+        rows = [(*k, str(c)) for k, c in pairs.items()]
+        sections.append(Section("Comparisons of policies", lead, [Table(head, rows)]))
+    failed = [(*key, mode, str(n)) for key in evaluation.results for mode, n in evaluation.failures(*key).items()]
+    table = Table(("policy", "world", "what happened", "episodes"), failed or [("–", "–", "nothing failed", "0")])
+    sections.append(Section("Failures", "The outcome instead of success, and the last event before it.", [table]))
+    if videos:
+        files = Table(("episode", "file"), list(videos.items()))
+        sections.append(Section("Videos", "In the folder of this report.", [files]))
+    verdict = Headline("plain", f"{best}: {formatted(bars[best])} success.", f"{bars[best].n} starts each.")
+    return HtmlReport("instep eval", evaluation.task.text, verdict, numbers, sections, facts or {}, video)
 
 
 def gate_page(verdict: Verdict, rules: GateRules) -> HtmlReport:
@@ -146,23 +98,24 @@ def check_page(check: ActionCheck, *, title: str = "Check of a policy", subtitle
     rows = sum(len(said.rows) for said in check.predicted)
     said = subtitle or f"{len(check.episodes)} episodes, {rows} observations"
     verdict = Headline("good" if check.passed else "bad", check.words, " ".join(check.mismatches))
-    numbers = [_number("overall error", check.overall, "in standard deviations of the recorded actions")]
-    numbers += [_number(f"over the error of the {name}", e, "below 1 is better") for name, e in check.ratios.items()]
+    numbers = [Number.of("overall error", check.overall, "in standard deviations of the recorded actions")]
+    numbers += [Number.of(f"over the error of the {name}", e, "below 1 is better") for name, e in check.ratios.items()]
     return HtmlReport(title, said, verdict, numbers, check_sections(check))
-
-
-def _number(label: str, estimate: Estimate, words: str) -> Number:
-    interval = f"; 95 % interval {estimate.low:.3g} to {estimate.high:.3g}" if estimate.has_interval else ""
-    return Number(label, formatted(estimate, interval=False), words + interval)
 
 
 def check_sections(check: ActionCheck) -> list[Section]:
     """The sections of a check, for its own page and for that of a run."""
-    found = [Section("Actions", _lead(check), [joints_figure(check), score_table(_named_scores(check))])]
+    # result.json has the scores by their keys.
+    words = {"overall": "all actions [standard deviations]", "overall@first step": "all actions, first step of a chunk"}
+    words |= {"overall@last step": "all actions, last step of a chunk"}
+    words |= {f"of {name}": f"all actions, over the error of the {name}" for name in check.ratios}
+    scores = score_table({words.get(name, name): estimate for name, estimate in check.scores.items()})
+    found = [Section("Actions", _lead(check), [_joints_figure(check), scores])]
     if len(check.steps["policy"]) > 1:
         lead = "Error by the step of a chunk, beside what needs no policy. The band is the 95 % interval over episodes."
-        found.append(Section("Steps of a chunk", lead, [steps_figure(check)]))
-    shown = _ranked(check)[:SHOWN_EPISODES]
+        found.append(Section("Steps of a chunk", lead, [_steps_figure(check)]))
+    size = [float(np.nanmean(check.row_errors(i)[1])) for i in range(len(check.episodes))]
+    shown = sorted(range(len(size)), key=lambda i: -size[i])[:SHOWN_EPISODES]
     tabs = {_name(check.episodes[i], i): _time_figure(check, i) for i in shown}
     found.append(Section("Over time", "Recorded actions and the first action of each answer.", [FigureTabs(tabs)]))
     images = key_frames(check)
@@ -172,45 +125,29 @@ def check_sections(check: ActionCheck) -> list[Section]:
     return found
 
 
-def _named_scores(check: ActionCheck) -> dict[str, Estimate]:
-    """The scores by names that say what they are; result.json has them by their keys."""
-    words = {"overall": "all actions [standard deviations]", "overall@first step": "all actions, first step of a chunk"}
-    words |= {"overall@last step": "all actions, last step of a chunk"}
-    words |= {f"of {name}": f"all actions, over the error of the {name}" for name in check.ratios}
-    return {words.get(name, name): estimate for name, estimate in check.scores.items()}
-
-
-def joints_figure(check: ActionCheck) -> Figure:
+def _joints_figure(check: ActionCheck) -> Figure:
     """The error of each action in standard deviations of it, which compares actions of different units."""
-    moving = np.isfinite(check.scales)
     scaled = {
-        label: type(e)(e.value / s, e.low / s, e.high / s, e.n, "1")
-        for (label, e), s, moves in zip(check.joints.items(), check.scales, moving, strict=True)
-        if moves
+        label: Estimate(e.value / s, e.low / s, e.high / s, e.n, "1")
+        for (label, e), s in zip(check.joints.items(), check.scales, strict=True)
+        if np.isfinite(s)
     }
     return bars_figure(scaled, title="Error of each action", x="standard deviations of the recorded action")
 
 
-def steps_figure(check: ActionCheck) -> Figure:
+def _steps_figure(check: ActionCheck) -> Figure:
     """The overall error over the steps of a chunk, of the policy and of the baselines."""
     data: list[dict[str, Any]] = []
-    ahead = (np.arange(len(check.steps["policy"])) * check.spec.dt).tolist()
+    ahead = np.arange(len(check.steps["policy"])) * check.spec.dt
     for i, (name, estimates) in enumerate(check.steps.items()):
         first = i == 0
         if first and all(e.has_interval for e in estimates):
-            ends = [e.high for e in estimates] + [e.low for e in estimates][::-1]
-            band = line_trace(name, ahead + ahead[::-1], ends, width=0)
-            band |= {"fill": "toself", "fillcolor": series_color(0, 0.15), "showlegend": False, "hoverinfo": "skip"}
-            data.append(band)
-        style: dict[str, Any] = {
-            "color": series_color(i),
-            "width": 2.6 if first else 1.6,
-            "dash": "solid" if first else "dash",
-        }
-        data.append(line_trace(name, ahead, [e.value for e in estimates], **style))
-    layout = {"title": titled("Overall error by the step of a chunk"), "height": 360, "xaxis": {"title": "ahead [s]"}}
-    layout["yaxis"] = {"title": "error [standard deviations]", "rangemode": "tozero"}
-    return {"data": data, "layout": layout}
+            low, high = (np.array([getattr(e, end) for e in estimates]) for end in ("low", "high"))
+            data += band_traces(ahead, low, high, name="95 % interval")
+        style: dict[str, Any] = {"width": 2.6 if first else 1.6, "dash": "solid" if first else "dash"}
+        data.append(line_trace(name, ahead, [e.value for e in estimates], color=series_color(i), **style))
+    up = {"title": "error [standard deviations]", "rangemode": "tozero"}
+    return plot(data, title="Overall error by the step of a chunk", x="ahead [s]", y=up, height=360)
 
 
 def key_frames(check: ActionCheck) -> Sequence[ReportImage]:
@@ -242,12 +179,6 @@ def _lead(check: ActionCheck) -> str:
     return f"Errors of the policy's actions against the recorded ones. {judged}{left_out}"
 
 
-def _ranked(check: ActionCheck) -> list[int]:
-    """Episodes, the one with the largest error first."""
-    size = [float(np.nanmean(check.row_errors(i)[1])) for i in range(len(check.episodes))]
-    return sorted(range(len(size)), key=lambda i: -size[i])
-
-
 def _time_figure(check: ActionCheck, i: int) -> Figure:
     episode, said = check.episodes[i], check.predicted[i]
     t = np.asarray(episode.t, float) - float(episode.t[0])
@@ -266,31 +197,31 @@ def _name(episode: Episode, place: int) -> str:
 
 
 def agreement_page(rates: Sequence[SuccessRates], found: Sequence[RankAgreement], source: str) -> HtmlReport:
-    """The page."""
+    """The page of success rates in simulation against those on a robot."""
     able = [r for r in found if r.informative]
-    mean_r = sum(r.correlation.value for r in found) / len(found)
-    mean_v = sum(r.violation.value for r in found) / len(found)
-    if able:
-        words = f"{len(able)} of {len(found)} tasks have enough policies to conclude anything."
-    else:
-        words = "No task has enough policies to conclude anything."
+    words = f"{len(able)} of {len(found)} tasks have" if able else "No task has"
     strong = sum(r.correlation.low > 0 for r in able)
     because = f"At {strong} of them simulation and reality are correlated for certain." if able else ""
+    mean_r, mean_v = (np.mean([getattr(r, name).value for r in found]) for name in ("correlation", "violation"))
     numbers = [
         Number("mean correlation", f"{mean_r:.3f}", "1 task" if len(found) == 1 else f"{len(found)} tasks"),
         Number("mean rank violation (MMRV)", f"{mean_v:.3f}", "simulation first, reality second"),
         Number("tasks with enough policies", f"{len(able)} of {len(found)}", "six policies and more"),
     ]
+    lead = "Each point is a policy; on the dashed line the simulator is right."
+    rows = [
+        (r.task, r.policy, f"{r.real:.3f}", f"{_real_rate(r).low:.2f} to {_real_rate(r).high:.2f}",
+         str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}")
+        for r in rates
+    ]  # fmt: skip
+    head = ("task", "policy", "real", "Wilson 95 %", "trials", "sim", "sim - real")
     sections = [
-        Section(
-            "Rates side by side",
-            "Each point is a policy; on the dashed line the simulator is right.",
-            [_scatter(rates)],
-        ),
+        Section("Rates side by side", lead, [_scatter(rates)]),
         _agreement_table(found),
-        _agreement_rates(rates),
+        Section("All rates", "", [Table(head, rows)], folded=True),
     ]
-    return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
+    verdict = Headline("plain", f"{words} enough policies to conclude anything.", because)
+    return HtmlReport("Agreement of evaluations", source, verdict, numbers, sections)
 
 
 def _scatter(rates: Sequence[SuccessRates]) -> Figure:
@@ -304,8 +235,8 @@ def _scatter(rates: Sequence[SuccessRates]) -> Figure:
         words = "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"
         data.append({**trace, "hovertemplate": words})
     line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
-    layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
-    return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
+    x, y = ({"title": f"success {where}", "range": [-0.03, 1.03]} for where in ("in simulation", "on the robot"))
+    return plot(data, x=x, y=y, height=560, shapes=[line])
 
 
 def _real_rate(r: SuccessRates) -> Estimate:
@@ -328,15 +259,3 @@ def _agreement_table(found: Sequence[RankAgreement]) -> Section:
         "noise of few trials. K is the number of policies; below six no correlation means anything."
     )
     return Section("Agreement by task", lead, [words, Table(head, rows)])
-
-
-def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
-    rows: list[list[str]] = []
-    for r in rates:
-        bound = _real_rate(r)
-        interval = f"{bound.low:.2f} to {bound.high:.2f}"
-        rows.append(
-            [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]
-        )
-    head = ("task", "policy", "real", "Wilson 95 %", "trials", "sim", "sim - real")
-    return Section("All rates", "", [Table(head, rows)], folded=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,6 @@ LOG_AXIS: dict[str, Any] = {
     "ticktext": [f"{t:g}" for t in _TICKS],
 }
 """A logarithmic axis with full numbers as ticks; Plotly writes a lone 2 between 10 and 100."""
-_LIGHT = {
-    "1": "#2459c9", "2": "#c8660a", "3": "#0b8457", "4": "#b8253a", "5": "#7346c4", "6": "#08798f", "7": "#a8318c",
-    "8": "#6b7414", "ink": "#1b1c1e", "soft": "#5d6168", "floor": "#8a8f98", "good": "#0b7a4b", "bad": "#b3261e",
-}  # fmt: skip
-"""Colour tokens in the light theme of the page."""
 
 
 def series_color(index: int, strength: float | None = None) -> str:
@@ -66,6 +60,15 @@ def upright_note(x: float, word: str, **font: Any) -> dict[str, Any]:
     return {**note, "font": font} if font else note
 
 
+def plot(
+    data: Sequence[Mapping[str, Any]], *, title: str = "", x: str | Mapping[str, Any] = "",
+    y: str | Mapping[str, Any] = "", height: int = 340, **layout: Any,
+) -> Figure:  # fmt: skip
+    """A figure of traces; an axis is given by its title or by options of Plotly."""
+    axes = {side: {"title": axis} if isinstance(axis, str) else axis for side, axis in (("xaxis", x), ("yaxis", y))}
+    return {"data": data, "layout": {"title": titled(title), "height": height, **axes, **layout}}
+
+
 def lines_figure(
     lines: Lines, *, title: str, x: str, y: str, marks: Sequence[tuple[float, str]] = (), height: int = 340
 ) -> Figure:
@@ -74,9 +77,9 @@ def lines_figure(
         line_trace(name, *downsampled(*pair), color=series_color(i), width=2.4 if name == "overall" else 1.6)
         for i, (name, pair) in enumerate(lines.items())
     ]
-    layout = {"title": titled(title), "height": height, "xaxis": {"title": x}}
-    layout |= {"yaxis": {"title": y, "rangemode": "tozero"}, "shapes": [upright_line(at) for at, _ in marks]}
-    return {"data": data, "layout": layout | {"annotations": [upright_note(at, word) for at, word in marks]}}
+    shapes, notes = [upright_line(at) for at, _ in marks], [upright_note(at, word) for at, word in marks]
+    up = {"title": y, "rangemode": "tozero"}
+    return plot(data, title=title, x=x, y=up, height=height, shapes=shapes, annotations=notes)
 
 
 def panels_figure(
@@ -129,8 +132,7 @@ def ensemble_figure(
     if floor:
         ends = [0.0, float(max(across[-1] for across, _ in lines))]
         data.append(line_trace("floor", ends, [floor, floor], color="@floor", dash="dash", width=2))
-    layout = {"title": titled(title), "height": 380, "xaxis": {"title": x}}
-    return {"data": data, "layout": layout | {"yaxis": {"title": "error [share of usual motion]", **LOG_AXIS}}}
+    return plot(data, title=title, x=x, y={"title": "error [share of usual motion]", **LOG_AXIS}, height=380)
 
 
 def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figure:
@@ -144,8 +146,7 @@ def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figu
         outline = line_trace(name, 0.5 * (edges[1:] + edges[:-1]), counts / max(1, counts.sum()), shape="hvh")
         outline["line"]["color"] = series_color(i)
         data.append(outline | {"fill": "tozeroy", "fillcolor": series_color(i, 0.15)})
-    layout = {"title": titled(title), "height": 320, "xaxis": {"title": x}}
-    return {"data": data, "layout": {**layout, "yaxis": {"title": "share of rows", "rangemode": "tozero"}}}
+    return plot(data, title=title, x=x, y={"title": "share of rows", "rangemode": "tozero"}, height=320)
 
 
 def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
@@ -158,8 +159,8 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
         "y": [plain_text(n) for n in names], "error_x": error_bars([bars[n] for n in names], factor, color="@ink"),
         "marker": {"color": ["@1" if bars[n].low > 0 or bars[n].high < 0 else "@1:0.35" for n in names]},
     }  # fmt: skip
-    layout = {"title": titled(title), "height": 120 + 34 * len(names), "bargap": 0.35}
-    return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit}]" if unit else x}}}
+    named = f"{x} [{unit}]" if unit else x
+    return plot([trace], title=title, x=named, height=120 + 34 * len(names), bargap=0.35)
 
 
 def error_bars(estimates: Sequence[Estimate], factor: float = 1.0, *, color: str) -> dict[str, Any]:
@@ -197,22 +198,3 @@ def downsampled(x: Array, y: Array, most: int = MAX_POINTS) -> tuple[Array, Arra
     keep = np.unique(np.concatenate([begin + lowest, begin + highest]))
     keep = keep[keep < len(x)]
     return x[keep], y[keep]
-
-
-def plotly_figure(figure: Figure) -> Any:
-    """A figure of a page as a `plotly.graph_objects.Figure` in the light theme, for notebooks and papers."""
-    library: Any = import_module("plotly.graph_objects")
-    return library.Figure(_coloured(figure))
-
-
-def _coloured(value: Any) -> Any:
-    """The same values with colours in place of tokens."""
-    if isinstance(value, Mapping):
-        return {key: _coloured(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, list | tuple):
-        return [_coloured(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
-    if not (isinstance(value, str) and value.startswith("@")):
-        return value
-    name, _, strength = value[1:].partition(":")
-    red, green, blue = (int(_LIGHT[name][i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{strength or 1})"

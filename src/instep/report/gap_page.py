@@ -22,8 +22,8 @@ from .figures import (
     lines_figure,
     panels_figure,
     plain_text,
+    plot,
     series_color,
-    titled,
     upright_line,
     upright_note,
 )
@@ -39,6 +39,7 @@ from .page import (
     Table,
     display_unit,
     formatted,
+    percent,
     score_table,
 )
 
@@ -58,33 +59,24 @@ IMAGES = "observation.images."
 
 
 def gap_page(
-    gap: Gap,
-    *,
-    title: str = "Gap",
-    subtitle: str = "",
-    causes: Sequence[Section] = (),
-    checks: Sequence[Section] = (),
+    gap: Gap, *, title: str = "Gap", subtitle: str = "", causes: Sequence[Section] = (), checks: Sequence[Section] = ()
 ) -> HtmlReport:
     """The page of a gap; sections about causes follow the runs, sections about the data precede the details."""
     details = [Table(("decisions and caveats",), [[note] for note in gap.notes])] if gap.notes else []
     details.append(score_table(gap.scores, "Every score with its 95 % interval and the number of runs behind it."))
-    sections = [*_run_sections(gap, causes), *checks, Section("Details", "", details, folded=True)]
-    return HtmlReport(title, subtitle, gap_headline(gap), _numbers(gap), sections)
+    if gap.kind == "clocks":
+        verdict, numbers, sections = _clocks(gap)
+    elif gap.kind == "commands" and gap.following is not None:
+        verdict, numbers = _following_verdict(gap.following)
+        sections = [_following_section(gap.following)]
+    else:
+        verdict, numbers, sections = gap_headline(gap), _numbers(gap), _run_sections(gap, causes)
+    sections = [*sections, *checks, Section("Details", "", details, folded=True)]
+    return HtmlReport(title, subtitle, verdict, numbers, sections)
 
 
 def gap_headline(gap: Gap) -> Headline:
-    """The conclusion of a gap."""
-    if gap.kind == "clocks":
-        words = "; ".join(f"{n}: {1e3 * p.offset.seconds.value:+.1f} ms" for n, p in gap.streams.items())
-        detail = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
-        return Headline("plain", f"The clocks are apart by {words}.", detail)
-    if gap.kind == "commands" and gap.following is not None:
-        rmse, lag, left = _following_main(gap.following)
-        late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
-        words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
-        rest = formatted(left, interval=False)
-        detail = f"At that lag {rest} are left. A lag is not a delay; a scene separates the two."
-        return Headline("plain", words, detail)
+    """The conclusion of a gap between two worlds."""
     curve = gap.headline
 
     def short(estimate: Estimate) -> str:
@@ -102,41 +94,21 @@ def gap_headline(gap: Gap) -> Headline:
     return Headline("plain", words, detail)
 
 
-def gap_figures(gap: Gap) -> list[Figure]:
-    """The main figures of a gap: error over the horizon by unit, error over the lag, or the speeds of streams."""
-    if gap.kind == "clocks":
-        return list(_clock_figures(gap).values())
-    if gap.kind == "commands" and gap.following is not None:
-        return [_following_figure(gap.following)]
-    return list(_horizon_figures(gap).values())
-
-
-def diagnosis_page(diagnosis: Diagnosis) -> HtmlReport:
-    """The page of a gap and its causes."""
-    checks = [] if diagnosis.checks is None else [checks_section(diagnosis.checks)]
-    return gap_page(diagnosis.gap, title="Diagnosis", causes=[diagnosis_section(diagnosis)], checks=checks)
-
-
 def diagnosis_section(diagnosis: Diagnosis) -> Section:
     """The causes of a gap, their shares and the failure modes that were looked for."""
     modes = sorted(diagnosis.modes, key=lambda mode: not mode.found)
-    table = Table(
-        ("failure mode", "found", "evidence"), [[m.name, "yes" if m.found else "no", m.evidence] for m in modes]
-    )
-    return Section("Causes", " ".join([str(diagnosis), *diagnosis.ties]), [*cause_figures(diagnosis), table])
-
-
-def cause_figures(diagnosis: Diagnosis) -> list[Figure]:
-    """The share of each cause; none if no cause was tried."""
+    rows = [(m.name, "yes" if m.found else "no", m.evidence) for m in modes]
     if diagnosis.attribution is not None:
         rest = diagnosis.attribution.rest / max(diagnosis.attribution.before, 1e-300)
         shares = {**diagnosis.attribution.shares, "not explained": Estimate(rest, rest, rest, 0, "1")}
-        title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
-        return [bars_figure(shares, title=title, x="share of the gap")]
-    gains = {c.candidate.cause: c.gain for c in diagnosis.candidates}
-    shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in gains.items()}
-    title = "Share of the squared error that one change explains on held-out pieces"
-    return [bars_figure(shown, title=title, x="share explained")] if shown else []
+        title, x = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)", "share of the gap"
+    else:
+        gains = {c.candidate.cause: c.gain for c in diagnosis.candidates}
+        shares = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in gains.items()}
+        title, x = "Share of the squared error that one change explains on held-out pieces", "share explained"
+    figures = [bars_figure(shares, title=title, x=x)] if shares else []
+    table = Table(("failure mode", "found", "evidence"), rows)
+    return Section("Causes", " ".join([str(diagnosis), *diagnosis.ties]), [*figures, table])
 
 
 def checks_section(checks: DataChecks) -> Section:
@@ -190,10 +162,6 @@ def torque_figure(run: TorqueRun, predicted: Mapping[str, Array]) -> Figure:
 
 def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
     """Everything but the details, as far as it was measured."""
-    if gap.kind == "clocks":
-        return [_clock_section(gap)]
-    if gap.kind == "commands" and gap.following is not None:
-        return [_following_section(gap.following)]
     sections = [_horizon_section(gap)]
     sections += [_runs_section(gap), *causes]
     sections += [_growth_section(gap, gap.growth)] if gap.growth is not None else []
@@ -205,16 +173,7 @@ def _run_sections(gap: Gap, causes: Sequence[Section]) -> list[Section]:
 
 
 def _numbers(gap: Gap) -> list[Number]:
-    """The numbers on top: one step, half a second and whole run; or the lag; or the clock offsets."""
-    if gap.kind == "clocks":
-        return _clock_numbers(gap)
-    if gap.kind == "commands" and gap.following is not None:
-        rmse, lag, left = _following_main(gap.following)
-        return [
-            Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
-            Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
-            Number("left at that lag", formatted(left, interval=False), _interval(left)),
-        ]
+    """The numbers on top: one step, half a second and whole run."""
     curve = gap.headline
     found: list[Number] = []
     for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
@@ -270,18 +229,12 @@ def _runs_section(gap: Gap) -> Section:
     figures: dict[str, Figure] = {}
     for word, pair in picks.items():
         if len(ranked) > 1 or word == "median":
+            errors = np.sqrt(np.nanmean((pair.sim.q - pair.real.q) ** 2, axis=0))
+            labels = [pair.real.spec.q.labels[int(i)] for i in np.sort(np.argsort(-errors)[:MAX_PANELS])]
             title = f"{pair.name or 'run'}: overall error {pair.error:.3g}"
-            shown = runs_figure(pair, _worst_labels(pair), title=title)
-            figures[f"{word} run{': ' + pair.name if pair.name else ''}"] = shown
+            figures[f"{word} run{': ' + pair.name if pair.name else ''}"] = runs_figure(pair, labels, title=title)
     lead = "The measured run, and the simulator with the same commands from the same start."
     return Section("Runs beside their replays", lead, [FigureTabs(figures)])
-
-
-def _worst_labels(pair: RunPair) -> list[str]:
-    labels = list(pair.real.spec.q.labels)
-    errors = np.sqrt(np.nanmean((pair.sim.q - pair.real.q) ** 2, axis=0))
-    keep = set(np.argsort(-errors)[:MAX_PANELS].tolist())
-    return [label for i, label in enumerate(labels) if i in keep]
 
 
 def _arms_section(gap: Gap) -> Section:
@@ -343,18 +296,15 @@ def _growth_section(gap: Gap, growth: ErrorGrowth) -> Section:
     lines = [errors[int(i)] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
     floor = gap.floor["overall"].at(inf).value if "overall" in gap.floor else None
     title = "Overall error over a run, open loop"
-    figure = ensemble_figure(lines, _median_line(errors), title=title, x="time [s]", floor=floor)
-    rows = [[shape, f"{100 * weight:.0f} %"] for shape, weight in growth.weights.items()]
-    return Section("Error growth", lead, [figure, Table(("shape", "support"), rows)])
-
-
-def _median_line(errors: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     longest = max((t for t, _ in errors), key=len)
     table = np.full((len(errors), len(longest)), np.nan)
-    for i, (_, e) in enumerate(errors):
-        table[i, : len(e)] = e
+    for i, (_, error) in enumerate(errors):
+        table[i, : len(error)] = error
     enough = np.isfinite(table).sum(axis=0) >= max(1, len(errors) // 2)
-    return longest[enough], np.nanmedian(table[:, enough], axis=0)
+    median = longest[enough], np.nanmedian(table[:, enough], axis=0)
+    figure = ensemble_figure(lines, median, title=title, x="time [s]", floor=floor)
+    rows = [[shape, f"{100 * weight:.0f} %"] for shape, weight in growth.weights.items()]
+    return Section("Error growth", lead, [figure, Table(("shape", "support"), rows)])
 
 
 def _events_section(gap: Gap, found: EventAgreement) -> Section:
@@ -409,17 +359,28 @@ def _images_section(gap: Gap) -> Section:
     return Section("Images", lead, blocks)
 
 
-def _following_figure(following: CommandFollowing) -> Figure:
-    shown = [n for n in following.by_lag if n.startswith("all ")] or list(following.by_lag)[:MAX_PANELS]
-    lines = {n: (1e3 * following.lags, following.by_lag[n]) for n in shown}
-    best = 1e3 * following.lag[shown[0]].value
-    marks = [(best, f"{best:.0f} ms")] if math.isfinite(best) else []
-    title = "Distance from the command, with the command delayed by a lag"
-    unit = following.rmse[shown[0]].unit
-    return lines_figure(lines, title=title, x="lag [ms]", y=f"error [{unit}]", marks=marks)
+def _following_verdict(following: CommandFollowing) -> tuple[Headline, list[Number]]:
+    """The conclusion and the numbers of the distance from the commands, of all joints together."""
+    name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
+    rmse, lag, left = following.rmse[name], following.lag[name], following.shifted[name]
+    late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
+    words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
+    rest = formatted(left, interval=False)
+    detail = f"At that lag {rest} are left. A lag is not a delay; a scene separates the two."
+    numbers = [
+        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
+        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+        Number("left at that lag", rest, _interval(left)),
+    ]
+    return Headline("plain", words, detail), numbers
 
 
 def _following_section(f: CommandFollowing) -> Section:
+    shown = [n for n in f.by_lag if n.startswith("all ")] or list(f.by_lag)[:MAX_PANELS]
+    lines = {n: (1e3 * f.lags, f.by_lag[n]) for n in shown}
+    best = 1e3 * f.lag[shown[0]].value
+    marks = [(best, f"{best:.0f} ms")] if math.isfinite(best) else []
+    title, y = "Distance from the command, with the command delayed by a lag", f"error [{f.rmse[shown[0]].unit}]"
     rows = [
         [channel_words(n, e.unit), formatted(e), formatted(f.shifted[n], interval=False), _lag(f.lag[n])]
         for n, e in f.rmse.items()
@@ -429,46 +390,31 @@ def _following_section(f: CommandFollowing) -> Section:
         "without any. Nothing here is shifted by it."
     )
     table = Table(("joint", "distance from command", "at the best lag", "best lag"), rows)
-    return Section("Command following", lead, [_following_figure(f), table])
+    figure = lines_figure(lines, title=title, x="lag [ms]", y=y, marks=marks)
+    return Section("Command following", lead, [figure, table])
 
 
-def _following_main(following: CommandFollowing) -> tuple[Estimate, Estimate, Estimate]:
-    """Distance from the command, best lag, and distance at that lag, of all joints together."""
-    name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
-    return following.rmse[name], following.lag[name], following.shifted[name]
-
-
-def _clock_numbers(gap: Gap) -> list[Number]:
-    found: list[Number] = []
+def _clocks(gap: Gap) -> tuple[Headline, list[Number], list[Section]]:
+    """The offsets between the clocks of streams."""
+    words = "; ".join(f"{n}: {1e3 * p.offset.seconds.value:+.1f} ms" for n, p in gap.streams.items())
+    detail = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
+    figures, numbers, rows = dict[str, Figure](), list[Number](), list[list[str]]()
     for name, pair in gap.streams.items():
-        o = pair.offset
+        o, start = pair.offset, pair.speeds[0][0][0]
+        value, spread = f"{1e3 * o.seconds.value:+.1f} ms", f"{1e3 * o.spread:.1f} ms"
         interval = f"[{1e3 * o.seconds.low:.1f}, {1e3 * o.seconds.high:.1f}] ms"
-        found.append(Number(name, f"{1e3 * o.seconds.value:+.1f} ms", f"{interval} · spread {1e3 * o.spread:.1f} ms"))
-    return found
-
-
-def _clock_figures(gap: Gap) -> dict[str, Figure]:
-    figures: dict[str, Figure] = {}
-    for name, pair in gap.streams.items():
-        start = pair.speeds[0][0][0]
+        numbers.append(Number(name, value, f"{interval} · spread {spread}"))
+        left = [f"{pair.before:.3g}", f"{pair.after:.3g} {pair.unit}"]
+        rows.append([name, value, interval, spread, str(len(o.windows)), *left])
         lines = {
             pair.first: (pair.speeds[0][0] - start, pair.speeds[0][1]),
-            f"{pair.second}, aligned": (pair.speeds[1][0] + pair.offset.seconds.value - start, pair.speeds[1][1]),
+            f"{pair.second}, aligned": (pair.speeds[1][0] + o.seconds.value - start, pair.speeds[1][1]),
         }
         figures[name] = lines_figure(lines, title=f"Speeds of both, {name}", x="time [s]", y=f"speed [{pair.unit}]")
-    return figures
-
-
-def _clock_section(gap: Gap) -> Section:
-    """The offsets between the clocks of streams."""
-    rows: list[list[str]] = []
-    for (name, pair), number in zip(gap.streams.items(), _clock_numbers(gap), strict=True):
-        interval, spread = number.detail.split(" · spread ")
-        left = [f"{pair.before:.3g}", f"{pair.after:.3g} {pair.unit}"]
-        rows.append([name, number.value, interval, spread, str(len(pair.offset.windows)), *left])
     head = ("streams", "offset", "95 % interval", "spread", "windows", "difference as stamped", "aligned")
     lead = "The peak of the cross-correlation of the two speeds in several windows: the median and its spread."
-    return Section("Clocks", lead, [FigureTabs(_clock_figures(gap)), Table(head, rows)])
+    section = Section("Clocks", lead, [FigureTabs(figures), Table(head, rows)])
+    return Headline("plain", f"The clocks are apart by {words}.", detail), numbers, [section]
 
 
 def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
@@ -487,8 +433,8 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
             style: dict[str, Any] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
             line = line_trace(f"floor: {curve.name}", list(floor[curve.name].names()), values, **style)
             data.append(line | {"visible": True if main else "legendonly"})
-    layout = {"title": titled(title), "height": 420, "xaxis": {"title": "prediction horizon", "type": "category"}}
-    return {"data": data, "layout": layout | {"yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS}}}
+    across = {"title": "prediction horizon", "type": "category"}
+    return plot(data, title=title, x=across, y={"title": f"error [{unit or '1'}]", **LOG_AXIS}, height=420)
 
 
 def _banded(curve: Curve, factor: float, color: str, width: float) -> list[dict[str, Any]]:
@@ -538,21 +484,20 @@ def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
                 y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
         data.append(line_trace(side, x, y, color=color, width=9))
     ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
-    layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
-    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
-    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
+    layout: dict[str, Any] = {
+        "legend": {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
+    }
     first = next((m.real or m.sim for m in run if m.real is None or m.sim is None), None)
     if first is not None:
         layout["shapes"] = [upright_line(first.t, "@bad")]
         layout["annotations"] = [upright_note(first.t, "first divergence", color="@bad", size=11)]
-    return {"data": data, "layout": layout}
+    up = {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}
+    return plot(data, title=title, x="time [s]", y=up, height=150 + 46 * len(names), **layout)
 
 
 def _percent(curve: Curve, estimate: Estimate) -> Estimate:
     """The overall error, a share of the usual motion, in percent; other errors as they are."""
-    if curve.name != "overall":
-        return estimate
-    return Estimate(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, estimate.n, "%")
+    return percent(estimate) if curve.name == "overall" else estimate
 
 
 def _interval(estimate: Estimate) -> str:

@@ -203,6 +203,11 @@ def formatted(estimate: Estimate, *, interval: bool = True) -> str:
     return f"{text} [{_digits(estimate.low * factor)}, {_digits(estimate.high * factor)}]"
 
 
+def percent(share: Estimate) -> Estimate:
+    """A share in percent."""
+    return Estimate(100 * share.value, 100 * share.low, 100 * share.high, share.n, "%")
+
+
 def display_unit(unit: str, size: float) -> tuple[float, str]:
     """The factor and the unit in which a quantity of some size is best read."""
     if unit in ("rad", "m", "s", "Nm", "N") and 0 < size < 1:
@@ -215,11 +220,8 @@ def score_table(scores: Mapping[str, Estimate], caption: str = "") -> Table:
     rows: list[tuple[str, ...]] = []
     for name, estimate in scores.items():
         factor, unit = display_unit(estimate.unit, abs(estimate.value))
-        interval = (
-            f"{_digits(estimate.low * factor)} to {_digits(estimate.high * factor)}"
-            if math.isfinite(estimate.low) and math.isfinite(estimate.high)
-            else ""
-        )
+        ends = [_digits(factor * end) for end in (estimate.low, estimate.high) if math.isfinite(end)]
+        interval = " to ".join(ends) if len(ends) == 2 else ""
         rows.append((name, _digits(estimate.value * factor), interval, unit, str(estimate.n)))
     return Table(("score", "value", "95 % interval", "unit", "n"), rows, caption)
 
@@ -242,11 +244,11 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
         elif isinstance(block, FigureRow):
             blocks.append({"kind": "beside", "places": _places(block, figures)})
         elif isinstance(block, ReportImage):
-            blocks.append({"kind": "images", "images": [_image(block)]})
+            blocks.append(_images([block]))
         elif isinstance(block, Mapping):
             blocks.append({"kind": "figure", "place": _place(block, figures)})
         else:
-            blocks.append({"kind": "images", "images": [_image(image) for image in block]})
+            blocks.append(_images(block))
     return {"title": section.title, "lead": section.lead, "folded": section.folded, "blocks": blocks}
 
 
@@ -268,20 +270,15 @@ def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
 def _video(video: ReportVideo | str) -> dict[str, Any]:
     if isinstance(video, str):
         return {"source": "", "caption": video, "rendered": False}
-    source = "data:video/mp4;base64," + base64.b64encode(video.mp4).decode()
-    return {"source": source, "caption": video.caption, "rendered": video.rendered}
+    return {"source": _data_url("video/mp4", video.mp4), "caption": video.caption, "rendered": video.rendered}
 
 
 def _viewer(viewer: ReportViewer | None) -> dict[str, Any] | None:
     if viewer is None:
         return None
-    more = "'wasm-unsafe-eval'; worker-src blob:; connect-src data: blob:" if viewer.gaussians else ""
-    return {
-        "script": packed(viewer.script),
-        "data": packed(viewer.data),
-        "caption": viewer.caption,
-        "policy": f" {more}".rstrip(),
-    }
+    policy = " 'wasm-unsafe-eval'; worker-src blob:; connect-src data: blob:" if viewer.gaussians else ""
+    data = {"script": packed(viewer.script), "data": packed(viewer.data)}
+    return {**data, "caption": viewer.caption, "policy": policy}
 
 
 def packed(data: bytes) -> str:
@@ -289,8 +286,13 @@ def packed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def _image(image: ReportImage) -> dict[str, str]:
-    return {"source": "data:image/png;base64," + base64.b64encode(image.png).decode(), "caption": image.caption}
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _images(images: Sequence[ReportImage]) -> dict[str, Any]:
+    shown = [{"source": _data_url("image/png", image.png), "caption": image.caption} for image in images]
+    return {"kind": "images", "images": shown}
 
 
 def _plain(value: Any) -> Any:
@@ -319,11 +321,10 @@ def _digits(value: float) -> str:
 def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("instep.report", "templates")
     # Names in a report come from files of strangers: everything is escaped.
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template(
-        "report.html"
-    )
+    loader = PackageLoader("instep.report", "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("report.html")
 
 
 @cache

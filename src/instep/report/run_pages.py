@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array, array_dataclass
 
-from .figures import Lines, lines_figure
+from .figures import Lines, band_traces, line_trace, lines_figure, plot, series_color
+from .gap_page import horizon_figure, runs_figure
 from .page import (
     Figure,
     FigureRow,
@@ -19,15 +22,19 @@ from .page import (
     Headline,
     HtmlReport,
     Number,
+    ReportImage,
     ReportVideo,
     ReportViewer,
     Section,
     Table,
+    formatted,
     score_table,
 )
 
 if TYPE_CHECKING:
     from instep.app.recorded_run import RunSummary
+    from instep.app.verbs.demo import DemoResult, TwinRun
+    from instep.gap.gap_result import Curve
 
 MAX_JOINTS = 12
 """Most joints with a figure of their own."""
@@ -258,3 +265,103 @@ def _joints(episode: Episode) -> list[Figure]:
         figure = lines_figure(lines, title=label, x="time [s]", y=f"position{unit}", height=280)
         figures.append({**figure, "layout": figure["layout"] | {"yaxis": {"title": f"position{unit}"}}})
     return figures
+
+
+NEXT_COMMANDS = (
+    ("instep start ROBOT.urdf LOGS", "goes from your robot's file and its logs to a report like this one"),
+    ("instep gap DATA SCENE", "measures how far a simulator is from recordings, and why"),
+    ("instep tune DATA SCENE", "identifies its parameters, and writes a scene with them"),
+    ("instep twin pusht --policy expert --real robot:ADDRESS", "acts through a twin of a robot behind a link"),
+    ("instep runs", "lists this and later runs; instep runs --open N shows a page"),
+)
+
+
+def demo_page(loop: DemoResult, viewer: ReportViewer | None) -> HtmlReport:
+    """The steps of the demo in order."""
+    before, after = (gap.curves["all m"] for gap in (loop.before, loop.after))
+    drop = 1 - after.at(inf).value / before.at(inf).value
+    took = f"Two fitted parameters took {100 * drop:.0f} % off the open-loop gap of runs they were not fitted to."
+    failed = "Two fitted parameters did not make the simulator better on runs they were not fitted to."
+    because = "Error of the pusher's joints, root mean square over held-out runs."
+    verdict = Headline("good", took, because) if drop > 0 else Headline("bad", failed, because)
+    named = {"one step ahead": 0.0, "half a second ahead": 0.5, "over the whole run": inf}
+    numbers = [
+        Number(name, f"{1e3 * before.at(h).value:.3g} → {1e3 * after.at(h).value:.2g} mm", formatted(after.at(h)))
+        for name, h in named.items()
+    ]
+    robot = (
+        "Another program stands for the real robot: it runs in its own process, in another physics engine (rapier), "
+        f"and answers over the link that a real robot uses. {len(loop.truth)} parameters are hidden in it, such as the "
+        "delay of commands and the stiffness of servos; its sensors are noisy and one control step late."
+    )
+    gap = (
+        "The simulator is placed in the robot's state, given the recorded commands, and compared some time later: it "
+        f"is {formatted(before.at(0.0))} off after one control step, {formatted(before.at(0.5))} after half a second, "
+        f"and {formatted(before.at(inf))} over whole runs. The figure shows one run from start to end."
+    )
+    pair = runs_figure(loop.before.pairs[0], list(loop.scene.robot), title="")
+    sections = [
+        Section("1. A simulated robot", robot),
+        _demo_recorded(loop),
+        Section("3. Measure the gap", gap, [pair]),
+        _demo_fitted(loop, before, after),
+        *([] if loop.twin is None else [_demo_twin(loop.twin)]),
+        Section("What next", "The same steps with your robot:", [Table(("command", "what it does"), NEXT_COMMANDS)]),
+    ]
+    about = f"{loop.scene.about} The simulated robot runs in another process and another engine."
+    return HtmlReport("instep demo", about, verdict, numbers, sections, {"scene": loop.scene.name}, loop.video, viewer)
+
+
+def _demo_recorded(loop: DemoResult) -> Section:
+    data: list[dict[str, Any]] = []
+    goal = loop.scene.model.body("goal").pos[:2]
+    for i, (name, episodes) in enumerate((("simulated robot", loop.real), ("simulator", loop.virtual))):
+        places = np.stack([e.q[:, e.spec.q.labels.index("tee.x") :][:, :2] for e in episodes])
+        distances, t = 1e3 * np.linalg.norm(places - goal, axis=-1), episodes[0].t
+        data += band_traces(t, distances.min(axis=0), distances.max(axis=0), series=i, name=f"{name}, all runs")
+        data.append(line_trace(f"{name}, mean", t, distances.mean(axis=0), color=series_color(i), width=2))
+    lead = (
+        "The same policy ran on the simulated robot, and from some of the starts in the simulator. Contact makes small "
+        f"differences grow: at the end the blocks are {formatted(loop.apart)} apart."
+    )
+    up = {"title": "distance [mm]", "rangemode": "tozero"}
+    return Section("2. Record", lead, [plot(data, title="Distance of the block to its goal", x="time [s]", y=up)])
+
+
+def _demo_fitted(loop: DemoResult, before: Curve, after: Curve) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, estimate in loop.fitted.estimates.items():
+        shipped, hidden = (f"{value:.4g}" for value in loop.shipped(name))
+        interval = f"{estimate.low:.4g} to {estimate.high:.4g}"
+        rows.append((name, shipped, f"{estimate.value:.4g}", interval, hidden, estimate.unit))
+    lead = (
+        f"Two parameters, found by least squares in {loop.fitted.seconds:.1f} s from other runs. The robot's sensors "
+        "are one control step late on top of its commands; the fit sees the sum of both as one delay. The figure shows "
+        "runs that were not used for the fit."
+    )
+    head = ("parameter", "as shipped", "fitted", "95 % interval", "hidden in the robot", "unit")
+    named = {"as shipped": before, "two parameters fitted": after}
+    curves = {name: replace(curve, name=name) for name, curve in named.items()}
+    title = "How wrong the simulator is, by how far ahead it predicts"
+    return Section("4. Identify", lead, [Table(head, rows), horizon_figure(curves, {}, list(curves), title)])
+
+
+def _demo_twin(twin: TwinRun) -> Section:
+    t, scores, end = twin.run.t, twin.scores(), 1e3 * twin.to_goal(twin.robot)[-1]
+    goal = {"the robot's T": (t, 1e3 * twin.to_goal(twin.robot)), "the twin's T": (t, 1e3 * twin.to_goal(twin.run))}
+    apart = {"T: twin against robot": twin.blocks, "pusher: robot against twin": twin.pushers}
+    errors = {name: (t[10:], 1e3 * values[10:]) for name, values in apart.items()}
+    lead = (
+        "The policy observes and commands the twin only. The robot follows the twin's joints, and three cameras of the "
+        f"robot correct the pose of the twin's T. At the end the robot's T is {end:.1f} mm "
+        f"from its goal; on the way the two Ts were {formatted(scores['twin: distance of the two Ts'])} apart, the two "
+        f"pushers {formatted(scores['twin: distance of the two pushers'])}."
+    )
+    frames = [twin.frames[i] for i in sorted({0, len(twin.frames) // 2, len(twin.frames) - 1})]
+    caption = "The robot's cameras, with the outline of the twin's T"
+    figures = _figures(
+        ("Distance of the T to its goal", "distance [mm]", goal),
+        ("Distance between twin and robot", "distance [mm]", errors),
+    )
+    images = [[ReportImage.of(frame, caption)] for frame in frames]
+    return Section("5. Act through the twin", lead, [*figures, *images])

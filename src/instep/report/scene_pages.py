@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from instep.app.verbs.start import StartResult
     from instep.reconstruct.checks import Finding
     from instep.reconstruct.pipeline import ReconstructedScene
-    from instep.reconstruct.scene_writing import PhysicalValue
 
 SHOWN_S = 8.0
 """Length of the first run that is plotted [s]."""
@@ -56,17 +55,13 @@ def start_page(result: StartResult, robot: bytes) -> HtmlReport:
     facts = {f"sha256 of {path}": digest for path, digest in result.output.inputs.items()}
     motors = f"{len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz"
     subtitle, title = f"{motors}, in {result.output.folder}", f"{result.scene.name}: from logs to a twin"
-    return HtmlReport(title, subtitle, _headline(result), _numbers(result), sections, facts)
-
-
-def _headline(result: StartResult) -> Headline:
     doubts = len(result.guess.doubts) if result.guess else 0
     checked = f"{doubts} parts of how the logs were read are guesses: check the table below." if doubts else ""
-    if result.failures:
-        part, why = next(iter(result.failures.items()))
-        return Headline("bad", f"The {part} could not be done: {why}", checked)
-    tuned = str(result.result("tune").get("headline", ""))
-    return Headline("good" if result.passed and not doubts else "plain", tuned or "Identified.", checked)
+    tuned = str(result.result("tune").get("headline", "")) or "Identified."
+    verdict = Headline("good" if result.passed and not doubts else "plain", tuned, checked)
+    for part, why in [*result.failures.items()][:1]:
+        verdict = Headline("bad", f"The {part} could not be done: {why}", checked)
+    return HtmlReport(title, subtitle, verdict, _numbers(result), sections, facts)
 
 
 def _numbers(result: StartResult) -> list[Number]:
@@ -116,6 +111,11 @@ def reconstruction_page(
     names = [one.name for one in built.objects]
     worst = min(min(shape["overlap"].values()) for shape in stages["shape"]["objects"].values())
     background = stages["appearance"].get("background")
+    decisions = [(stage, what, found) for stage, facts in stages.items() for what, found in _flat(facts) if found]
+    physics: list[tuple[str, ...]] = []
+    for one in built.objects:
+        mass, friction = (f"{v.value:.3g} [{v.low:.3g}, {v.high:.3g}]" for v in (one.mass, one.friction))
+        physics.append((one.name, mass, one.mass.source, friction))
     numbers = [
         Number("objects", str(len(names)), ", ".join(names)),
         Number("views", str(len(stages["capture"]["views"]))),
@@ -126,14 +126,13 @@ def reconstruction_page(
         held = "held-out views" if background["held_out"] else "the fitted views"
         numbers.append(Number("background", f"{background['psnr_db']['value']:.1f} dB", f"PSNR over {held}"))
     sections = [
-        Section("Objects", blocks=[Table(_SHAPE, _shape_rows(built)), Table(_PHYSICS, _physics_rows(built))]),
+        Section("Objects", blocks=[Table(_SHAPE, _shape_rows(built)), Table(_PHYSICS, physics)]),
         Section("Masks", "Green is the object; blue is unknown because of a possible occlusion.", masks),
         Section("Views against renders", "Image, Gaussians, and four times the difference.", views),
-        Section("Decisions", blocks=[Table(("stage", "what", "found"), _decisions(stages))], folded=True),
+        Section("Decisions", blocks=[Table(("stage", "what", "found"), decisions)], folded=True),
     ]
-    headline = f"{len(names)} objects reconstructed"
     facts = {"version": str(built.record["version"]), "seed": str(built.record["options"]["seed"])}
-    verdict = Headline("plain", headline, "check them by instep scene check")
+    verdict = Headline("plain", f"{len(names)} objects reconstructed", "check them by instep scene check")
     return HtmlReport(f"Reconstruction of {name}", ", ".join(names), verdict, numbers, sections, facts)
 
 
@@ -164,20 +163,6 @@ def _shape_rows(built: ReconstructedScene) -> list[tuple[str, ...]]:
             " x ".join(f"{1e3 * side:.0f}" for side in shape["box_m"]), f"{1e6 * one.mesh.volume:.1f}",
             str(parts[one.name]["parts"]), f"{min(shape['overlap'].values()):.3f}",
         ))  # fmt: skip
-    return rows
-
-
-def _physics_rows(built: ReconstructedScene) -> list[tuple[str, ...]]:
-    def interval(known: PhysicalValue) -> str:
-        return f"{known.value:.3g} [{known.low:.3g}, {known.high:.3g}]"
-
-    return [(one.name, interval(one.mass), one.mass.source, interval(one.friction)) for one in built.objects]
-
-
-def _decisions(stages: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, str, str]] = []
-    for stage, facts in stages.items():
-        rows += [(stage, what, found) for what, found in _flat(facts) if found]
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,24 @@ from .figures import (
     line_trace,
     panels_figure,
     plain_text,
+    plot,
     series_color,
-    titled,
     upright_line,
 )
 from .gap_page import TORQUE_ERROR, TORQUE_NORM, torque_figure
-from .page import Figure, FigureRow, FigureTabs, Headline, HtmlReport, Number, Section, Table, display_unit, formatted
+from .page import (
+    Figure,
+    FigureRow,
+    FigureTabs,
+    Headline,
+    HtmlReport,
+    Number,
+    Section,
+    Table,
+    display_unit,
+    formatted,
+    percent,
+)
 
 if TYPE_CHECKING:
     from instep.tune.excitation import ExcitationDesign
@@ -104,17 +116,15 @@ def _named(gates: Sequence[str]) -> str:
 
 def _numbers(found: Identification) -> list[Number]:
     gain = found.comparison.improvement
-    percent = Estimate(100 * gain.value, 100 * gain.low, 100 * gain.high, gain.n, "%")
     # An interrupted run may not have fixed the unobservable parameters, so the fit itself says which were estimated.
     estimated = [param.address for param in found.fit.params]
     every = {*estimated, *found.identifiability.unobservable}
     good = [name for name in estimated if name not in found.identifiability.unidentifiable]
     rest = len(every) - len(good)
     detail = f"{rest} not identifiable" if rest else "all identifiable"
+    ends = f"{_ends(percent(gain))} %, {gain.n} blocks"
     numbers = [
-        Number(
-            "reduction of held-out error", formatted(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"
-        ),
+        Number("reduction of held-out error", formatted(percent(gain), interval=False), ends),
         Number("parameters identified", f"{len(good)} of {len(every)}", detail),
     ]
     for gate in found.gates:
@@ -156,26 +166,13 @@ def _forest(found: Identification) -> Figure | None:
         "x": [ratio.value for ratio in ratios.values()], "marker": {"color": series_color(0), "size": 9},
         "error_x": error_bars(list(ratios.values()), color=series_color(0, 0.6)),
     }  # fmt: skip
-    layout = {"height": 130 + 30 * len(ratios), "showlegend": False, "shapes": [upright_line(1)]}
-    layout |= {"xaxis": {"title": "value over its value before", **LOG_AXIS}, "yaxis": {"automargin": True}}
-    return {"data": [trace], "layout": layout}
-
-
-def identification_figures(found: Identification) -> list[Figure]:
-    """Parameters over their values before, and the held-out window of median error."""
-    traces, forest = found.traces, _forest(found)
-    median = int(_ranked(traces)[len(traces.inside) // 2])
-    return [*([] if forest is None else [forest]), _window(traces, median, None)]
-
-
-def _ranked(traces: Traces) -> Array:
-    """Windows by their error after identification, the best first."""
-    return np.argsort(np.nan_to_num(traces.errors("after"), nan=np.inf))
+    x, high = {"title": "value over its value before", **LOG_AXIS}, 130 + 30 * len(ratios)
+    return plot([trace], x=x, y={"automargin": True}, height=high, showlegend=False, shapes=[upright_line(1)])
 
 
 def _held_out(found: Identification) -> Section:
     traces, band = found.traces, None if found.posterior is None else found.posterior.band
-    order = _ranked(traces)
+    order = np.argsort(np.nan_to_num(traces.errors("after"), nan=np.inf))
     picks = {"median window": order[len(order) // 2], "worst window": order[-1], "best window": order[0]}
     shown = {name: _window(traces, int(which), band) for name, which in picks.items()}
     rows: list[tuple[str, ...]] = []
@@ -235,16 +232,18 @@ def _posterior(found: PosteriorCheck) -> Section:
 def _corner(shown: Sequence[tuple[str, Array]]) -> Figure:
     """Draws of each pair of parameters; plain scatter, since Plotly's own matrix needs WebGL and hangs without it."""
     size, data, cells = len(shown) - 1, list[dict[str, Any]](), list[list[str]]()
-    layout: dict[str, Any] = {"title": titled("Pairs of parameters"), "height": 180 + 150 * size, "showlegend": False}
+    axes: dict[str, Any] = {}
     for row in range(size):
         for column in range(row + 1):
-            axes = {"xaxis": _axis("x", column), "yaxis": _axis("y", row)}
             points = {"x": shown[column][1], "y": shown[row + 1][1], "mode": "markers", "type": "scatter"}
-            data.append({**points, **axes, "marker": {"size": 3, "color": series_color(0, 0.4)}})
+            place = {"xaxis": _axis("x", column), "yaxis": _axis("y", row)}
+            data.append({**points, **place, "marker": {"size": 3, "color": series_color(0, 0.4)}})
         cells.append([_axis("x", c) + _axis("y", row) if c <= row else "" for c in range(size)])
-        layout["xaxis" + _axis("x", row)[1:]] = {"title": shown[row][0], "nticks": 4}
-        layout["yaxis" + _axis("y", row)[1:]] = {"title": shown[row + 1][0], "nticks": 4}
-    return {"data": data, "layout": {**layout, "grid": {"rows": size, "columns": size, "subplots": cells}}}
+        axes["xaxis" + _axis("x", row)[1:]] = {"title": shown[row][0], "nticks": 4}
+        axes["yaxis" + _axis("y", row)[1:]] = {"title": shown[row + 1][0], "nticks": 4}
+    grid = {"rows": size, "columns": size, "subplots": cells}
+    figure = plot(data, title="Pairs of parameters", height=180 + 150 * size, showlegend=False, grid=grid)
+    return {"data": data, "layout": {**figure["layout"], **axes}}
 
 
 def _axis(side: str, number: int) -> str:
@@ -257,13 +256,12 @@ def _search(history: Sequence[Sequence[float]]) -> Section:
         steps, color = list(range(1, len(search) + 1)), series_color(i)
         line = line_trace(f"search {i + 1}", steps, search, mode="lines+markers", color=color, width=1.8)
         data.append(line | {"marker": {"size": 5, "color": color}})
-    layout = {"height": 340, "xaxis": {"title": "iteration"}, "yaxis": {"title": "cost", **LOG_AXIS}}
     lead = (
         "Cost after each iteration of each search: the first fit, the compared searches, and the last search over all "
         "windows. Searches scale residuals by their own size, so compare shapes, not heights."
     )
-    blocks: Sequence[Any] = [{"data": data, "layout": layout}] if data else ["No iterations were done."]
-    return Section("Search", lead, blocks, folded=True)
+    figure = plot(data, x="iteration", y={"title": "cost", **LOG_AXIS})
+    return Section("Search", lead, [figure if data else "No iterations were done."], folded=True)
 
 
 def excitation_page(design: ExcitationDesign, limits: ExcitationLimits, spec: Spec) -> HtmlReport:
@@ -346,22 +344,18 @@ def drift_sections(found: Reidentification) -> list[Section]:
         return [Section("Re-identification", "No window was complete; nothing was estimated.")]
     lead = "Estimates with 95 % intervals, and the values in use (dotted). Marks: changes, updates, roll-backs."
     figures = [_figure(found, i) for i in range(min(len(found.params), MAX_FIGURES))]
-    sections = [Section("Parameters over time", lead, [FigureRow(figures), _table(found)])]
+    values: list[tuple[str, ...]] = []
+    for first, (name, now) in zip(found.points[0].used, found.estimates.items(), strict=True):
+        used = f"{found.settings[name]:.4g}"
+        values.append((name, f"{first:.4g}", f"{now.value:.4g}", _ends(now) or "not estimated", used, now.unit))
+    table = Table(("parameter", "first", "last estimate", "95 % interval", "in use", "unit"), values)
+    sections = [Section("Parameters over time", lead, [FigureRow(figures), table])]
     rows = [(f"{event.t:.1f}", event.kind, event.words) for event in found.events[:MAX_EVENTS]]
     more = len(found.events) - len(rows)
     said = f"{more} more are in result.json." if more else ""
     if rows:
         sections.append(Section("Changes and updates", said, [Table(("time [s]", "what", "how"), rows)]))
     return sections
-
-
-def _table(found: Reidentification) -> Table:
-    first, used = found.points[0].used, found.settings
-    rows: list[tuple[str, ...]] = []
-    for i, (name, now) in enumerate(found.estimates.items()):
-        ends = f"{now.low:.4g} … {now.high:.4g}" if now.has_interval else "not estimated"
-        rows.append((name, f"{first[i]:.4g}", f"{now.value:.4g}", ends, f"{used[name]:.4g}", now.unit))
-    return Table(("parameter", "first", "last estimate", "95 % interval", "in use", "unit"), rows)
 
 
 def _figure(found: Reidentification, index: int) -> Figure:
@@ -375,9 +369,8 @@ def _figure(found: Reidentification, index: int) -> Figure:
     param = found.params[index]
     marks = [e for e in found.events if e.kind in MARKED and (e.kind != "change" or param.address in e.settings)]
     unit = f" [{param.unit}]" if param.unit else ""
-    layout: dict[str, Any] = {"title": titled(param.address), "height": 300}
-    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {"title": f"value{unit}"}}
-    return {"data": data, "layout": layout | {"shapes": [upright_line(event.t) for event in marks]}}
+    shapes = [upright_line(event.t) for event in marks]
+    return plot(data, title=param.address, x="time [s]", y=f"value{unit}", height=300, shapes=shapes)
 
 
 def torque_identification_page(found: TorqueIdentification, facts: Mapping[str, str] | None = None) -> HtmlReport:
@@ -393,16 +386,16 @@ def torque_identification_page(found: TorqueIdentification, facts: Mapping[str, 
         Number("base parameters identified", f"{good} of {len(found.base)}", f"fit {found.status}"),
     ]
     sections = [gates_section(found.gates), _torques(found), _terms(found), _base(found), _bodies(found)]
-    sections += [_payloads(found)] if found.payloads else []
+    if found.payloads:
+        rows = [
+            (name, load.body, formatted(load.mass), ", ".join(map(formatted, load.centre)), _list(load.moments))
+            for name, load in found.payloads.items()
+        ]
+        table = Table(("payload", "on", "mass", "centre of mass", "moments [kg m2]"), rows)
+        sections.append(Section("Payloads", "Bodies added to the last link, in its frame.", [table]))
     subtitle = f"{len(found.fitted)} recordings fitted, {len(found.held_out)} held out"
     verdict = Headline("good" if found.passed else "bad", words, because)
     return HtmlReport(f"Torques of {found.scene.name}", subtitle, verdict, numbers, sections, facts or {})
-
-
-def _bars(found: TorqueIdentification, side: str) -> Figure:
-    scores = found.after if side == "after" else found.before
-    bars = {joint: scores[f"{joint} rms"] for joint in found.held_out[0].joints}
-    return bars_figure(bars, title=f"Torque error by joint, {side}", x="root mean square error")
 
 
 def _torques(found: TorqueIdentification) -> Section:
@@ -414,10 +407,12 @@ def _torques(found: TorqueIdentification) -> Section:
         sides = [formatted(scores[f"{joint} rms"]) for scores in (found.before, found.after)]
         rows.append((joint, *sides, formatted(found.after[f"{joint} of rms torque"])))
     table = Table(("joint", "error before", "error after", "of its RMS torque"), rows)
-    bars = FigureRow([_bars(found, "before"), _bars(found, "after")])
-    return Section(
-        "Held-out torques, before and after", "Recordings that were not fitted.", [bars, table, FigureTabs(shown)]
-    )
+    bars: list[Figure] = []
+    for side, scores in (("before", found.before), ("after", found.after)):
+        errors = {joint: scores[f"{joint} rms"] for joint in found.held_out[0].joints}
+        bars.append(bars_figure(errors, title=f"Torque error by joint, {side}", x="root mean square error"))
+    blocks = [FigureRow(bars), table, FigureTabs(shown)]
+    return Section("Held-out torques, before and after", "Recordings that were not fitted.", blocks)
 
 
 def _terms(found: TorqueIdentification) -> Section:
@@ -451,27 +446,11 @@ def _bodies(found: TorqueIdentification) -> Section:
     for body, sides in found.inertias().items():
         masses = [f"{side.mass:.3g}" for side in sides]
         rows.append((body, *masses, *(_list(side.centre) for side in sides), *(_list(side.moments) for side in sides)))
-    head = (
-        "body",
-        "mass before [kg]",
-        "after",
-        "centre of mass before [m]",
-        "after",
-        "moments before [kg m2]",
-        "after",
-    )
+    before = ("mass before [kg]", "centre of mass before [m]", "moments before [kg m2]")
+    head = ("body", *(word for name in before for word in (name, "after")))
     lead = "Torques determine only the combinations above. Of all that agree, these are nearest to the scene's."
     return Section("Inertias", lead, [Table(head, rows)], folded=True)
 
 
-def _payloads(found: TorqueIdentification) -> Section:
-    rows: list[tuple[str, ...]] = []
-    for name, load in found.payloads.items():
-        centre = ", ".join(formatted(part) for part in load.centre)
-        rows.append((name, load.body, formatted(load.mass), centre, _list(np.array(load.moments))))
-    head = ("payload", "on", "mass", "centre of mass", "moments [kg m2]")
-    return Section("Payloads", "Bodies added to the last link, in its frame.", [Table(head, rows)])
-
-
-def _list(values: np.ndarray) -> str:
+def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.3g}" for value in values)

@@ -320,7 +320,7 @@ def _rows(setup: LiveSetup, t: float, numbers: Array) -> dict[str, LiveRow]:
         poses = all_poses(setup.model, setup.positions(numbers[: setup.width]))
         return {"world 1": LiveRow(t, poses, numbers)}
     grid, found = numbers.reshape(setup.worlds, setup.width + 1), dict[str, LiveRow]()
-    shown: Array = np.isfinite(grid).all(axis=1)
+    shown = np.asarray(np.isfinite(grid).all(axis=1))
     poses = all_poses(setup.model, setup.positions(np.where(shown[:, None], grid, 0)[:, :-1]))
     for world, row in enumerate(grid):
         outcome = OUTCOME_NAMES[int(row[-1])] if shown[world] else "absent"
