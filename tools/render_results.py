@@ -25,7 +25,7 @@ ORDER = (
     "raster_gpu", "splat", "recorder", "protocols", "structure",
 )  # fmt: skip
 """Sections of the results page; benchmarks that are not named here follow in the order of their names."""
-ROWS = 6
+ROWS = 4
 """Rows of one benchmark on the page; all missed goals are shown, whatever their number."""
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 INTRODUCTION = """\
