@@ -97,7 +97,9 @@ def _answers(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> l
             words = f"{label!r} moves {joints[own]!r} the other way in {second.name}"
             found.append(ParityCheck("sign", False, words))
         elif _unlike(far, limits):
-            words = f"{joints[own]!r} moves {far:.3g} times as far in {second.name} as in {first.name}{_hint(far)}"
+            hints = {180 / np.pi: "; degrees for radians?", np.pi / 180: "; radians for degrees?", 1e3: "; mm?"}
+            hint = next((words for value, words in hints.items() if abs(np.log(max(far, 1e-9) / value)) < 0.15), "")
+            words = f"{joints[own]!r} moves {far:.3g} times as far in {second.name} as in {first.name}{hint}"
             found.append(ParityCheck("gain", False, words))
         elif _unlike(soon, limits):
             # A gain in other units moves a joint as far in the end, but not as fast.
@@ -188,10 +190,3 @@ def _motion(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> li
         words = f"{joint!r} is off by {100 * share[worst]:.3g} % of its motion over {name}, {100 * limit:g} % allowed"
         found.append(ParityCheck(name, ok, words))
     return found
-
-
-def _hint(ratio: float) -> str:
-    for value, words in ((180 / np.pi, "degrees for radians?"), (np.pi / 180, "radians for degrees?"), (1e3, "mm?")):
-        if abs(np.log(ratio / value)) < 0.15:
-            return f"; {words}"
-    return ""

@@ -162,7 +162,9 @@ def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
     if "worlds" in table:
         made["worlds"] = tuple(str(word) for word in table["worlds"])
     if "variations" in table:
-        made["variations"] = tuple(_variation(k, v, name) for k, v in table["variations"].items())
+        variations = table["variations"].items()
+        own = [(key, checked_table(entry, _VARIATION, f"[variations.{key}] of {name}")) for key, entry in variations]
+        made["variations"] = tuple(Variation(k, e.get("latency", 0), tuple(e.get("randomize", ()))) for k, e in own)
     limits = checked_table(table.get("parity", {}), _PARITY, f"[parity] of {name}")
     names = {variation.name for variation in made.get("variations", (Variation(),))}
     for rule in rules:
@@ -347,8 +349,3 @@ def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
             f"A rule on {measure!r} in {name} takes either at_least or at_most, a number, and by = 'bound' or 'value'."
         )
     return rule
-
-
-def _variation(key: str, entry: Mapping[str, Any], name: str) -> Variation:
-    checked_table(entry, _VARIATION, f"[variations.{key}] of {name}")
-    return Variation(key, int(entry.get("latency", 0)), tuple(entry.get("randomize", ())))

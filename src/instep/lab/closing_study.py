@@ -164,7 +164,13 @@ def run_closing(
     plan: ClosingPlan, folder: Path, *, map: MapFn = map, watch: Callable[[str], None] | None = None
 ) -> ClosingStudy:
     """Run what is not yet kept in a folder: first the trainings that serve every robot, then every robot."""
-    _check(plan)
+    unknown = [name for name in plan.techniques if name not in TECHNIQUES]
+    if unknown:
+        raise BadInput(f"There is no technique {unknown[0]!r}; known: {', '.join(TECHNIQUES)}.")
+    if UNTOUCHED not in plan.techniques or len(plan.robots) < 2:
+        raise BadInput(f"The study needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
+    if min(plan.budget.starts, plan.budget.recordings) < 1 or plan.budget.seconds <= 0:
+        raise BadInput("The study needs at least one of --starts and of --recordings, and --seconds above 0.")
     # Refuse a folder with results of another plan, scene or policy; more robots may be added.
     about = {**asdict(replace(plan, robots=())), "scene": content_hash(Scene.load(plan.scene).root)}
     mark = hashlib.sha256(json.dumps([about, policy_fingerprint(plan.base)], sort_keys=True).encode()).hexdigest()
@@ -235,20 +241,15 @@ def _kept(
             found = next(fresh)
             if isinstance(found, LostBatch):
                 raise LinkLost(f"A worker was lost: {found.why}; the same command with the same --out goes on.")
-            _write(file, found)
+            _write_json(file, found)
         yield read(file)
 
 
-def _write(file: Path, found: SharedTraining | Mapping[str, TechniqueResult]) -> None:
-    if isinstance(found, SharedTraining):
-        _write_json(file, {"weights": found.weights.tolist(), "seconds": found.seconds})
-    else:
-        _write_json(file, {name: asdict(one) for name, one in found.items()})
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+def _write_json(file: Path, content: Mapping[str, Any] | SharedTraining) -> None:
+    if isinstance(content, SharedTraining):
+        content = {"weights": content.weights.tolist(), "seconds": content.seconds}
     temporary = file.with_suffix(".part")
-    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(content, default=asdict) + "\n", encoding="utf-8")
     temporary.replace(file)
 
 
@@ -264,16 +265,6 @@ def _read_robot(path: Path) -> dict[str, TechniqueResult]:
         for entry in found.values():
             entry |= {key: tuple(value) for key, value in entry.items() if is_list(value)}
         return {name: TechniqueResult(**entry) for name, entry in found.items()}
-
-
-def _check(plan: ClosingPlan) -> None:
-    unknown = [name for name in plan.techniques if name not in TECHNIQUES]
-    if unknown:
-        raise BadInput(f"There is no technique {unknown[0]!r}; known: {', '.join(TECHNIQUES)}.")
-    if UNTOUCHED not in plan.techniques or len(plan.robots) < 2:
-        raise BadInput(f"The study needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
-    if min(plan.budget.starts, plan.budget.recordings) < 1 or plan.budget.seconds <= 0:
-        raise BadInput("The study needs at least one of --starts and of --recordings, and --seconds above 0.")
 
 
 def closing_scores(study: ClosingStudy) -> dict[str, Estimate]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from instep.core.episode import Episode, Log
-from instep.core.errors import BadInput
 from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.param import Param
 from instep.core.rollout import checked_action
@@ -338,7 +336,7 @@ class _Robot:
         """The techniques that were asked for and that this robot can use."""
         makers: dict[str, Callable[[], tuple[Array, float]]] = {
             UNTOUCHED: lambda: (self._setup.trained.weights, 0.0),
-            **{name: partial(self._shared, name) for name in SHARED},
+            **{name: lambda name=name: (self._weights(name), 0.0) for name in SHARED},
             IDENTIFIED: lambda: (self._tailored(self._setup.sensed(self._identified())), self._recorded_s()),
             POSTERIOR: lambda: (self._posterior_training(), self._recorded_s()),
             DELTA: lambda: self._fine_tuned(self._setup.sim),
@@ -363,12 +361,7 @@ class _Robot:
             )  # fmt: skip
         return out
 
-    def _shared(self, name: str) -> tuple[Array, float]:
-        return self._weights(name), 0.0
-
     def _weights(self, name: str) -> Array:
-        if name not in self._job.shared:
-            raise BadInput(f"The training {name!r} is missing; it is made before the robots are.")
         return self._job.shared[name]
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:

@@ -100,7 +100,15 @@ def fit_translators(
     ]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        nets, judges = [TranslatorNet() for _ in range(2)], [_judge() for _ in range(2)]
+        nets = [TranslatorNet() for _ in range(2)]
+        # Each scores every neighbourhood of 15 x 15 for its kind of images.
+        judges = [
+            nn.Sequential(
+                nn.Conv2d(5, 16, 3, stride=2, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(16, 24, 3, stride=2, padding=1),
+                nn.LeakyReLU(0.2), nn.Conv2d(24, 1, 3, padding=1),
+            )
+            for _ in range(2)
+        ]  # fmt: skip
     makers = torch.optim.Adam([p for net in nets for p in net.parameters()], lr=RATE, betas=(0.5, 0.99))
     critics = torch.optim.Adam([p for judge in judges for p in judge.parameters()], lr=RATE, betas=(0.5, 0.99))
     rng = np.random.default_rng((seed, 0x7A5))
@@ -131,14 +139,6 @@ def _recoloured(adapter: ColourAdapter, x: torch.Tensor) -> torch.Tensor:
         torch.from_numpy(np.asarray(part, np.float32)) for part in (adapter.shift, adapter.mix, adapter.offset)
     )
     return ((x.permute(0, 2, 3, 1) - shift) @ mix + offset).permute(0, 3, 1, 2)
-
-
-def _judge() -> nn.Module:
-    """Score of each neighbourhood of 15 x 15 for the wanted kind."""
-    return nn.Sequential(
-        nn.Conv2d(5, 16, 3, stride=2, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(16, 24, 3, stride=2, padding=1),
-        nn.LeakyReLU(0.2), nn.Conv2d(24, 1, 3, padding=1),
-    )  # fmt: skip
 
 
 def _patches(images: Array, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ from instep.core.world import Array, Observation, State, World, array_dataclass,
 from instep.evaluate.perturbed_robot import hidden_settings
 from instep.physics.mujoco_cameras import MujocoRenderer, playback, write_small_video
 from instep.report.figures import bars_figure, lines_figure
-from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
+from instep.report.page import Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
 from instep.scene.address import DELAY, read
 from instep.scene.folder import Scene, SceneSimulator
 from instep.tune.posterior.beliefs import SampleBelief, estimates
@@ -138,7 +138,9 @@ def leg_experiment(
     note("simulation")
     [simulated] = rollouts(ideal, LeggedEstimate(gait()), seeds=[0], steps=steps, until=over)
     note("I: the recorded actions on the same robot")
-    same = rollouts(world, Script(_stacked(recorded)), seeds=again, steps=steps, until=over)
+    longest = np.arange(max(len(e) for e in recorded))
+    actions = [e.action[np.minimum(longest, len(e) - 1)] for e in recorded]  # the last of each is held
+    same = rollouts(world, Script(np.stack(actions, axis=1)), seeds=again, steps=steps, until=over)
     note("II: the actions of the simulation on the robot")
     other = rollouts(world, Script(simulated.action), seeds=again, steps=steps, until=over)
     walks = {
@@ -189,12 +191,6 @@ class _VelocityErrors:
     def per_trial(self, episodes: Sequence[Episode]) -> list[float]:
         rows = np.array(self._squares)
         return [float(np.sqrt(rows[: len(e), i].mean())) for i, e in enumerate(episodes)]
-
-
-def _stacked(episodes: Sequence[Episode]) -> Array:
-    """Actions of several episodes [steps, trials, nu]; the last of each is held."""
-    longest = max(len(e) for e in episodes)
-    return np.stack([e.action[np.minimum(np.arange(longest), len(e) - 1)] for e in episodes], axis=1)
 
 
 def _walks(episodes: Sequence[Episode], recorded: Sequence[Episode], body: GaitBody, seconds: float) -> Walks:
@@ -442,7 +438,8 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
     rows = [(name, *(formatted(e) for e in found.values())) for name, found in scores.items()]
     late = {name: found["time upright"] for name, found in scores.items()}
     far = {name: found["distance from the recorded run"] for name, found in scores.items()}
-    up = scores[FEEDBACK]["upright to the end"]
+    up, at = scores[FEEDBACK]["upright to the end"], run.body.at_q
+    paths = {name: (w.episodes[0].q[:, at], w.episodes[0].q[:, at + 1]) for name, w in walks.items()}
     gait = [(p.name, f"{v:.4g}", p.unit) for p, v in zip(GAIT_PARAMS, run.gait.params, strict=True)]
     sections = [
         Section(
@@ -452,7 +449,11 @@ def legs_page(run: LegRun, folder: Path) -> HtmlReport:
             [Table(head, rows), bars_figure(late, title="Time upright", x="time"),
              bars_figure(far, title="Distance from the recorded run", x="distance")],
         ),
-        Section("Paths of the base", "The first walk of each condition, from above.", [_paths(run)]),
+        Section(
+            "Paths of the base",
+            "The first walk of each condition, from above.",
+            [lines_figure(paths, title="Path of the base", x="x [m]", y="y [m]")],
+        ),
         *_closing_sections(run),
         Section("The gait", run.gait.about, [Table(("parameter", "value", "unit"), gait)], folded=True),
     ]  # fmt: skip
@@ -514,13 +515,6 @@ def _headline(run: LegRun) -> Headline:
         f"replayed for {up[SAME]:.1f} s (I) and {up[SIMULATED]:.1f} s (II)."
     )
     return Headline("good" if run.passed else "bad", text, "" if run.passed else "It falls with its feedback on.")
-
-
-def _paths(run: LegRun) -> Figure:
-    at = run.body.at_q
-    lines = {name: (w.episodes[0].q[:, at], w.episodes[0].q[:, at + 1]) for name, w in run.result.walks.items()}
-    figure = lines_figure(lines, title="Path of the base", x="x [m]", y="y [m]")
-    return {**figure, "layout": {**figure["layout"], "yaxis": {"title": "y [m]"}}}
 
 
 def _video(run: LegRun, folder: Path) -> ReportVideo | str:

@@ -352,7 +352,9 @@ def search_weights(
     is compared with the first weights in other worlds, and the better one is kept. Ctrl-C keeps the mean so far.
     """
     options = options or SearchOptions()
-    _check(options)
+    for name, least in (("generations", 1), ("population", 4), ("samples", 1), ("spread", 1e-9), ("seconds", 0)):
+        if getattr(options, name) < least:
+            raise BadInput(f"A training in simulation needs --{name} of at least {least:g}.")
     began, first = time.process_time(), trained.weights if start is None else start
     centre = first if options.per_joint else first.mean(axis=0, keepdims=True)
     history, means = list[float](), list[Array]()
@@ -410,9 +412,3 @@ def _value(found: Returns, weights: Array) -> Array:
     """What is maximised, per candidate: a score alone would buy a fast approach with a restless end."""
     reward = 0.5 * (found.score + found.success)
     return cast(Array, reward.mean(axis=1) - SHRINK * (weights**2).mean(axis=(-1, -2)))
-
-
-def _check(options: SearchOptions) -> None:
-    for name, least in (("generations", 1), ("population", 4), ("samples", 1), ("spread", 1e-9), ("seconds", 0)):
-        if getattr(options, name) < least:
-            raise BadInput(f"A training in simulation needs --{name} of at least {least:g}.")

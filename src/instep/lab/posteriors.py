@@ -25,7 +25,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, MissingExtra
 from instep.core.param import Param
-from instep.core.world import Array, Simulator, array_dataclass, options_dataclass
+from instep.core.world import Array, Simulator, options_dataclass
 from instep.tune.fit.shooting import Fit
 from instep.tune.fit.uncertainty import correlation_time
 from instep.tune.fit.windows import Shooter, Windows, cut_windows
@@ -79,28 +79,20 @@ def svgd_flow(gradient_of: Gradient, z: Array, steps: int) -> Array:
     """
     for step in range(steps):
         gradient = gradient_of(z)
-        near, mass = _near(z, gradient)
-        push = near / mass if step < steps // 2 else near + _linear(z, gradient)
+        # k grad log p + grad k with a Gaussian kernel k of the median width.
+        gaps = z[:, None] - z[None]  # [i, j, d] = z_i - z_j
+        squared = (gaps**2).sum(axis=-1)
+        apart = squared[squared > 0]
+        width = max(float(np.median(apart)) / np.log(len(z) + 1), 1e-9) if apart.size else 1.0
+        kernel = np.exp(-squared / width)
+        near = (kernel @ gradient + (kernel[..., None] * gaps * 2 / width).sum(axis=1)) / len(z)
+        # The same with the kernel 1 + (z_i - m) (z_j - m), zero where E[grad] = 0 and E[grad (z - m)^T] = -1.
+        away = z - z.mean(axis=0)
+        linear = gradient.mean(axis=0) + away @ (away.T @ gradient) / (len(z) - 1) + away
+        push = near / float(kernel.mean()) if step < steps // 2 else near + linear
         # Far from the target gradients are large; particles move at most about a deviation per step.
         z = z + SVGD_RATE * push / max(1.0, float(np.sqrt((push**2).mean())))
     return z
-
-
-def _near(z: Array, gradient: Array) -> tuple[Array, float]:
-    """k grad log p + grad k with a Gaussian kernel of the median width, and the mean of that kernel."""
-    gaps = z[:, None] - z[None]  # [i, j, d] = z_i - z_j
-    squared = (gaps**2).sum(axis=-1)
-    apart = squared[squared > 0]
-    width = max(float(np.median(apart)) / np.log(len(z) + 1), 1e-9) if apart.size else 1.0
-    kernel = np.exp(-squared / width)
-    repulsion = (kernel[..., None] * gaps * 2 / width).sum(axis=1)
-    return (kernel @ gradient + repulsion) / len(z), float(kernel.mean())
-
-
-def _linear(z: Array, gradient: Array) -> Array:
-    """The same with the kernel 1 + (z_i - m) (z_j - m), zero where E[grad] = 0 and E[grad (z - m)^T] = -1."""
-    away = z - z.mean(axis=0)
-    return gradient.mean(axis=0) + away @ (away.T @ gradient) / (len(z) - 1) + away
 
 
 def weighted_samples(log: Gradient, z: Array, n: int, rng: np.random.Generator) -> Array:
@@ -125,34 +117,22 @@ def weighted_samples(log: Gradient, z: Array, n: int, rng: np.random.Generator) 
         raise Diverged("Every simulation near the particles diverged; use shorter windows or narrower bounds.")
     weight = np.exp(weight - weight.max())
     weight = np.minimum(weight / weight.mean(), np.sqrt(n))
-    return points[_systematic(weight / weight.sum(), rng)]
+    # Systematic resampling: one random offset for all.
+    picked = np.searchsorted(np.cumsum(weight / weight.sum()), (np.arange(n) + rng.random()) / n)
+    return points[np.minimum(picked, n - 1)]
 
 
-def _systematic(share: Array, rng: np.random.Generator) -> Array:
-    """Systematic resampling: indices by their shares with one random offset for all."""
-    at = (np.arange(len(share)) + rng.random()) / len(share)
-    return np.minimum(np.searchsorted(np.cumsum(share), at), len(share) - 1)
-
-
-@array_dataclass
-class Summary:
-    """Summary statistics of residuals: their projection on a Gauss-Newton step, one number per parameter."""
-
-    directions: Array
-    """[parameters, rows]."""
-
-    def __call__(self, rows: Array) -> Array:
-        """[points, rows] -> [points, parameters]; finite also where a simulation diverged."""
-        finite = np.nan_to_num(rows, nan=1e3, posinf=1e3, neginf=-1e3).clip(-1e4, 1e4)
-        return finite @ self.directions.T
-
-
-def summary(found: Fit, target: Likelihood) -> Summary:
-    """The projection of residuals on the Gauss-Newton step at a fit."""
+def summary(found: Fit, target: Likelihood) -> Callable[[Array], Array]:
+    """Summary statistics of residuals [points, rows]: their projection on a Gauss-Newton step [points, parameters]."""
     flat = np.nan_to_num(target.jacobian(found.x[None])[1][0])
     values, vectors = np.linalg.eigh(flat @ flat.T)
-    white = (vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T
-    return Summary(white @ flat)
+    directions = (vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T @ flat
+
+    def project(rows: Array) -> Array:
+        # Finite also where a simulation diverged.
+        return np.nan_to_num(rows, nan=1e3, posinf=1e3, neginf=-1e3).clip(-1e4, 1e4) @ directions.T
+
+    return project
 
 
 def npe(found: Fit, *, seed: int = 0, sims: int = 1000, draws: int = 2000, truths: int = 200) -> SampleBelief:
@@ -207,10 +187,7 @@ class _NoTracker:
     log_dir = None
 
     def __getattr__(self, name: str) -> Any:
-        return self._discard
-
-    def _discard(self, *_: Any, **__: Any) -> None:
-        pass
+        return lambda *_, **__: None
 
 
 @contextmanager

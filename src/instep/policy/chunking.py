@@ -225,7 +225,11 @@ class AsyncChunked:
         self._pending = None
         try:
             actions = np.asarray(future.result(), float)
-            problem = self._problem(actions, now - begin)
+            problem = "the policy's answer came after its horizon" if now - begin >= len(actions) else ""
+            if actions.ndim != 2 or actions.shape[1:] != self._spec.action.shape:
+                problem = f"the policy answered with shape {actions.shape}"
+            elif not np.isfinite(actions).all():
+                problem = "the policy answered with numbers that are not finite"
         except InstepError as error:
             problem = str(error)
         except Exception as error:
@@ -239,25 +243,13 @@ class AsyncChunked:
         self._bad_answers += 1
         self.reason = problem
 
-    def _problem(self, actions: Array, late: int) -> str:
-        if actions.ndim != 2 or actions.shape[1:] != self._spec.action.shape:
-            return f"the policy answered with shape {actions.shape}"
-        if not np.isfinite(actions).all():
-            return "the policy answered with numbers that are not finite"
-        return "the policy's answer came after its horizon" if late >= len(actions) else ""
-
     def _hold(self, observation: Observation) -> Array:
         """Hold the joint positions at which the hold began; velocities and torques are zero."""
         if self._held is None:
-            channel = self._spec.observation.get("observation.state")
-            index = {label: i for i, label in enumerate(channel.labels)} if channel else {}
-            joints = np.asarray(observation.get("observation.state", np.zeros(0)), float)
-            self._held = np.array(
-                [
-                    joints[index[label]] if label in index and unit in ("rad", "m") else 0.0
-                    for label, unit in zip(self._spec.action.labels, self._spec.action.units, strict=True)
-                ]
-            )
+            channel, action = self._spec.observation.get("observation.state"), self._spec.action
+            at = dict(zip(channel.labels, observation["observation.state"], strict=True)) if channel else {}
+            units = zip(action.labels, action.units, strict=True)
+            self._held = np.array([float(at.get(label, 0.0)) if unit in ("rad", "m") else 0.0 for label, unit in units])
         return self._held.copy()
 
 

@@ -298,7 +298,7 @@ def _unstacked(observation: object) -> list[dict[str, Any]]:
 
 
 def _newest(value: object, key: str) -> Array:
-    """An array without its axis of time, which holds one instant: the policy remembers for itself."""
+    """An array without its axis of time, which holds one instant."""
     if not is_array(value) or value.ndim < 2 or value.shape[1] != 1:
         shape = value.shape if is_array(value) else type(value).__name__
         raise BadInput(f"{key[:60]!r} is {shape}; an array with one instant on its axis of time was expected.")

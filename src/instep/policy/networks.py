@@ -22,7 +22,6 @@ from .policy_map import CAMERA
 if TYPE_CHECKING:
     from .training import TrainingData, TrainOptions
 
-CHANNELS = (16, 32, 48, 64)
 EMBEDDING = 64
 """Features per camera."""
 MAX_SHIFT_PX = 4
@@ -92,16 +91,20 @@ class EncoderNet(nn.Module):
         return torch.cat(features, dim=-1)
 
 
+def _convolutions(*plan: tuple[int, int, int, int]) -> nn.Sequential:
+    """Convolutions by channels before and after, stride and dilation."""
+    layers: list[nn.Module] = []
+    for before, after, stride, dilation in plan:
+        conv = nn.Conv2d(before, after, 3, stride=stride, padding=dilation, dilation=dilation)
+        layers += [conv, nn.GroupNorm(4, after), nn.SiLU()]
+    return nn.Sequential(*layers)
+
+
 class _ImageNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        before = 3
-        layers: list[nn.Module] = []
-        for channels in CHANNELS:
-            layers += [nn.Conv2d(before, channels, 3, stride=2, padding=1), nn.GroupNorm(4, channels), nn.SiLU()]
-            before = channels
-        self.conv = nn.Sequential(*layers)
-        self.points = nn.Conv2d(before, 32, 1)
+        self.conv = _convolutions((3, 16, 2, 1), (16, 32, 2, 1), (32, 48, 2, 1), (48, 64, 2, 1))
+        self.points = nn.Conv2d(64, 32, 1)
         self.output = nn.Linear(64, EMBEDDING)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,12 +137,8 @@ class _KeypointNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        plan = ((3, 16, 2, 1), (16, 32, 2, 1), (32, 32, 1, 2), (32, 32, 1, 4))
-        layers: list[nn.Module] = []
-        for before, after, stride, dilation in plan:
-            conv = nn.Conv2d(before, after, 3, stride=stride, padding=dilation, dilation=dilation)
-            layers += [conv, nn.GroupNorm(4, after), nn.SiLU()]
-        self.conv, self.points = nn.Sequential(*layers), nn.Conv2d(32, KEYPOINTS, 1)
+        self.conv = _convolutions((3, 16, 2, 1), (16, 32, 2, 1), (32, 32, 1, 2), (32, 32, 1, 4))
+        self.points = nn.Conv2d(32, KEYPOINTS, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _spatial_softmax(self.points(self.conv(x)))
@@ -339,7 +338,14 @@ class Learner:
         self._options = options
         self._device = torch.device(options.device)
         self._start = start or {}
-        self._scale = {name: self._start.get(f"scale.{name}", value) for name, value in _scales(data).items()}
+        size, spread = data.features.std(axis=0), data.chunks.std(axis=0)
+        # What hardly varies is not amplified.
+        scales = {
+            "feature_mean": data.features.mean(axis=0), "action_mean": data.chunks.mean(axis=0),
+            "feature_size": np.where(size > 1e-3, size, 1.0).astype(np.float32),
+            "action_size": np.maximum(np.full_like(spread, 1e-4), spread),
+        }  # fmt: skip
+        self._scale = {name: self._start.get(f"scale.{name}", value) for name, value in scales.items()}
         self._features = self._placed((data.features - self._scale["feature_mean"]) / self._scale["feature_size"])
         self._chunks = self._placed((data.chunks - self._scale["action_mean"]) / self._scale["action_size"])
         self._images = [self._placed(images) for images in data.images]
@@ -372,7 +378,8 @@ class Learner:
             for part in (self._all,) if self._pose is None else self._all.values():
                 nn.utils.clip_grad_norm_(part.parameters(), 1.0)
             for group in self._optimizer.param_groups:
-                group["lr"] = options.learning_rate * _schedule(step, options.steps)
+                rise, fall = min(1.0, (step + 1) / 200), 0.5 * (1 + math.cos(math.pi * step / options.steps))
+                group["lr"] = options.learning_rate * rise * fall
             self._optimizer.step()
             keep = min(self._options.ema_decay, (1 + step) / (10 + step))
             with torch.no_grad():
@@ -450,19 +457,3 @@ class Learner:
         self._joints = self._placed(joints.astype(np.float32))
         self._targets = self._placed(pose_targets(data.poses, self._scale["pose_mean"]))
         return PoseNet(len(data.images), data.joints.shape[1])
-
-
-def _scales(data: TrainingData) -> dict[str, Array]:
-    """Means and spreads; what hardly varies is not amplified."""
-    size, spread = data.features.std(axis=0), data.chunks.std(axis=0)
-    return {
-        "feature_mean": data.features.mean(axis=0),
-        "feature_size": np.where(size > 1e-3, size, 1.0).astype(np.float32),
-        "action_mean": data.chunks.mean(axis=0),
-        "action_size": np.maximum(np.full_like(spread, 1e-4), spread),
-    }
-
-
-def _schedule(step: int, steps: int) -> float:
-    warm = min(1.0, (step + 1) / 200)
-    return warm * 0.5 * (1 + math.cos(math.pi * step / steps))

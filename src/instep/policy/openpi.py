@@ -267,8 +267,12 @@ class PolicyServer:
             raise BadInput("A policy without a token can be used by anyone who reaches it; give it a token.")
         self._policy, self._spec, self._map = as_chunk_policy(policy), spec, mapped or default_map(spec)
         place = listen or ListenOptions()
-        self._rules = Authenticator(token, place.host)
-        self._server = WebsocketServer(self._serve_client, self._admit, place, MAX_BYTES)
+        rules = Authenticator(token, place.host)
+
+        def admit(request: Request) -> HttpReply | None:
+            return HttpReply(HTTPStatus.OK, "OK") if request.path == "/healthz" else rules.refusal(request)
+
+        self._server = WebsocketServer(self._serve_client, admit, place, MAX_BYTES)
         self._inference = ThreadPoolExecutor(1, "instep-policy")
 
     def __enter__(self) -> PolicyServer:
@@ -287,16 +291,8 @@ class PolicyServer:
     @property
     def metadata(self) -> dict[str, Any]:
         """What a client receives first."""
-        return {
-            "reset": True,
-            "actions": list(self._spec.action.labels),
-            "period": self._spec.dt,
-            "state": [vector.key for vector in self._map.state],
-            "images": [image.key for image in self._map.image],
-        }
-
-    def _admit(self, request: Request) -> HttpReply | None:
-        return HttpReply(HTTPStatus.OK, "OK") if request.path == "/healthz" else self._rules.refusal(request)
+        seen = {"state": [one.key for one in self._map.state], "images": [one.key for one in self._map.image]}
+        return {"reset": True, "actions": list(self._spec.action.labels), "period": self._spec.dt, **seen}
 
     async def _serve_client(self, socket: ServerConnection) -> None:
         """Answer one client, until it disconnects or sends something that cannot be read."""

@@ -118,7 +118,11 @@ class ReferenceArm:
         sites = {model.site(i).name for i in range(model.nsite)}
         tip = reference.scene.tips[0] if reference.scene.tips else ""
         body = int(model.site(tip).bodyid[0]) if tip in sites else int(model.jnt_bodyid[joints[-1]])
-        inertia = np.diag(_inertia(model, reference.scene.start(0)[0]))[dofs].copy()
+        data, full = mujoco.MjData(model), np.zeros((model.nv, model.nv))
+        data.qpos[:] = reference.scene.start(0)[0]
+        mujoco.mj_forward(model, data)
+        mujoco.mj_fullM(model, data, full)
+        inertia = np.diag(full)[dofs].copy()
         index = JointIndex(*(np.array(part, np.int64) for part in (model.jnt_qposadr[joints], dofs, actuators)))
         return cls(
             model, reference.spec.dt, tuple(model.joint(int(j)).name for j in joints),
@@ -181,12 +185,10 @@ class ReferenceArm:
 
     def scales(self) -> Array:
         """Expected size of each weight [4 + 6 n]."""
-        first = {int(self.model.dof_bodyid[dof]) for dof in self.index.dof}
-        moving: set[int] = set()
+        driven, moving = self.model.dof_bodyid[self.index.dof], np.zeros(self.model.nbody, bool)
         for body in range(1, self.model.nbody):
-            if body in first or int(self.model.body_parentid[body]) in moving:
-                moving.add(body)
-        mass = 0.15 * float(np.sum(self.model.body_mass[sorted(moving)]))
+            moving[body] = body in driven or moving[self.model.body_parentid[body]]
+        mass = 0.15 * float(np.sum(self.model.body_mass[moving]))
         ones, servos = np.ones(self.n), self.servos
         force, damping = 0.03 * servos.limit, 0.1 * servos.damping
         own = (force, damping, 0.1 * self.inertia, DELAY_ERROR_S * ones, 0.3 * ones, force)
@@ -206,14 +208,6 @@ def undelayed(reference: SceneSimulator) -> SceneSimulator:
     """The reference model whose commands take effect at once."""
     delays = np.asarray(getattr(reference.model, "actuator_delay", 0.0))
     return reference.tuned({address.DELAY: 0.0}) if np.any(delays) else reference
-
-
-def _inertia(model: mujoco.MjModel, q: Array) -> Array:
-    data, full = mujoco.MjData(model), np.zeros((model.nv, model.nv))
-    data.qpos[:] = q
-    mujoco.mj_forward(model, data)
-    mujoco.mj_fullM(model, data, full)
-    return full
 
 
 def _is_servo(model: mujoco.MjModel, actuator: int) -> bool:
@@ -254,21 +248,15 @@ class Bandwidth:
     peak: float
     """Largest |S|."""
 
-    def __str__(self) -> str:
-        return (
-            f"bandwidth {self.omega.min():.3g} to {self.omega.max():.3g} rad/s, |C (rho - 1)| = {self.small_gain:.2f}, "
-            f"peak of |S| = {self.peak:.2f}"
-        )
-
 
 def stable_bandwidth(dynamics: ServoDynamics) -> Bandwidth:
     """The largest bandwidth of each joint that is stable with its margins for all robots of the set.
 
     Raises `BadInput` where even the lowest one is not: the delay is too long, or the servo has no damping.
     """
-    omega, gains, peaks = np.empty(len(dynamics.inertia)), list[float](), list[float]()
+    chosen: list[tuple[float, float, float]] = []
     candidates = np.geomspace(LOWEST, HIGHEST, CANDIDATES)
-    for joint in range(len(omega)):
+    for joint in range(len(dynamics.inertia)):
         gain, peak = margins(dynamics, joint, candidates)
         # A loop beyond its stability limit may have low peaks again: all lower bandwidths must be good too.
         good = np.logical_and.accumulate((gain <= MAX_SMALL_GAIN) & (peak <= MAX_PEAK))
@@ -279,10 +267,9 @@ def stable_bandwidth(dynamics: ServoDynamics) -> Bandwidth:
                 f"{1e3 * dynamics.delay:.0f} ms. Identify damping and delay of the robot with instep tune."
             )
         last = int(np.flatnonzero(good)[-1])
-        omega[joint] = candidates[last]
-        gains.append(float(gain[last]))
-        peaks.append(float(peak[last]))
-    return Bandwidth(omega, max(gains), max(peaks))
+        chosen.append((candidates[last], gain[last], peak[last]))
+    omega, gains, peaks = np.array(chosen).T
+    return Bandwidth(omega, float(gains.max()), float(peaks.max()))
 
 
 def margins(dynamics: ServoDynamics, joint: int, omega: Array) -> tuple[Array, Array]:

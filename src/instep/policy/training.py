@@ -166,7 +166,12 @@ def train(
         raise BadInput("A policy is trained on episodes, and there are none.")
     torch = optional_library("torch", "learn")
     torch.set_num_threads(options.threads or (usable_cores() if options.cameras else 1))
-    _check_device(torch, options.device)
+    kind = options.device.partition(":")[0]
+    found = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if kind not in found:
+        raise BadInput(f"A network is trained on cpu, cuda or mps, not on {options.device!r}.")
+    if not found[kind]():
+        raise BadInput(f"This torch finds no {kind} device on this machine; train on cpu, or install a torch for it.")
     from .networks import Learner
 
     description = describe_policy(episodes, options)
@@ -311,14 +316,6 @@ def _resume(learner: Learner, folder: Path, options: TrainOptions) -> int:
 def _options_table(options: TrainOptions) -> dict[str, Any]:
     names = [name for name in TrainOptions.__dataclass_fields__ if name not in ("threads", "device")]
     return json.loads(json.dumps({name: getattr(options, name) for name in names}))
-
-
-def _check_device(torch: Any, device: str) -> None:
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda", "mps"):
-        raise BadInput(f"A network is trained on cpu, cuda or mps, not on {device!r}.")
-    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
-        raise BadInput(f"This torch finds no {kind} device on this machine; train on cpu, or install a torch for it.")
 
 
 AdaptBy = Literal["auto", "colour", "background"]
