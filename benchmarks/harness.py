@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import signal
 import subprocess
 import sys
@@ -138,28 +137,6 @@ def provenance(folder: Path) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores{named}",
         "versions": {"python": platform.python_version(), **known},
     }  # fmt: skip
-
-
-def write_part(file: Path, rows: Sequence[Row], benchmark: str, arguments: Sequence[str]) -> None:
-    """Write the rows of a run with these arguments, the first of which is the folder of its output, and print them."""
-    command = f"python -m benchmarks.{benchmark} {shlex.join(['OUT', *arguments[1:]])}"
-    made = {**provenance(RESULTS), "command": command}
-    write_json(file, {"made": made, "rows": [plain_row(row) for row in rows]})
-    for row in rows:
-        print(row["name"], row["value"], row["low"], row["high"], row["ok"])
-
-
-def keep_parts(
-    results: Path, files: Sequence[Path], note: str, judged: Callable[[Sequence[Row]], Sequence[Row]] | None = None
-) -> None:
-    """Add the rows of runs to the published results; `judged` makes rows that follow from all of them."""
-    for file in files:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        merge_results(results, found["rows"], results.stem, {**found["made"], "note": note}, whole=False)
-    if judged is not None:
-        rows = judged(json.loads(results.read_text(encoding="utf-8"))["rows"])
-        command = f"python -m benchmarks.{results.stem} keep"
-        keep_results(results, rows, benchmark=results.stem, command=command, whole=False, note="From the rows above.")
 
 
 class KeptCases:

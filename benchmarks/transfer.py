@@ -8,34 +8,28 @@ experiment closing on PushT with every technique: its time on two cores, and its
 policies of every quality in the simulator and on robots. (d) Features of real and rendered images. Nothing was tuned on
 these robots or starts; the objective of training and the width of posteriors were chosen on robots 1 to 4 and 101 to
 104, the sines in recordings on robots 101 to 116. Each robot that is done is kept, so that a stopped benchmark
-continues.
-
-Parts alone, such as "so101 reach" or "images", on other cores or robots; `keep` adds what such runs wrote to the
-published results, with the machine and the commit of each, and judges the goals that ask for two tasks anew:
-python -m benchmarks.transfer OUT [PART...] [--quick] [--on processes:16] [--first SEED] [--robots N] [--bound]
-python -m benchmarks.transfer keep FILE... [--note WORDS]
+continues. `--only` takes parts, such as "so101 reach" or "images".
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness import RESULTS, keep_parts, row, write_part
+from harness import row
 from instep.app.cluster import open_map
 from instep.core.errors import UnknownName
+from instep.core.processes import usable_cores
 from instep.core.world import options_dataclass
 from instep.lab.closing_study import ClosingPlan, ClosingStudy, run_closing
-from instep.lab.closing_trial import BOUND, USUAL, ClosingBudget
+from instep.lab.closing_trial import USUAL, ClosingBudget
 from instep.scene.new_scene import make_scene
 
 TASKS = (("so101", "track"), ("so101", "reach"), ("diff_drive", "course"), ("quadruped", "walk"))
@@ -84,13 +78,8 @@ class Plan:
     """Techniques on PushT."""
     shootout_min: float
     """Longest time of the experiment on PushT [min]."""
-    on: str = "processes:2"
+    on: str = f"processes:{usable_cores()}"
     """Where robots run."""
-    first: int = FIRST_ROBOT
-    """Seed of the first robot."""
-    compared: tuple[str, ...] = COMPARED
-    methods: tuple[str, ...] = ()
-    """Ways of adapting images; all where not given."""
 
 
 FULL = Plan(
@@ -108,11 +97,11 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | None = None) -> list[dict[str, Any]]:
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[str, Any]]:
     """All rows, or those of some parts."""
-    plan = plan or (QUICK if quick else FULL)
+    plan = QUICK if quick else FULL
     every: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        " ".join(task): partial(closing_rows, out, *task, plan, plan.compared) for task in TASKS
+        " ".join(task): partial(closing_rows, out, *task, plan) for task in TASKS
     }
     every |= {
         "pusht": lambda: closing_rows(out, *PUSHT, plan, plan.every),
@@ -121,13 +110,11 @@ def run(out: Path, quick: bool = False, parts: Sequence[str] = (), plan: Plan | 
         "images": lambda: image_rows(quick),
         "pictures": lambda: picture_rows(out, quick, plan),
     }
-    unknown = [part for part in parts if part not in every]
+    unknown = [part for part in only if part not in every]
     if unknown:
         raise UnknownName("part of the benchmark", unknown[0], every)
-    asked = parts or [
-        name for name in every if name not in {" ".join(task) for task in TASKS if task not in plan.tasks}
-    ]
-    rows = [one for name, make in every.items() if name in asked for one in make()]
+    left_out = {" ".join(task) for task in TASKS if task not in plan.tasks}
+    rows = [one for name, make in every.items() if (name in only if only else name not in left_out) for one in make()]
     return [*rows, *goal_rows(rows)]
 
 
@@ -201,7 +188,7 @@ def closing_study(
         starts=plan.starts, seconds=effort.seconds, generations=effort.generations, population=effort.population,
         samples=effort.samples, recordings=min(4, plan.starts),
     )  # fmt: skip
-    seeds = tuple(range(plan.first, plan.first + (robots or plan.robots)))
+    seeds = tuple(range(FIRST_ROBOT, FIRST_ROBOT + (robots or plan.robots)))
     folder = out / (f"{scene}_{task}" if on == plan.on else f"{scene}_{task}_{on}")
     folder.mkdir(parents=True, exist_ok=True)
     with open_map(on, deadline=7200.0) as mapped:
@@ -325,10 +312,8 @@ def picture_rows(out: Path, quick: bool, plan: Plan) -> list[dict[str, Any]]:
         return [absent("pictures", "torch", "learn")]
     import transfer_images
 
-    first = plan.first - FIRST_ROBOT + transfer_images.FIRST_ROBOT if plan.first >= FIRST_ROBOT else plan.first
-    usual = transfer_images.QUICK if quick else transfer_images.FULL
-    chosen = replace(usual, robots=usual.robots if quick else plan.robots, methods=plan.methods or usual.methods)
-    return transfer_images.regained_rows(out, chosen, plan.on, first)
+    chosen = transfer_images.QUICK if quick else transfer_images.FULL
+    return transfer_images.regained_rows(out, chosen, plan.on)
 
 
 def published_rows() -> list[dict[str, Any]]:
@@ -345,39 +330,3 @@ def published_rows() -> list[dict[str, Any]]:
 
 def _coverage(words: str, found: Any) -> dict[str, Any]:
     return row(words, found, at_least=0.85, ok=0.85 <= found.value <= 0.95)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run by its own arguments."""
-    import argparse
-
-    parser = argparse.ArgumentParser(description="Parts of the benchmark transfer, on other cores or robots.")
-    if arguments[:1] == ["keep"]:
-        parser.add_argument("keep")
-        parser.add_argument("files", nargs="+", type=Path)
-        parser.add_argument("--note", default="")
-        kept = parser.parse_args(arguments)
-        keep_parts(RESULTS / "transfer.json", kept.files, kept.note, goal_rows)
-        return
-    parser.add_argument("out", type=Path)
-    parser.add_argument("parts", nargs="*")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--on", default="processes:2")
-    parser.add_argument("--first", type=int, default=FIRST_ROBOT)
-    parser.add_argument("--robots", type=int, default=0)
-    parser.add_argument("--techniques", nargs="*", default=())
-    parser.add_argument("--methods", nargs="*", default=())
-    parser.add_argument("--bound", action="store_true", help="also train in the robots themselves")
-    asked = parser.parse_args(arguments)
-    plan = QUICK if asked.quick else FULL
-    compared = (*(asked.techniques or COMPARED), *((BOUND,) if asked.bound else ()))
-    plan = replace(plan, on=asked.on, first=asked.first, robots=asked.robots or plan.robots, compared=compared)
-    plan = replace(plan, methods=tuple(asked.methods), every=tuple(asked.techniques) or plan.every)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows = run(asked.out, asked.quick, asked.parts, plan)
-    name = "-".join(part.replace(" ", "_") for part in asked.parts)
-    write_part(asked.out / f"rows{name and '-'}{name}.json", rows, "transfer", arguments)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

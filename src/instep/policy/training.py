@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -314,8 +314,8 @@ def _resume(learner: Learner, folder: Path, options: TrainOptions) -> int:
 
 
 def _options_table(options: TrainOptions) -> dict[str, Any]:
-    names = [name for name in TrainOptions.__dataclass_fields__ if name not in ("threads", "device")]
-    return json.loads(json.dumps({name: getattr(options, name) for name in names}))
+    table = {name: value for name, value in asdict(options).items() if name not in ("threads", "device")}
+    return json.loads(json.dumps(table))
 
 
 AdaptBy = Literal["auto", "colour", "background"]
@@ -416,11 +416,7 @@ def save_adapted(
 ) -> PolicyAdaptation:  # fmt: skip
     """Write an adapted policy with its adapters of images."""
     adapted = {camera: adapters[camera](own.real) if adapters else own.real for camera, own in images.items()}
-    numbers = {
-        f"{ADAPTER}{camera}.{name}": value
-        for camera, adapter in adapters.items()
-        for name, value in adapter.tensors().items()
-    }
+    numbers = {f"{ADAPTER}{camera}.{k}": v for camera, one in adapters.items() for k, v in one.tensors().items()}
     methods = {camera: str(adapter.method) for camera, adapter in adapters.items()}
     metadata = {**description.metadata, "adapted": method}
     save_policy(out, replace(description, metadata=metadata, adapters=methods), {**tensors, **numbers})
@@ -471,10 +467,10 @@ def restyled_data(
     description: PolicyDescription, adapters: Mapping[str, ImageAdapter], data: TrainingData, seed: int = 0
 ) -> TrainingData:
     """Rendered examples with the images of each adapted camera as the policy would read them on the robot."""
-    images = [
-        restyled(own, adapters[camera], seed=seed + number) if camera in adapters else own
-        for number, (camera, own) in enumerate(zip(description.inputs.cameras, data.images, strict=True))
-    ]
+    images = list(data.images)
+    for number, camera in enumerate(description.inputs.cameras):
+        if camera in adapters:
+            images[number] = restyled(images[number], adapters[camera], seed=seed + number)
     return replace(data, images=tuple(images))
 
 
