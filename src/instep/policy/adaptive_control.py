@@ -22,10 +22,10 @@ from instep.scene.folder import SceneSimulator
 from .adaptive_kernels import (
     FIRST_PAUSE_S,
     HELPED,
+    JointReading,
     LawInput,
     LawLimits,
     LawMemory,
-    Reading,
     Supervision,
     SupervisionRules,
     compare_reading,
@@ -187,7 +187,7 @@ class Adaptive(Wrapper[W]):
             torques = (*torques[:-1], arm.servos.kp * passed) if np.isfinite(passed).all() else torques
         usable = age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt
         trusted = self.trust is None or self.trust(state) >= self.options.min_trust
-        reading = Reading(q, rows[newer], rows[older], part, usable, trusted, torques[near])
+        reading = JointReading(q, rows[newer], rows[older], part, usable, trusted, torques[near])
         after, active, restart = compare_reading(reading, memory.supervision, arm.servos, self._rules)
         model = self._placed(q, memory.model.v[arm.index.dof], memory.model.t) if restart else memory.model
         model, now = arm.followed(self.reference, model, action, memory.speeds)

@@ -145,7 +145,7 @@ class SupervisionRules(NamedTuple):
     """Error at which compensation is given up [rad or m]."""
 
 
-class Reading(NamedTuple):
+class JointReading(NamedTuple):
     """A reading with the two motions of the model around its time."""
 
     q: Array
@@ -243,7 +243,7 @@ def watch_joints(
 
 @njit(**OPTIONS)
 def compare_reading(
-    seen: Reading, before: Supervision, servos: Servos, rules: SupervisionRules
+    seen: JointReading, before: Supervision, servos: Servos, rules: SupervisionRules
 ) -> tuple[Supervision, Array, bool]:  # pragma: no cover - compiled
     """Compare a reading with the model at that time.
 
