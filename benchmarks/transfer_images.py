@@ -250,7 +250,7 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
 
     from instep.lab.image_baselines import BASELINES, adapt_by_baseline
     from instep.policy.flow_policy import load_policy
-    from instep.policy.training import TrainOptions, adapt_policy, fine_tune
+    from instep.policy.training import AdaptOptions, TrainOptions, adapt_policy, fine_tune
 
     torch.set_num_threads(1)
     plan, found = job.plan, dict[str, dict[str, Any]]()
@@ -271,7 +271,9 @@ def on_robot(job: Job) -> dict[str, dict[str, Any]]:
     taught = runs(job.robot, None, TAUGHT, 5)
     for method in plan.methods:
         adapt = partial(adapt_by_baseline if method in BASELINES else adapt_policy, job.base, shown, unlabelled)
-        timed(method, lambda out, adapt=adapt, method=method: adapt(out, method, steps=plan.adapt_steps))
+        timed(
+            method, lambda out, adapt=adapt, method=method: adapt(out, AdaptOptions(by=method, steps=plan.adapt_steps))
+        )
     how = TrainOptions(steps=plan.adapt_steps, learning_rate=1e-3, images_per_step=32, batch=64)
     adapted = job.folder / f"robot_{job.robot}_auto"
     if "auto" not in plan.methods:

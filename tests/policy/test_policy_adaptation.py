@@ -14,7 +14,7 @@ from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
 from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
 from instep.policy.image_adaptation import fit_adapter
-from instep.policy.training import adapt_policy, fine_tune, is_fixed, restyled, some_images
+from instep.policy.training import AdaptOptions, adapt_policy, fine_tune, is_fixed, restyled, some_images
 
 SIZE = 64
 SPEC = Spec(
@@ -85,14 +85,14 @@ def test_a_policy_that_another_light_broke_works_again_without_labels(base, tmp_
     clean, lost = error(base, False), error(base, True)
     assert lost > 2 * clean, "the light must cost something, or nothing is tested"
     for method in ("background", "auto"):
-        adapt_policy(base, RENDERED, REAL, tmp_path / method, method, steps=60)
+        adapt_policy(base, RENDERED, REAL, tmp_path / method, AdaptOptions(by=method, steps=60))
         assert error(tmp_path / method, True) < lost - 0.6 * (lost - clean), method
 
 
 def test_training_on_restyled_images_changes_the_image_network_alone_and_leaves_no_less_success(base, tmp_path):
     worn = [episode(100 + k, robot=True, worn=True) for k in range(12)]
     for method in ("background", "auto"):
-        adapt_policy(base, RENDERED, worn, tmp_path / method, method, steps=40)
+        adapt_policy(base, RENDERED, worn, tmp_path / method, AdaptOptions(by=method, steps=40))
     alone, trained = (error(tmp_path / method, True, worn=True) for method in ("background", "auto"))
     assert trained < 1.1 * alone
     before, after = (read_policy(folder)[1] for folder in (base, tmp_path / "auto"))
@@ -105,7 +105,7 @@ def test_what_was_adapted_is_loaded_like_any_policy(base, tmp_path, method):
     from instep.lab.image_baselines import BASELINES, adapt_by_baseline
 
     adapt = adapt_by_baseline if method in BASELINES else adapt_policy
-    found = adapt(base, RENDERED, REAL, tmp_path / "out", method, steps=3)
+    found = adapt(base, RENDERED, REAL, tmp_path / "out", AdaptOptions(by=method, steps=3))
     description, _ = read_policy(tmp_path / "out")
     pixels = method != "normalize"
     assert description.adapters == ({"top": "background" if method == "auto" else method} if pixels else {})
@@ -117,7 +117,7 @@ def test_what_was_adapted_is_loaded_like_any_policy(base, tmp_path, method):
 def test_labels_of_the_robot_are_not_read(base, tmp_path):
     wrong = [replace(one, columns={**one.columns, "action": 7 + one.action}) for one in REAL]
     for name, given in (("a", REAL), ("b", wrong)):
-        adapt_policy(base, RENDERED, given, tmp_path / name, steps=3)
+        adapt_policy(base, RENDERED, given, tmp_path / name, AdaptOptions(steps=3))
     a, b = (read_weights(tmp_path / name / "weights.safetensors") for name in "ab")
     assert all(np.array_equal(a[name], b[name]) for name in a)
 
@@ -125,7 +125,7 @@ def test_labels_of_the_robot_are_not_read(base, tmp_path):
 def test_a_few_demonstrations_help_and_the_adapter_is_fixed(base, tmp_path):
     from instep.policy.training import TrainOptions
 
-    adapt_policy(base, RENDERED, REAL, tmp_path / "adapted", "colour")
+    adapt_policy(base, RENDERED, REAL, tmp_path / "adapted", AdaptOptions(by="colour"))
     before = error(tmp_path / "adapted", True)
     how = TrainOptions(steps=150, learning_rate=1e-3, batch=64)
     steps: list[int] = []
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
     bare = [replace(REAL[0], columns={"action": REAL[0].action, "observation.state": REAL[0]["observation.state"]})]
     with pytest.raises(UnknownName, match="camera"):
         adapt_policy(base, RENDERED, bare, tmp_path / "a")
-    adapt_policy(base, RENDERED, REAL, tmp_path / "b", "colour")
+    adapt_policy(base, RENDERED, REAL, tmp_path / "b", AdaptOptions(by="colour"))
     with pytest.raises(BadInput, match="adapted already"):
         adapt_policy(tmp_path / "b", RENDERED, REAL, tmp_path / "c")
     blind = [replace(one, columns={k: v for k, v in one.columns.items() if k != "observation.state"}) for one in REAL]
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
 
 def test_adapters_of_a_forged_policy_are_refused(base, tmp_path):
     folder = tmp_path / "forged"
-    adapt_policy(base, RENDERED, REAL, folder, "background")
+    adapt_policy(base, RENDERED, REAL, folder, AdaptOptions(by="background"))
     tensors = read_weights(folder / "weights.safetensors")
     whole = tensors["adapter.top.backgrounds"]
     for wrong, words in ((whole[:1], "shape"), (np.zeros((3, 8, 8, 3), np.float32), "pixels")):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,9 @@ from instep.core.world import Array
 from instep.policy.flow_policy import PolicyDescription
 from instep.policy.image_adaptation import ColourAdapter, fit_adapter
 from instep.policy.networks import EncoderNet, PixelTranslator, PoseNet, TranslatorNet, load_weights, pixel_places
-from instep.policy.training import PolicyAdaptation, open_adaptation, save_adapted
+from instep.policy.training import AdaptOptions, PolicyAdaptation, open_adaptation, save_adapted
 
-Baseline = Literal["translator", "normalize"]
-BASELINES: tuple[Baseline, ...] = ("translator", "normalize")
+BASELINES = ("translator", "normalize")
 PATCH, BATCH = 32, 12
 """Side of the training patches [pixels], and patches per step."""
 CYCLE, KEEP = 8.0, 2.0
@@ -38,21 +37,20 @@ LEAST_SPREAD = 1e-3
 
 
 def adapt_by_baseline(
-    folder: Path, rendered: Sequence[Episode], real: Sequence[Episode], out: Path, method: Baseline, *,
-    steps: int = 400, seed: int = 0,
-) -> PolicyAdaptation:  # fmt: skip
+    folder: Path, rendered: Sequence[Episode], real: Sequence[Episode], out: Path, options: AdaptOptions
+) -> PolicyAdaptation:
     """Adapt the policy in a folder to the images of a robot's recordings by a baseline, and write it to `out`."""
-    if method not in BASELINES:
-        raise UnknownName("adaptation", method, BASELINES)
+    if options.by not in BASELINES:
+        raise UnknownName("adaptation", options.by, BASELINES)
     description, tensors, images = open_adaptation(folder, rendered, real)
     adapters: dict[str, PixelTranslator] = {}
-    if method == "translator":
+    if options.by == "translator":
         for camera, own in images.items():
-            adapters[camera] = fit_translators(own.real, own.rendered, steps=steps, seed=seed)[0]
+            adapters[camera] = fit_translators(own.real, own.rendered, steps=options.steps, seed=options.seed)[0]
     else:
         pairs = {camera: (own.rendered, own.real) for camera, own in images.items()}
         tensors = normalize_networks(description, tensors, pairs)
-    return save_adapted(out, description, tensors, images, adapters, method)
+    return save_adapted(out, description, tensors, images, adapters, options.by)
 
 
 def normalize_networks(

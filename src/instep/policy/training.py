@@ -318,7 +318,8 @@ def _options_table(options: TrainOptions) -> dict[str, Any]:
     return json.loads(json.dumps(table))
 
 
-AdaptBy = Literal["auto", "colour", "background"]
+AdaptBy = Literal["auto", "colour", "background", "translator", "normalize"]
+"""Ways to adapt; the last two are baselines of `instep.lab`."""
 MAX_IMAGES = 600
 """Largest number of images of each kind and camera that an adaptation reads, evenly spaced."""
 STILL = 0.5
@@ -367,17 +368,28 @@ class PolicyAdaptation:
     """The robot's images as the network gets them, by camera."""
 
 
+@options_dataclass
+class AdaptOptions:
+    """Options of an adaptation to images."""
+
+    by: AdaptBy = "auto"
+    steps: int = 400
+    """Steps of training, where the method trains."""
+    seed: int = 0
+
+
 def adapt_policy(
-    folder: Path, rendered: Sequence[Episode], real: Sequence[Episode], out: Path, by: AdaptBy = "auto", *,
-    steps: int = 400, seed: int = 0,
-) -> PolicyAdaptation:  # fmt: skip
+    folder: Path, rendered: Sequence[Episode], real: Sequence[Episode], out: Path, options: AdaptOptions | None = None
+) -> PolicyAdaptation:
     """Adapt the policy in a folder to the images of a robot's recordings, without labels, and write it to `out`.
 
     `auto` uses the background of fixed cameras and the colours of others, then trains the image networks on the
-    rendered recordings in the robot's appearance for `steps` steps.
+    rendered recordings in the robot's appearance.
     """
     optional_library("torch", "learn")
-    if by not in ("auto", *METHODS):
+    options = options or AdaptOptions()
+    by = options.by
+    if by == "translator" or by == "normalize":
         raise UnknownName("adaptation", by, ("auto", *METHODS))
     description, tensors, images = open_adaptation(folder, rendered, real)
     adapters: dict[str, ImageAdapter] = {}
@@ -387,10 +399,11 @@ def adapt_policy(
             method = "background" if is_fixed(own.real) and is_fixed(own.rendered) else "colour"
         adapters[camera] = fit_adapter(method, own.real, own.rendered)
     if by == "auto":
-        options = TrainOptions(
-            steps=steps, learning_rate=RESTYLED_RATE, images_per_step=32, batch=32, ema_decay=0.98, seed=seed
-        )
-        tensors = train_restyled(description, tensors, adapters, rendered, options)
+        how = TrainOptions(
+            steps=options.steps, seed=options.seed, learning_rate=RESTYLED_RATE, images_per_step=32, batch=32,
+            ema_decay=0.98,
+        )  # fmt: skip
+        tensors = train_restyled(description, tensors, adapters, rendered, how)
     return save_adapted(out, description, tensors, images, adapters, by)
 
 

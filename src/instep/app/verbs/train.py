@@ -302,18 +302,19 @@ def _train_further(
 def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], args: TrainArgs, output: Output) -> None:
     """Adapt a policy to the images of a robot, and write a sheet of them before and after."""
     from instep.core.imports import optional_library
-    from instep.lab.image_baselines import adapt_by_baseline
     from instep.policy.image_adaptation import adaptation_sheet, feature_distance
-    from instep.policy.training import adapt_policy
+    from instep.policy.training import AdaptOptions, adapt_policy
 
     optional_library("torch", "learn")
+    from instep.lab.image_baselines import adapt_by_baseline
     from instep.policy.networks import encoder_features
 
-    given, options = (base, rendered, real, output.folder), {"steps": args.steps or FURTHER_STEPS, "seed": args.seed}
+    options = AdaptOptions(by=args.adapt_by, steps=args.steps or FURTHER_STEPS, seed=args.seed)
+    given = (base, rendered, real, output.folder, options)
     if args.adapt_by in ("translator", "normalize"):
-        done = adapt_by_baseline(*given, args.adapt_by, **options)
+        done = adapt_by_baseline(*given)
     else:
-        done = adapt_policy(*given, args.adapt_by, **options)
+        done = adapt_policy(*given)
     distances: dict[str, list[float]] = {}
     for camera, images in done.images.items():
         adapted, count = done.adapted[camera], min(4, len(images.real), len(images.rendered))
