@@ -13,8 +13,8 @@ import pytest
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
 from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
-from instep.policy.image_adaptation import fit_adapter
-from instep.policy.training import AdaptOptions, adapt_policy, fine_tune, is_fixed, restyled, some_images
+from instep.policy.image_adaptation import fit_adapter, restyled
+from instep.policy.training import AdaptOptions, adapt_policy, fine_tune, is_fixed, some_images
 
 SIZE = 64
 SPEC = Spec(

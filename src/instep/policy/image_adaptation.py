@@ -40,6 +40,18 @@ OFTEN = 0.15
 """Share of images with something in front of a pixel, above which the median of the pixel is not trusted."""
 LEAST_SEEN = 3
 """Images that must show the background of a pixel."""
+TEXTURE = 0.35
+"""Largest spread of the random texture of moving things, as a share of their brightness."""
+TINT = 0.08
+"""Spread of the random change of each colour of moving things, as a share."""
+PATCHES = 20
+"""Patches of texture along each side of an image."""
+NOISE = (0.7, 1.2)
+"""Noise of restyled images, as a multiple of the measured noise of the camera."""
+UNKNOWN_NOISE = 8 / 255
+"""Largest noise where it is not measured: a moving camera shows no static background."""
+PORTION = 100
+"""Images that are restyled at a time."""
 
 
 @array_dataclass
@@ -178,6 +190,34 @@ def feature_distance(first: Array, second: Array) -> float:
     means = (first.mean(axis=0) - second.mean(axis=0)) ** 2
     spreads = (first.std(axis=0) - second.std(axis=0)) ** 2
     return float((means + spreads).mean())
+
+
+def restyled(images: Array, adapter: ImageAdapter, *, seed: int = 0) -> Array:
+    """Rendered images uint8 [n, height, width, 3] in the appearance of a robot's camera, through its adapter."""
+    rng, back = np.random.default_rng((seed, 0x7E57)), adapter.inverse
+    noise = adapter.noise
+    low, high = (0.0, UNKNOWN_NOISE) if noise is None else (noise * NOISE[0], noise * NOISE[1])
+    portions: list[Array] = []
+    for some in np.array_split(images, max(1, len(images) // PORTION)):
+        like = back(some).astype(np.float32) / np.float32(255)
+        factor = np.exp(back.moving(some) * _texture(like.shape, rng))
+        levels = rng.uniform(low, high, (len(some), 1, 1, 1)).astype(np.float32)
+        like = like * factor + levels * rng.standard_normal(like.shape, np.float32)
+        portions.append(adapter(np.clip(255 * like + 0.5, 0, 255).astype(np.uint8)))
+    return np.concatenate(portions)
+
+
+def _texture(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Logarithms of factors of each colour: a random tint, and a random texture of smooth patches."""
+    n, height, width, _ = shape
+    coarse = rng.standard_normal((n, PATCHES, PATCHES, 3)).astype(np.float32)
+    for axis, size in ((1, height), (2, width)):
+        place = np.linspace(0, PATCHES - 1, size)
+        before = np.minimum(place.astype(int), PATCHES - 2)
+        share = (place - before).astype(np.float32).reshape([-1 if k == axis else 1 for k in range(4)])
+        coarse = (1 - share) * coarse.take(before, axis) + share * coarse.take(before + 1, axis)
+    spread = (TEXTURE * rng.random((n, 1, 1, 1))).astype(np.float32)
+    return spread * coarse + (TINT * rng.standard_normal((n, 1, 1, 3))).astype(np.float32)
 
 
 def adaptation_sheet(given: Array, wanted: Array, *, count: int = 4) -> Array:

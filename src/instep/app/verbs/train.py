@@ -310,11 +310,8 @@ def _adapt(base: Path, rendered: Sequence[Episode], real: Sequence[Episode], arg
     from instep.policy.networks import encoder_features
 
     options = AdaptOptions(by=args.adapt_by, steps=args.steps or FURTHER_STEPS, seed=args.seed)
-    given = (base, rendered, real, output.folder, options)
-    if args.adapt_by in ("translator", "normalize"):
-        done = adapt_by_baseline(*given)
-    else:
-        done = adapt_policy(*given)
+    adapt = adapt_by_baseline if args.adapt_by in ("translator", "normalize") else adapt_policy
+    done = adapt(base, rendered, real, output.folder, options)
     distances: dict[str, list[float]] = {}
     for camera, images in done.images.items():
         adapted, count = done.adapted[camera], min(4, len(images.real), len(images.rendered))
