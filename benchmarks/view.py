@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 import instep
 from harness import Row, mean, median, row
 from instep.app.viewer.live_view import LiveView
-from instep.app.viewer.showing import PROGRAMS, ViewRequest, gaussian_content, open_content, view_page
+from instep.app.viewer.showing import PROGRAMS, gaussian_content, open_content, view_page
 from instep.app.viewer.view_server import ViewContent, ViewServer
 from instep.core.world import State
 from instep.policy.policy_specs import SmoothRandom
@@ -56,7 +56,7 @@ def first_image_rows(folder: Path, times: int) -> list[Row]:
     )  # fmt: skip
     save_gaussians(folder / "cloud.ply", cloud)
     shown: dict[str, tuple[ViewContent, float]] = {
-        "arm7": (open_content(ViewRequest(thing="arm7")), 1.5),
+        "arm7": (open_content("arm7"), 1.5),
         "100,000 Gaussians": (gaussian_content(folder / "cloud.ply", None), 4.0),
     }
     found: list[Row] = []

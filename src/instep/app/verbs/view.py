@@ -15,7 +15,7 @@ import tyro
 
 from instep.app.arguments import Expert, Options, Positional, TokenFile, link_token
 from instep.app.output import CONFIG, REPORT, RESULT, RUNS, has_display, say, show_table
-from instep.app.viewer.showing import PlacingContent, ViewRequest, is_scene, open_content, view_images, view_page
+from instep.app.viewer.showing import PlacingContent, is_scene, open_content, view_images, view_page
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
 from instep.core.reading import is_mapping, is_sequence, read_json_table, read_toml
@@ -84,11 +84,11 @@ def view(thing: ThingArg, /, args: Options[ViewArgs] = ViewArgs()) -> int:
             has the bodies).
 
     """
-    request = ViewRequest(
-        thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
-    )
     live = _live(thing, args)
-    server = ViewServer(live or _placed(thing, args) or open_content(request), port=args.port)
+    content = live or _placed(thing, args) or open_content(
+        thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
+    )  # fmt: skip
+    server = ViewServer(content, port=args.port)
     url = server.start()
     try:
         with live.running(server) if live is not None else nullcontext():

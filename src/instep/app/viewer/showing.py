@@ -26,7 +26,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError, UnknownName, Unsupported
 from instep.core.poses import normalized
 from instep.core.reading import is_mapping, is_sequence, read_toml
-from instep.core.world import Array, options_dataclass
+from instep.core.world import Array
 from instep.data.frames import decode_image
 from instep.report.page import packed
 from instep.scene.folder import LIBRARY, ROBOT_FILES, SCENE_FILE, Scene
@@ -254,32 +254,41 @@ MAX_SLIDERS = 24
 """Most parameters that get a slider."""
 
 
-@options_dataclass
-class ViewRequest:
-    """What is to be shown."""
+def open_content(
+    thing: str, *, scene: str = "", map: Path | None = None, episode: int = 0, against: Sequence[str] = (),
+    params: Sequence[str] = (),
+) -> ViewContent:  # fmt: skip
+    """What `instep view` shows: a scene, Gaussians, or recordings by their mapping, from an episode on.
 
-    thing: str
-    scene: str = ""
-    map: Path | None = None
-    episode: int = 0
-    against: tuple[str, ...] = ()
-    """Scenes in which a recording is replayed, earlier ones first."""
-    params: tuple[str, ...] = ()
-    """Patterns of parameters that get a slider."""
-
-
-def open_content(request: ViewRequest) -> ViewContent:
-    """The content that a request names."""
-    path = Path(request.thing)
-    if is_scene(request.thing):
-        return FixedContent([scene_message(Scene.load(request.thing))])
-    if not path.exists():
-        Scene.load(request.thing)  # says which names there are
+    `against` are scenes in which a recording is replayed, earlier ones first; `params` are patterns of parameters that
+    get a slider.
+    """
+    path = Path(thing)
+    if is_scene(thing) or not path.exists():  # of what is not there, the scene says which names there are
+        return FixedContent([scene_message(Scene.load(thing))])
     if holds_gaussians(path):
-        return gaussian_content(path, Scene.load(request.scene) if request.scene else None)
+        return gaussian_content(path, Scene.load(scene) if scene else None)
     if (path / CONFIG).is_file():
-        return _run(path, request)
-    return _recordings(path, request, request.scene)
+        path, scene = _data_of_run(path, scene)
+    from instep.app.verbs.data import DataArgs, open_scene, read_data  # readers and simulators: a scene opens without
+    from instep.gap.measure import recorded_at_rate
+    from instep.physics.actuators import with_inputs
+
+    from .replay_view import RecordingContent, Replays
+
+    scene = scene or (against[-1].partition("@")[0] if against else "")
+    episodes = read_data(path, DataArgs(map=map), scene)
+    loaded = Scene.load(scene or scene_of_data(episodes, path))
+    if not 0 <= episode < len(episodes):
+        raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
+    title = path.resolve().name
+    if not against and not params:
+        return RecordingContent(loaded, episodes, title, episode)
+    sims = {Path(name).name: open_scene(name, episodes) for name in against or (str(loaded.root),)}
+    last = list(sims.values())[-1]
+    fitting, _ = recorded_at_rate(with_inputs(last.scene, episodes), last.spec.dt)
+    replays = Replays(sims, last.scene.params(*params)[:MAX_SLIDERS] if params else ())
+    return RecordingContent(last.scene, fitting, title, episode, replays)
 
 
 def is_scene(thing: str) -> bool:
@@ -297,28 +306,6 @@ def holds_gaussians(path: Path) -> bool:
     return bool(files) and all(file.suffix.lower() in FORMATS for file in files)
 
 
-def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
-    from instep.app.verbs.data import DataArgs, open_scene, read_data  # readers and simulators: a scene opens without
-    from instep.gap.measure import recorded_at_rate
-    from instep.physics.actuators import with_inputs
-
-    from .replay_view import RecordingContent, Replays
-
-    scene = scene or (request.against[-1].partition("@")[0] if request.against else "")
-    episodes = read_data(path, DataArgs(map=request.map), scene)
-    loaded = Scene.load(scene or scene_of_data(episodes, path))
-    if not 0 <= request.episode < len(episodes):
-        raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
-    title = path.resolve().name
-    if not request.against and not request.params:
-        return RecordingContent(loaded, episodes, title, request.episode)
-    sims = {Path(name).name: open_scene(name, episodes) for name in request.against or (str(loaded.root),)}
-    last = list(sims.values())[-1]
-    fitting, _ = recorded_at_rate(with_inputs(last.scene, episodes), last.spec.dt)
-    replays = Replays(sims, last.scene.params(*request.params)[:MAX_SLIDERS] if request.params else ())
-    return RecordingContent(last.scene, fitting, title, request.episode, replays)
-
-
 def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:
     """The scene that the world of a recording names: sim:SCENE, twin:SCENE."""
     kind, _, rest = episodes[0].meta.get("world", "").partition(":")
@@ -327,19 +314,18 @@ def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:
     raise BadInput(f"{str(path)!r} does not say which scene it was recorded in; give it with --scene.")
 
 
-def _run(path: Path, request: ViewRequest) -> ViewContent:
-    """The data that a run wrote, in the scene that its command named."""
+def _data_of_run(path: Path, scene: str) -> tuple[Path, str]:
+    """The data that a run wrote, and the scene that is given or that its command named."""
     config: dict[str, Any] = read_toml(path / CONFIG)
     verb, words = str(config.get("verb", "")), config.get("command")
     command = [str(word) for word in words] if is_sequence(words) else []
     data = Path(command[3]) if verb == "record" and len(command) > 3 else path / "data"
     if not data.is_dir():
         raise BadInput(f"The run {str(path)!r} of instep {verb} holds no recording to show; give its data and --scene.")
-    named = next((word.removeprefix("sim:") for word in command if word.startswith("sim:")), "")
-    if verb == "twin" and len(command) > 2:
-        named = command[2]
-    scene = request.scene or (command[command.index("--scene") + 1] if "--scene" in command[:-1] else "")
-    return _recordings(data, request, scene or named.partition("@")[0])
+    named = [word.removeprefix("sim:") for word in command if word.startswith("sim:")]
+    named = command[2:3] if verb == "twin" else named
+    given = command[command.index("--scene") + 1] if "--scene" in command[:-1] else ""
+    return data, scene or given or "".join(named[:1]).partition("@")[0]
 
 
 Shown = str | Path | Scene | Episode | Sequence[Episode]
@@ -397,7 +383,7 @@ def show(thing: Shown, *, scene: str | Scene = "") -> Show:
     """
     if isinstance(thing, str | Path):
         name = str(scene.root) if isinstance(scene, Scene) else scene
-        return Show(open_content(ViewRequest(thing=str(thing), scene=name)))
+        return Show(open_content(str(thing), scene=name))
     if isinstance(thing, Scene):
         return Show(FixedContent([scene_message(thing)]))
     from .replay_view import RecordingContent
