@@ -150,10 +150,13 @@ class Constant(Stateless):
 
 def rest_action(world: World) -> Array:
     """The action that keeps a world where it starts: that of its scene, or the positions of its joints."""
-    inside = _inside(world)
-    for source in (*inside, *(getattr(inner, "scene", None) for inner in inside)):
+    inside, inner = list[Any](), cast(Any, world)
+    while inner is not None:
+        inside.append(inner)
+        inner = getattr(inner, "world", None) or getattr(inner, "sim", None)
+    for source in (*inside, *(getattr(each, "scene", None) for each in inside)):
         if hasattr(source, "rest_action"):
-            return np.asarray(cast(Any, source).rest_action(), float)
+            return np.asarray(source.rest_action(), float)
     spec, state = world.spec, world.reset(0)
     index = {label: i for i, label in enumerate(spec.q.labels)}
     held = [
@@ -161,16 +164,6 @@ def rest_action(world: World) -> Array:
         for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
     ]
     return np.array(held)
-
-
-def _inside(world: World) -> list[object]:
-    """A world and the worlds it wraps, from the outside in."""
-    inner: Any = world
-    out: list[object] = []
-    while inner is not None:
-        out.append(inner)
-        inner = getattr(inner, "world", None) or getattr(inner, "sim", None)
-    return out
 
 
 class Script:

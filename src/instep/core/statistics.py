@@ -387,7 +387,8 @@ def prediction_powered(real: Array, sim: Array, extra: Array) -> PredictionPower
         return PredictionPowered(plain, plain, rho, False, 1.0)
     # Each fold's weight comes from the other fold, so that the weight does not fit the noise it is to average.
     folds = np.arange(n) % 2
-    weights = [_weight(y[folds != k], f[folds != k], pool, n / m) for k in (0, 1)]
+    spread = (1 + n / m) * float(pool.var(ddof=1))
+    weights = [float(np.cov(y[folds != k], f[folds != k])[0, 1]) / spread for k in (0, 1)]
     w = np.where(folds == 0, weights[0], weights[1])
     mean_weight = float(w.mean())
     rectified = y - w * f
@@ -445,8 +446,3 @@ def sequential_test(differences: Array, *, alpha: float = 0.05) -> SequentialTes
     first = int(over[0])
     better = "A" if wealth["A"][first] > wealth["B"][first] else "B"
     return SequentialTest(e[: first + 1], better, first + 1)
-
-
-def _weight(y: Array, f: Array, pool: Array, ratio: float) -> float:
-    covariance = float(np.cov(y, f)[0, 1]) if len(y) > 1 else 0.0
-    return covariance / ((1 + ratio) * float(pool.var(ddof=1)))

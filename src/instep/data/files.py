@@ -101,7 +101,11 @@ def plain_text(table: Any) -> Any:
         if not pa.types.is_dictionary(field.type):
             continue
         column = table.column(k)
-        total = sum(_unpacked_bytes(chunk) for chunk in column.chunks)
+        total = 0
+        for chunk in column.chunks:
+            lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0)
+            used = pc.value_counts(chunk.indices.drop_null())
+            total += sum(lengths[entry["values"].as_py()].as_py() * entry["counts"].as_py() for entry in used)
         if total > MAX_DECODED:
             raise BadInput(
                 f"The column {field.name!r} would decode to {total / 2**30:.3g} GiB of text; that is refused."
@@ -214,11 +218,3 @@ def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
             f"The member {member.filename!r} of {str(path)!r} would unpack from {member.compress_size} to "
             f"{member.file_size} bytes, which is refused."
         )
-
-
-def _unpacked_bytes(chunk: Any) -> int:
-    pc = library("pyarrow.compute")
-
-    lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0)
-    used = pc.value_counts(chunk.indices.drop_null())
-    return sum(lengths[entry["values"].as_py()].as_py() * entry["counts"].as_py() for entry in used)

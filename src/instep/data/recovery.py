@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +255,10 @@ def _images(
             rows = int((~there).sum())
             losses.append(Loss(number, f"{len(gone)} images of {name!r} are lost, and {rows} rows with them", rows))
         kept &= there
-        read = partial(_image, scan, by_number, np.dtype(kind), tuple(shape))
+
+        def read(number: int, records: Mapping[int, Record] = by_number, kind: str = kind, shape: Any = shape) -> Array:
+            return np.frombuffer(scan.payload(records[number]), np.dtype(kind)).reshape(shape)
+
         if np.dtype(kind) == np.uint8 and len(shape) == 3 and shape[2] == 3:
             columns[str(name)] = Frames(IndexedImages(read, (shape[0], shape[1])), refs)
             continue
@@ -266,12 +268,6 @@ def _images(
             stacked[row] = read(int(refs[row]))
         columns[str(name)] = stacked
     return np.flatnonzero(kept)
-
-
-def _image(
-    scan: Scan, records: Mapping[int, Record], kind: np.dtype[Any], shape: tuple[int, ...], number: int
-) -> Array:
-    return np.frombuffer(scan.payload(records[number]), kind).reshape(shape)
 
 
 def _uncommitted(number: int, kept: Array, commits: Mapping[str, Mapping[str, Any] | None]) -> list[Loss]:

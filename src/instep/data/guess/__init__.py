@@ -77,7 +77,9 @@ def guess_mapping(
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
     positions, unit, doubts = read_positions(_positions(groups, robot, dt), robot)
     commands = command_channel(groups, positions, unit, robot, dt)
-    mapping = replace(mapping, q=_position_rule(positions, unit, robot), action=commands.rule)
+    kinds = [joint.unit for joint in robot.joints_of(positions.labels)]
+    si = kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
+    mapping = replace(mapping, q=converted_rule(positions, unit, si), action=commands.rule)
     for reference, label, order, doubt in zip(
         positions.references, positions.labels, positions.doubts, doubts, strict=True
     ):
@@ -211,12 +213,6 @@ def _numbered_order(group: ColumnGroup) -> tuple[int, ...]:
     return tuple(sorted(range(len(labels)), key=lambda k: numbers[k] or 0))
 
 
-def _position_rule(found: JointColumns, unit: UnitReading, robot: RobotLayout) -> ChannelRule:
-    units = {joint.name: joint.unit for joint in robot.joints}
-    kinds = [units.get(label, "rad") for label in found.labels]
-    return converted_rule(found, unit, kinds[0] if len(set(kinds)) == 1 else " ".join(kinds))
-
-
 def _velocity(
     groups: Sequence[ColumnGroup], positions: JointColumns, unit: UnitReading, dt: float
 ) -> tuple[ChannelRule, GuessRow]:
@@ -285,7 +281,11 @@ def draft_toml(guess: MappingGuess, scene: str = "") -> str:
         lines += ["", "[options]", *(f"{name} = {json.dumps(value)}" for name, value in mapping.options.items())]
     lines += ["", "[meta]", *(f"{name} = {json.dumps(text)}" for name, text in mapping.meta.items())]
     rows = {row.what: row for row in guess.rows}
-    for table, rule in _rules(mapping).items():
+    rules = {"q": mapping.q, "v": mapping.v, "action": mapping.action}
+    rules |= {f"observation.{json.dumps(name)}": rule for name, rule in mapping.observation.items()}
+    for table, rule in rules.items():
+        if not (rule.sources or rule.derive):
+            continue
         lines += ["", f"# {_ABOUT.get(table, 'Measured torques.')}", *_doubts(table, rule, rows), f"[{table}]"]
         lines += _rule_lines(rule)
     if not mapping.action.sources:
@@ -311,12 +311,6 @@ def _time_lines(mapping: DataMapping, guess: MappingGuess) -> list[str]:
     ]  # fmt: skip
 
 
-def _rules(mapping: DataMapping) -> dict[str, ChannelRule]:
-    rules = {"q": mapping.q, "v": mapping.v, "action": mapping.action}
-    rules |= {f"observation.{json.dumps(name)}": rule for name, rule in mapping.observation.items()}
-    return {table: rule for table, rule in rules.items() if rule.sources or rule.derive}
-
-
 def _doubts(table: str, rule: ChannelRule, rows: Mapping[str, GuessRow]) -> list[str]:
     """The doubts about a table, those that are alike in one line."""
     prefix = {"q": "position of ", "action": "command of ", "v": "velocities"}.get(table, "torques")
@@ -324,12 +318,12 @@ def _doubts(table: str, rule: ChannelRule, rows: Mapping[str, GuessRow]) -> list
     for what, row in rows.items():
         if row.doubt and what.startswith(prefix):
             found.setdefault(row.doubt, []).append(what.removeprefix(prefix))
-    return [f"# CHECK {_listed(names, len(rule.labels))}{doubt}." for doubt, names in found.items()]
-
-
-def _listed(names: Sequence[str], count: int) -> str:
-    named = ", ".join(name for name in names if name)
-    return f"{'all columns' if len(names) == count > 1 else named}: " if named else ""
+    lines: list[str] = []
+    for doubt, names in found.items():
+        every = len(names) == len(rule.labels) > 1
+        named = "all columns" if every else ", ".join(name for name in names if name)
+        lines.append(f"# CHECK {named}: {doubt}." if named else f"# CHECK {doubt}.")
+    return lines
 
 
 def _rule_lines(rule: ChannelRule) -> list[str]:

@@ -116,7 +116,9 @@ def column_groups(runs: Sequence[RawRun], joints: Sequence[str] = ()) -> list[Co
             flat.setdefault(words, []).append(LogColumn(name, rest))
     for words, members in flat.items():
         named = not all(len(c.label) == 1 and c.label[0].isdigit() for c in members)
-        found.append((_pattern(members), words, tuple(members), named))
+        between = " … " if len(members) > 2 else ", "
+        shown = between.join(dict.fromkeys((members[0].reference, members[-1].reference)))
+        found.append((shown, words, tuple(members), named))
     return [
         ColumnGroup(
             name, words, columns, tuple(raw.stacked(tuple(c.reference for c in columns)) for raw in runs), named
@@ -222,10 +224,3 @@ def _listed_names(raw: RawRun, name: str, width: int) -> list[str]:
 def _numbered(labels: Sequence[str]) -> bool:
     """Whether labels only count: `motor_0`, `observation.state_1`, `3`."""
     return len({re.sub(r"\d+", "", label) for label in labels}) == 1 and len(labels) > 1
-
-
-def _pattern(columns: Sequence[LogColumn]) -> str:
-    first, last = columns[0].reference, columns[-1].reference
-    if len(columns) == 1:
-        return first
-    return f"{first} … {last}" if len(columns) > 2 else f"{first}, {last}"
