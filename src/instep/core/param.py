@@ -79,6 +79,7 @@ class Belief(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """Sample n settings, address -> [n]."""
+        ...
 
 
 @frozen_dataclass

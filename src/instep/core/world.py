@@ -126,16 +126,20 @@ class World(Protocol):
     @property
     def spec(self) -> Spec:
         """Description of its numbers."""
+        ...
 
     def reset(self, seed: int = 0) -> State:
         """A state to start from; the same seed gives the same state."""
+        ...
 
     def step(self, state: State, action: Array) -> State:
         """The state one control period later. A simulator changes nothing and depends on nothing else;
         a robot blocks until the period is over."""
+        ...
 
     def observe(self, state: State) -> Observation:
         """The sensor readings in a state."""
+        ...
 
 
 class Simulator(World, Protocol):
@@ -144,12 +148,15 @@ class Simulator(World, Protocol):
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities. `past` [..., steps, nu] are the most recent actions,
         oldest first: a world with latency needs them, or k-step gaps lie."""
+        ...
 
     def nudge(self, state: State, wrench: Array) -> State:
         """The state with a wrench (force [N], torque [Nm]) [..., bodies, 6] on each body, felt for one step."""
+        ...
 
     def tuned(self, settings: Settings) -> Self:
         """The same world with some parameters set."""
+        ...
 
 
 class SwitchedSimulator(Simulator, Protocol):
@@ -157,6 +164,7 @@ class SwitchedSimulator(Simulator, Protocol):
 
     def switch(self, state: State, inputs: Array) -> State:
         """The state whose next step takes these inputs [..., inputs]."""
+        ...
 
 
 @array_dataclass
@@ -178,6 +186,7 @@ class TrajectorySimulator(Simulator, Protocol):
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
         """The batch after each action [steps, worlds, nu]; None where it must be stepped one action at a time."""
+        ...
 
 
 class Policy(Protocol):
@@ -185,9 +194,11 @@ class Policy(Protocol):
 
     def reset(self, seed: int = 0) -> None:
         """Forget the last episode."""
+        ...
 
     def act(self, observation: Observation) -> Array:
         """The action for an observation; leading axes are a batch."""
+        ...
 
 
 class Stateless:
@@ -204,6 +215,7 @@ class Watcher(Protocol):
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Take one row of a run: the state, its observation, and the action."""
+        ...
 
 
 def inner_with(world: World, name: str) -> Any:
@@ -325,7 +337,11 @@ def stack(states: Sequence[State]) -> State:
 
 def take(state: State, index: int | slice | Array) -> State:
     """Some worlds of a batch: one (an int) or several (a slice, indices or a mask)."""
-    return _mapped(lambda leaf: leaf[index], state)
+
+    def pick(leaf: Array) -> Array:
+        return leaf[index]
+
+    return _mapped(pick, state)
 
 
 def put(state: State, index: Array, part: State) -> State:

@@ -32,13 +32,16 @@ class ImageSource(Protocol):
     @property
     def size(self) -> tuple[int, int]:
         """Height and width [pixels]."""
+        ...
 
     @property
     def path(self) -> Path | None:
         """The video file, where the images are in one."""
+        ...
 
     def images(self, numbers: Array) -> Iterator[Array]:
         """The images with these numbers [height, width, 3] uint8."""
+        ...
 
 
 @array_dataclass

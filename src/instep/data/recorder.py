@@ -370,7 +370,8 @@ def recorded_numbers(folder: Path) -> list[int]:
 
 def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
     """Refuse to go on with a dataset whose scene files are no longer the same."""
-    before: Mapping[str, Any] = next(reversed(_stored_notes(folder)), {})
+    notes = _stored_notes(folder)
+    before = notes[-1] if notes else dict[str, Any]()
     for name, digest in hashes.items():
         if before.get(name, digest) != digest:
             raise BadInput(

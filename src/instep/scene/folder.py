@@ -226,14 +226,17 @@ class SceneSimulator(Simulator, Protocol):
     @property
     def scene(self) -> Scene:
         """The scene that is simulated."""
+        ...
 
     @property
     def model(self) -> mujoco.MjModel:
         """The compiled MuJoCo model of the scene, with its settings written in; read it, do not change it."""
+        ...
 
     @property
     def substeps(self) -> int:
         """Physics steps per control step."""
+        ...
 
 
 class BodyDynamics(NamedTuple):
@@ -252,6 +255,7 @@ class DynamicsSimulator(SceneSimulator, Protocol):
 
     def step_dynamics(self, state: State, action: Array, body: int) -> tuple[State, BodyDynamics]:
         """One world after a control period, equal to `step` bit by bit, and the dynamics of a body."""
+        ...
 
 
 Sim = TypeVar("Sim", bound=SceneSimulator)

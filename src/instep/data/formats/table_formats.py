@@ -223,7 +223,9 @@ def _flat_names(name: str, column: Any) -> list[str]:
 
 def _write_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     def write(path: Path, episode: Episode) -> list[str]:
-        columns = {name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size}
+        columns: dict[str, Any] = {
+            name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size
+        }
         np.savez_compressed(path, **{"timestamp": episode.t, **columns})
         return [name for name, column in episode.columns.items() if is_image(column)]
 

@@ -24,45 +24,57 @@ class Task(Protocol):
     @property
     def name(self) -> str:
         """Name on the command line."""
+        ...
 
     @property
     def text(self) -> str:
         """Instruction, for language-conditioned policies."""
+        ...
 
     @property
     def seconds(self) -> float:
         """Time limit of an episode [s]."""
+        ...
 
     @property
     def dwell(self) -> float:
         """How long a condition must hold [s]."""
+        ...
 
     @property
     def events(self) -> tuple[str, ...]:
         """Names of the stages, in order; the last one is success."""
+        ...
 
     @property
     def failures(self) -> tuple[str, ...]:
         """Names of the failures that end an episode."""
+        ...
 
     @property
     def goal_channel(self) -> Channel:
         """Description of `observation.goal`; without labels there is no such observation."""
+        ...
 
     def sample_goal(self, seed: int) -> Array:
         """The goal of the episode with this seed."""
+        ...
 
     def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         """The goal as a policy observes it; `reached` [..., events] are the events so far."""
+        ...
 
     def conditions(self, state: State, goal: Array) -> Array:
         """Whether the condition of each event holds [..., events]."""
+        ...
 
     def failed(self, state: State, goal: Array) -> Array:
         """Whether each failure has happened [..., failures]."""
+        ...
 
     def score(self, state: State, goal: Array, reached: Array) -> Array:
         """Progress in this state, 0 to 1."""
+        ...
 
 
 @runtime_checkable
@@ -72,9 +84,11 @@ class TrackingTask(Protocol):
     @property
     def error_unit(self) -> str:
         """Unit of the tracking error."""
+        ...
 
     def error(self, state: State, goal: Array, reached: Array) -> Array:
         """The tracking error in this state [...]."""
+        ...
 
 
 def tracking_unit(task: Task) -> str:
