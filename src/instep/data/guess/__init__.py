@@ -20,13 +20,13 @@ from instep.data.files import write_text
 from instep.data.loading import Logs, find_logs
 from instep.data.mapping import SECONDS, ChannelRule, DataMapping, RawRun, text_seconds
 
-from .command_guess import command_channel
 from .joint_columns import (
     DEGREES,
     GuessRow,
     JointColumns,
     RobotLayout,
     UnitReading,
+    command_channel,
     converted_rule,
     derivative_ratio,
     lag,
@@ -76,16 +76,16 @@ def guess_mapping(
     mapping = replace(mapping, rate=0.0 if clock.source else 1.0 / dt)
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
     positions, unit, doubts = read_positions(_positions(groups, robot, dt), robot)
-    commands = command_channel(groups, positions, unit, robot, dt)
+    action, commands = command_channel(groups, positions, unit, robot, dt)
     kinds = [joint.unit for joint in robot.joints_of(positions.labels)]
     si = kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
-    mapping = replace(mapping, q=converted_rule(positions, unit, si), action=commands.rule)
+    mapping = replace(mapping, q=converted_rule(positions, unit, si), action=action)
     for reference, label, order, doubt in zip(
         positions.references, positions.labels, positions.doubts, doubts, strict=True
     ):
         why = "; ".join(dict.fromkeys(part for part in (order, doubt) if part))
         rows.append(GuessRow(f"position of {label}", reference, unit.name, why))
-    rows += commands.rows
+    rows += commands
     velocity, row = _velocity(groups, positions, unit, dt)
     mapping = replace(mapping, v=velocity)
     rows.append(row)
@@ -194,7 +194,7 @@ def _labelled(group: ColumnGroup, robot: RobotLayout, doubt: str = "") -> JointC
     found = match_names([column.label for column in group.columns], names) if group.named else None
     if found is not None:
         labels = tuple(names[k] for k in found)
-        return JointColumns(group, tuple(range(width)), labels, (doubt,) * width, by_name=True)
+        return JointColumns(group, tuple(range(width)), labels, (doubt,) * width)
     driven = [name for name in names if any(name in actuator.joints for actuator in robot.actuators)]
     targets = driven if len(driven) == width != len(names) else names
     if width != len(targets):
