@@ -9,8 +9,7 @@ from instep.core.world import frozen_dataclass
 from instep.scene.folder import Scene
 
 from .locomotion_tasks import Course, Walk
-from .manipulation_tasks import Handover, PushOnto
-from .reach_task import Reach, Track
+from .manipulation_tasks import Handover, PushOnto, Reach, Track
 from .task import Task, Tasked, TrackingTask, tracking_unit
 
 __all__ = [
