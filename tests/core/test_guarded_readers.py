@@ -57,7 +57,6 @@ ALLOWED = {
     ("data/formats/table_formats.py", "zipfile.ZipFile"): "is called by readers that are inside `with parsing(...)`",
     ("physics/mujoco_cameras.py", "from_xml_string"): "gets an empty model",
     ("policy/openpi.py", "msgpack.unpackb"): BOUNDED,
-    ("policy/openpi.py", "ast.literal_eval"): "gets at most 1 KiB, and turns what is raised into one sentence",
     ("policy/model_files.py", "torch.jit.load"): BOUNDED,
     ("policy/model_files.py", "InferenceSession"): BOUNDED,
     ("policy/model_files.py", "torch.load"): BOUNDED,

@@ -154,7 +154,8 @@ def rest_action(world: World) -> Array:
     while inner is not None:
         inside.append(inner)
         inner = getattr(inner, "world", None) or getattr(inner, "sim", None)
-    for source in (*inside, *(getattr(each, "scene", None) for each in inside)):
+    sources: list[Any] = [*inside, *(getattr(each, "scene", None) for each in inside)]
+    for source in sources:
         if hasattr(source, "rest_action"):
             return np.asarray(source.rest_action(), float)
     spec, state = world.spec, world.reset(0)

@@ -226,7 +226,8 @@ def _write_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
         columns: dict[str, Any] = {
             name: np.asarray(c) for name, c in episode.columns.items() if not is_image(c) and c.size
         }
-        np.savez_compressed(path, **(columns | {"timestamp": episode.t}))
+        columns["timestamp"] = episode.t
+        np.savez_compressed(path, **columns)
         return [name for name, column in episode.columns.items() if is_image(column)]
 
     mapping = mapping_text(episodes[0], "npz", lambda name, column: [name])
