@@ -27,12 +27,40 @@ Expert: TypeAlias = Annotated[T, tyro.conf.Suppress]
 """An option for experts: set in the file of `--options`, and listed below the common ones."""
 ExpertOptions: TypeAlias = Annotated[T, tyro.conf.arg(name=""), tyro.conf.Suppress]
 """A dataclass of options for experts."""
-SceneArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]]
-"""A shipped scene by name, a scene folder, or a robot file."""
-PolicyArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]]
+SceneArg: TypeAlias = Positional[
+    Annotated[
+        str,
+        tyro.conf.arg(metavar="SCENE", help="name of a shipped scene, a scene folder, or an MJCF or URDF file."),
+    ]
+]
+"""The scene of a verb."""
+PolicyArg: TypeAlias = Positional[
+    Annotated[
+        str,
+        tyro.conf.arg(
+            metavar="POLICY",
+            help="expert, a trained folder, FILE.py:NAME, FILE.pt, FILE.onnx, openpi:ws://HOST:PORT, hold, random, "
+            "constant:0.1, replay:DATA, ...",
+        ),
+    ]
+]
 """A policy specification."""
-WorldArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]]
-"""A world specification: sim:SCENE, robot:ADDRESS, ..."""
+WorldArg: TypeAlias = Positional[
+    Annotated[
+        str,
+        tyro.conf.arg(
+            metavar="WORLD", help="sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT or recording:DATA."
+        ),
+    ]
+]
+"""A world specification."""
+RecordingsArg: TypeAlias = Positional[
+    Annotated[
+        str,
+        tyro.conf.arg(metavar="DATA", help="recordings: a LeRobot folder, or a folder that a mapping of instep reads."),
+    ]
+]
+"""Recordings that a verb reads."""
 DataArg: TypeAlias = Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]]
 """A dataset folder."""
 OutFolder: TypeAlias = Annotated[Path | None, tyro.conf.arg(help="output folder (default: a new one under runs/).")]

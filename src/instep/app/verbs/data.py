@@ -105,7 +105,6 @@ def export(
     Args:
         source: dataset, or recordings that a mapping reads.
         form: lerobot-v3.0, lerobot-v2.1, mcap, csv, npz, hdf5 (ALOHA's layout), rosbag (ROS 2) or rerun (.rrd).
-        folder: folder to make.
         episodes: numbers and ranges, 0,3,5:8; all where not given.
         cameras: names of cameras, separated by commas; none for no images; all where not given.
         columns: names of columns that are not images, separated by commas; all where not given.

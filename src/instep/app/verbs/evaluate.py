@@ -260,7 +260,6 @@ def gate(
     ahead. Then the policy runs in each engine under each variation, and the rules are applied.
 
     Args:
-        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.onnx, openpi:ws://HOST:PORT, ...
         rules: a TOML file: scene, worlds, seeds, [variations.NAME], and [[rule]] with measure and at_least or at_most.
 
     """

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Expert, Options, OutFolder, Positional
+from instep.app.arguments import Expert, Options, OutFolder, Positional, RecordingsArg
 from instep.app.output import Output, broken_limits, new_output, progress_bar, say
 from instep.app.viewer.replay_view import pair_viewer
 from instep.core.episode import Episode
@@ -70,7 +70,7 @@ class GapArgs:
 
 
 def gap(
-    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
+    data: RecordingsArg,
     against: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE|DATA")]] = "",
     /,
     args: Options[GapArgs] = GapArgs(),
@@ -83,7 +83,6 @@ def gap(
     and parquet files of all curves; exits 1 if a limit is broken.
 
     Args:
-        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         against: a scene (name, folder, MJCF, SCENE@rapier for another engine) or a second dataset.
 
     """

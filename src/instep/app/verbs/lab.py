@@ -13,7 +13,16 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, PolicyArg, Positional, SceneArg
+from instep.app.arguments import (
+    Expert,
+    ExpertOptions,
+    Options,
+    OutFolder,
+    PolicyArg,
+    Positional,
+    RecordingsArg,
+    SceneArg,
+)
 from instep.app.cluster import open_map
 from instep.app.output import Output, new_output, progress_bar, say, show_table
 from instep.app.world_specs import CameraOptions
@@ -59,7 +68,6 @@ if TYPE_CHECKING:
     from instep.lab.simulation_training import AdrRound
     from instep.scene.folder import SceneSimulator
 
-DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
 QUICK = ClosingBudget(
     starts=2, seconds=3.0, recordings=2, rehearsals=4, generations=3, population=6, samples=3, members=32, windows=8,
     delta_windows=150,
@@ -220,10 +228,6 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
     Techniques: training in the scene as it is, over hand ranges, over ranges of ADR, at identified parameters, over the
     posterior, with a delta action, on the robot itself, and pairs of them. Every robot that is done is kept: the same
     command with the same --out continues. Returns do not depend on where robots run.
-
-    Args:
-        scene: the scene, with a task.
-
     """
     if args.robots < 2:
         raise BadInput(f"The study needs at least two --robots, not {args.robots}.")
@@ -302,8 +306,6 @@ def adr(
     instep eval and instep train.
 
     Args:
-        policy: a policy, as in instep eval.
-        scene: the scene, with a task.
         ranges: largest ranges, such as 'geom.*.friction=0.1..1.5'.
 
     """
@@ -372,13 +374,12 @@ class DeltaArgs:
     out: OutFolder = None
 
 
-def delta(data: DataName, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaArgs()) -> int:
+def delta(data: RecordingsArg, scene: SceneArg, /, args: Options[DeltaArgs] = DeltaArgs()) -> int:
     """Learn a delta action for the error that identified parameters leave, and evaluate it on held-out recordings.
 
     If it lowers the error by 5 % at 0.5 s and 1 s, OUT/scene is a copy of the scene with delta.npz; else exits 1.
 
     Args:
-        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         scene: an identified scene, as `instep tune` writes it.
 
     """
@@ -441,8 +442,6 @@ def augment(
     'expert' for the policy, demonstrations are collected from ordinary starts, and nothing is trained.
 
     Args:
-        policy: a folder that instep train wrote, or expert.
-        scene: the scene to find failures in.
         data: the datasets that the policy was trained on.
 
     """

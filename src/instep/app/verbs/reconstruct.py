@@ -227,7 +227,6 @@ def pose(
 
     Args:
         images: folder of images of one camera, a video, or a folder of poses of unknown scale.
-        out: new folder to write.
 
     """
     board = _board(args)

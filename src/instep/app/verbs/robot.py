@@ -95,10 +95,6 @@ def robot(scene: SceneArg, /, args: Options[RobotArgs] = RobotArgs()) -> int:
     """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
     Connect with: instep run POLICY robot:ws://127.0.0.1:PORT --token FILE
-
-    Args:
-        scene: name of a shipped scene or a scene folder.
-
     """
     loaded, names = calibrated_scene(Scene.load(scene), args.cameras)
     for name in names:

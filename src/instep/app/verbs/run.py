@@ -41,11 +41,6 @@ def run(
 
     However the run ends, by its steps, Ctrl-C, a lost link or an error, its rows are kept. OUT/report.html shows a
     video, the outcome of the task, and what was measured. A twin of a robot runs by instep twin.
-
-    Args:
-        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.onnx, hold, replay:DATA, ...
-        world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT or recording:DATA.
-
     """
     output = new_run_output("run", loop.out, loop.seed)
     with ExitStack() as stack:
@@ -117,7 +112,6 @@ def record(
     OUT/report.html shows a video of the first episode, whether the task was done, and what was measured.
 
     Args:
-        world: sim:SCENE, robot:ws://127.0.0.1:PORT or recording:DATA.
         data: dataset folder, made or added to.
 
     """

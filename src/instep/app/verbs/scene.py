@@ -40,7 +40,6 @@ def params(
     """List the parameters of a scene with unit, value and search range; without SCENE, the shipped scenes.
 
     Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         patterns: addresses to list, with * for any part: 'joint.*.damping' 'action.delay'.
 
     """
@@ -77,7 +76,6 @@ def new(
 
     Args:
         robot: MJCF or URDF file; what it includes must lie in its folder, package:// too.
-        folder: folder to make.
         rate: control rate [Hz], taken to the nearest whole number of physics steps; about 60 Hz where not given.
         legs: for a robot with legs: position servos in place of motors, a floor, and a pose to stand in.
 
@@ -108,8 +106,6 @@ def set_params(
     """Save a scene with other parameter values as a new folder; the old one stays as it is.
 
     Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        folder: folder to make.
         settings: what to set: 'joint.*.damping=0.3' action.delay=0.02
 
     """
@@ -165,7 +161,6 @@ def camera(
     `--out DIR` renders the listed or changed cameras as DIR/NAME.png.
 
     Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         folder: folder to write: a new one, or the scene's own folder to change it in place.
 
     """

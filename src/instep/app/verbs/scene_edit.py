@@ -59,7 +59,6 @@ def edit(
     ones in the colours of the former surface. build.json lists the edits.
 
     Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         out: new folder; it is written whole or not at all.
 
     """
@@ -126,7 +125,6 @@ def export(scene: SceneArg, out: Positional[Annotated[Path, tyro.conf.arg(metava
     .spz and .splat hold the Gaussians alone, where the scene starts.
 
     Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         out: file or folder to write; it must not be there.
 
     """
@@ -200,10 +198,6 @@ def check(scene: SceneArg, /, args: Options[SceneCheckArgs] = SceneCheckArgs()) 
     """Check the shapes, inertia, contacts and rest of a scene; exit 1 if something is red.
 
     Of a reconstructed scene also silhouettes, views and held-out images.
-
-    Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-
     """
     from instep.reconstruct.checks import check_scene, worst_state
     from instep.report.page import ReportImage

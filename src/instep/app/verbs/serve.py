@@ -51,7 +51,6 @@ def check(policy: PolicyArg, data: DataArg, /, args: Options[CheckArgs] = CheckA
     The first check of a policy before anything moves: wrong units, orders, signs and cameras show here.
 
     Args:
-        policy: what instep eval takes: a trained folder, FILE.pt, FILE.onnx, FILE.py:NAME, openpi:ws://HOST:PORT, ...
         data: dataset or recordings of the robot that the policy is for.
 
     """
@@ -109,13 +108,7 @@ class ServeArgs:
 
 
 def serve(policy: PolicyArg, scene: SceneArg, /, args: Options[ServeArgs] = ServeArgs()) -> int:
-    """Serve a policy to clients that speak openpi or GR00T, until Ctrl-C. A token is always needed.
-
-    Args:
-        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.pt, FILE.onnx, ...
-        scene: the scene whose observations it gets.
-
-    """
+    """Serve a policy to clients that speak openpi or GR00T, until Ctrl-C. A token is always needed."""
     if args.host in ALL_INTERFACES and not args.public:
         raise BadInput(f"{args.host} would serve every network this machine is in; say --public to allow that.")
     if (args.certificate is None) != (args.key is None):

@@ -6,12 +6,11 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tyro
 
-from instep.app.arguments import ExpertOptions, Options, OutFolder, Positional, SceneArg
+from instep.app.arguments import ExpertOptions, Options, OutFolder, RecordingsArg, SceneArg
 from instep.app.output import Output, broken_limits, new_output, say, show_gates, show_table, stage_bar
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
@@ -53,10 +52,6 @@ def excite(scene: SceneArg, /, args: Options[ExciteArgs] = ExciteArgs()) -> int:
 
     OUT/data is a dataset whose actions `instep run replay:OUT/data robot:ADDRESS` plays; OUT/actions.csv holds the same
     numbers. Exits 1 where no motion inside the limits was found. Ctrl-C keeps the best motion so far.
-
-    Args:
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-
     """
     from instep.physics.engines import open_world
 
@@ -126,7 +121,7 @@ class TorqueArgs:
 
 
 def torque(
-    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
+    data: RecordingsArg,
     scene: SceneArg,
     /,
     args: Options[TorqueArgs] = TorqueArgs(),
@@ -139,7 +134,6 @@ def torque(
 
     Args:
         data: recordings with the column observation.effort [Nm], or with commands in Nm.
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
 
     """
     loaded = Scene.load(scene)

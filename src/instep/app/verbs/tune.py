@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, Positional, SceneArg
+from instep.app.arguments import Expert, ExpertOptions, Options, OutFolder, RecordingsArg, SceneArg
 from instep.app.output import Output, new_output, say, show_gates, show_table, tune_progress, write_json
 from instep.core.errors import BadInput, Diverged
 from instep.core.reading import NUMBER, read_entries, table_of
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from instep.tune.identification import Identification
     from instep.tune.posterior.beliefs import PosteriorFunction
 
-DataName = Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
 BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe"]
@@ -51,18 +48,13 @@ class TuneArgs:
     out: OutFolder = None
 
 
-def tune(data: DataName, scene: SceneArg, /, args: Options[TuneArgs] = TuneArgs()) -> int:
+def tune(data: RecordingsArg, scene: SceneArg, /, args: Options[TuneArgs] = TuneArgs()) -> int:
     """Identify parameters of a scene from recordings, check the result by gates, and write a new scene with them.
 
     The gates in order: telemetry, identifiability, solve (independent searches agree), recovery of planted parameters,
     whiteness of residuals (advice), held-out error, robot match and written scene. If all pass, OUT/scene is a copy of
     the scene with the identified settings; the given scene is not changed. OUT/report.html shows the result. Exits 1 if
     a gate was not passed or not run. Ctrl-C and the end of --budget keep the best values; --resume OUT goes on.
-
-    Args:
-        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-
     """
     done = run_tune(data, scene, args)
     _print_summary(done.found)
@@ -231,18 +223,13 @@ class ReidentifyArgs:
     out: OutFolder = None
 
 
-def reidentify(data: DataName, scene: SceneArg, /, args: Options[ReidentifyArgs] = ReidentifyArgs()) -> int:
+def reidentify(data: RecordingsArg, scene: SceneArg, /, args: Options[ReidentifyArgs] = ReidentifyArgs()) -> int:
     """Replay recordings through the on-line filter of parameters, as a robot or a twin runs it with --reidentify.
 
     Recordings are one run, in their order. Estimates at a time depend on nothing after it. OUT/report.html shows every
     parameter with its interval over time, sudden changes, and the updates that passed the gate; OUT/drift.parquet holds
     the numbers. Nothing is written into the scene. Exits 1 if there is no estimate: the recordings are too short, or
     the scene does not describe the robot and must be identified first.
-
-    Args:
-        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
-        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-
     """
     from instep.app.reidentified_run import drift_facts, write_drift
     from instep.report.tune_pages import reidentification_page

@@ -117,10 +117,6 @@ def twin(
 
     The policy acts on the twin, and the robot follows its joints. A recording is tracked with its own actions unless
     --policy is given. However the run ends, its rows are kept. OUT/report.html shows how far the twin can be trusted.
-
-    Args:
-        scene: the scene of the robot.
-
     """
     if not args.real:
         raise BadInput(f"A twin of {scene!r} needs its robot; give --real robot:ADDRESS or --real recording:DATA.")
