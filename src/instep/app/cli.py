@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with noted_outputs(words) as outputs:
         try:
-            return _stoppable(words)
+            return _dispatch(words)
         except InstepError as error:
             return _refused(str(error), outputs)
         except BrokenPipeError:
@@ -190,29 +190,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = f" at {str(error.filename)!r}" if error.filename else ""
             hint = "free some space or choose another folder" if error.errno in FULL else "check that path"
             return _refused(f"{error.strerror or error}{where}: {hint}.", outputs)
-        except KeyboardInterrupt:
+        except BaseException as error:
             kept = remove_unfinished(outputs)
-            _complain(f"Stopped; {kept}." if kept else "Stopped; nothing was kept.")
+            # LLVM loses a Ctrl-C during a numba compilation; numba then reports a missing object.
+            lost = isinstance(error, RuntimeError) and str(error).startswith("no compiled object yet")
+            if not lost and not isinstance(error, KeyboardInterrupt):
+                raise
+            _complain(f"Stopped; {kept or 'nothing was kept'}.")
             return 130
-        except BaseException:
-            remove_unfinished(outputs)
-            raise
 
 
 def _refused(sentence: str, outputs: Sequence[Output]) -> int:
     kept = remove_unfinished(outputs)
     _complain(f"{sentence}{f' But {kept}.' if kept else ''}")
     return 2
-
-
-def _stoppable(words: list[str]) -> int:
-    try:
-        return _dispatch(words)
-    except RuntimeError as error:
-        # LLVM loses a Ctrl-C during a numba compilation; numba then reports a missing object.
-        if str(error).startswith("no compiled object yet"):
-            raise KeyboardInterrupt from None
-        raise
 
 
 def _dispatch(words: list[str]) -> int:

@@ -58,15 +58,12 @@ class Output:
     finished: bool = False
     """Whether result.json was written."""
 
-    def read(self, path: Path) -> None:
-        """Note an input, a file or a folder, by its content."""
-        self.inputs[str(path)] = content_hash(path)
-
-    def read_scene(self, scene: Scene) -> None:
-        """Note a scene by its folder; a robot file alone by itself, since anything may lie beside it."""
-        from instep.scene.folder import SCENE_FILE
-
-        self.read(scene.root if (scene.root / SCENE_FILE).is_file() else scene.source.path)
+    def read(self, *inputs: Path | Scene) -> None:
+        """Note inputs by their content: files, folders, and scenes; a robot file without scene.toml stands alone."""
+        for one in inputs:
+            if not isinstance(one, Path):
+                one = one.root if (one.root / "scene.toml").is_file() else one.source.path
+            self.inputs[str(one)] = content_hash(one)
 
     @property
     def hashes(self) -> dict[str, str]:

@@ -38,7 +38,9 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
 
         return connect_robot(rest, token)
     if kind == "recording":
-        return nullcontext(_recording(rest))
+        from instep.robot import Recording
+
+        return nullcontext(Recording(recorded_episode(rest)))
     if kind == "twin":
         raise BadInput(f"{words!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
     return nullcontext(open_world(*scene_and_engine(rest)))
@@ -83,12 +85,6 @@ def _rendered_scene(world: World) -> Scene:
     if scene is None:
         raise BadInput("Only a simulated world is rendered; a robot and a recording bring their own images.")
     return scene
-
-
-def _recording(words: str) -> World:
-    from instep.robot import Recording
-
-    return Recording(recorded_episode(words))
 
 
 def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -249,7 +250,9 @@ def _draft(path: Path, args: DataArgs, scene: str) -> tuple[Path, Path] | None:
     elif not path.exists():
         return None
     guess = guess_mapping([path], layout, rate=args.rate)
-    draft = write_draft(guess, _free(Path(f"{path.resolve().stem}_map.toml")), Path(scene).stem)
+    # A corrected draft is never overwritten.
+    names = (Path(f"{path.resolve().stem}_map{'' if n == 1 else f'_{n}'}.toml") for n in itertools.count(1))
+    draft = write_draft(guess, next(name for name in names if not name.exists()), Path(scene).stem)
     _say_draft(guess, draft, path)
     return guess.folder, draft
 
@@ -269,15 +272,6 @@ def _fits(path: Path, layout: RobotLayout) -> bool:
     return True
 
 
-def _free(path: Path) -> Path:
-    """A path that is not taken, so that a corrected draft is never overwritten."""
-    found, number = path, 1
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.stem}_{number}{path.suffix}")
-    return found
-
-
 def _say_draft(guess: MappingGuess, draft: Path, path: Path) -> None:
     count = len(guess.doubts)
     state = f"{count} of its {len(guess.rows)} parts are guesses" if count else "all of its parts are sure"
@@ -291,23 +285,17 @@ def _say_draft(guess: MappingGuess, draft: Path, path: Path) -> None:
 
 def robot_layout(scene: Scene) -> RobotLayout:
     """The robot's joints with their ranges, and its actuators with what they move and take."""
-    model = scene.model
-    joints = tuple(_joint(model, name) for name in scene.robot)
-    known = {joint.name for joint in joints}
-    actuators = tuple(_actuator(model, a) for a in range(model.nu))
-    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known))
-
-
-def _joint(model: mujoco.MjModel, name: str) -> RobotJoint:
-    joint = model.joint(name)
-    low, high = joint.range if model.jnt_limited[joint.id] else (-math.inf, math.inf)
-    slides = model.jnt_type[joint.id] == int(mujoco.mjtJoint.mjJNT_SLIDE)
-    return RobotJoint(name, float(low), float(high), "m" if slides else "rad")
-
-
-def _actuator(model: mujoco.MjModel, a: int) -> RobotActuator:
-    low, high = model.actuator_ctrlrange[a] if model.actuator_ctrllimited[a] else (-math.inf, math.inf)
-    takes: CommandKind = "position" if model.actuator_biasprm[a, 1] != 0 else "effort"
-    if takes == "effort" and model.actuator_biasprm[a, 2] != 0:
-        takes = "velocity"
-    return RobotActuator(model.actuator(a).name, driven_joints(model, a), float(low), float(high), takes)
+    model, joints, actuators = scene.model, list[RobotJoint](), list[RobotActuator]()
+    for name in scene.robot:
+        joint = model.joint(name)
+        low, high = joint.range if model.jnt_limited[joint.id] else (-math.inf, math.inf)
+        slides = model.jnt_type[joint.id] == int(mujoco.mjtJoint.mjJNT_SLIDE)
+        joints.append(RobotJoint(name, float(low), float(high), "m" if slides else "rad"))
+    for a in range(model.nu):
+        low, high = model.actuator_ctrlrange[a] if model.actuator_ctrllimited[a] else (-math.inf, math.inf)
+        servo, damped = model.actuator_biasprm[a, 1] != 0, model.actuator_biasprm[a, 2] != 0
+        takes: CommandKind = "position" if servo else "velocity" if damped else "effort"
+        moved = driven_joints(model, a)
+        if set(moved) & set(scene.robot):
+            actuators.append(RobotActuator(model.actuator(a).name, moved, float(low), float(high), takes))
+    return RobotLayout(tuple(joints), tuple(actuators))

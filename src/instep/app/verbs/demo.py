@@ -147,7 +147,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
     """
     begin, console = time.perf_counter(), Console(stderr=True)
     output, scene = new_output("demo", out, seed=hidden), Scene.load(SCENE)
-    output.read_scene(scene)
+    output.read(scene)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         rows = round((len(TRAIN + HELD_OUT) * SECONDS + TWIN_SECONDS) / scene.dt)

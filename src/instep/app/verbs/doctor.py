@@ -7,17 +7,15 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from instep.app.output import show_table
 from instep.core.errors import Unsupported
 from instep.core.processes import usable_cores
 
@@ -28,22 +26,12 @@ GOOD, FAIR, BAD = "[green]good[/]", "[yellow]fair[/]", "[red]bad[/]"
 
 def doctor() -> int:
     """Say what works on this machine: engines, graphics, threads, timer, disk, GPU, viewer, extras."""
-    table = Table("what", "verdict", "detail", box=None, padding=(0, 2))
-    for row in (
-        _python(),
-        _engine("mujoco"),
-        _engine("rapier3d"),
-        _graphics(),
-        _threads(),
-        _timer(),
-        _disk(),
-        _gpu(),
-        _web_viewer(),
-    ):
-        table.add_row(*row)
-    for extra, packages in extras().items():
-        table.add_row(*_extra(extra, packages))
-    Console().print(table)
+    rows = [
+        ("Python", GOOD, f"{platform.python_version()} on {platform.machine()}, {platform.system()}"),
+        _engine("mujoco"), _engine("rapier3d"), _graphics(), _threads(), _timer(), _disk(), _gpu(), _web_viewer(),
+        *(_extra(extra, packages) for extra, packages in extras().items()),
+    ]  # fmt: skip
+    show_table(("what", "verdict", "detail"), rows)
     return 0
 
 
@@ -63,11 +51,6 @@ def _extra(extra: str, packages: tuple[str, ...]) -> tuple[str, str, str]:
         verdict = "[dim]not installed[/]" if absent == list(packages) else FAIR
         return f"extra {extra}", verdict, escape(f"{', '.join(absent)}: pip install 'instep[{extra}]'")
     return f"extra {extra}", GOOD, ", ".join(f"{package} {_version(package)}" for package in packages)
-
-
-def _python() -> tuple[str, str, str]:
-    good = sys.version_info >= (3, 11)
-    return "Python", GOOD if good else BAD, f"{platform.python_version()} on {platform.machine()}, {platform.system()}"
 
 
 def _engine(package: str) -> tuple[str, str, str]:
@@ -115,11 +98,8 @@ def _threads() -> tuple[str, str, str]:
             state, steps = world.step(state, action), steps + 1
         speeds.append(steps)
     gain = speeds[1] / speeds[0]
-    return (
-        "threads",
-        GOOD if gain > 0.7 * cores else FAIR,
-        f"{cores} cores; {cores} threads step {gain:.2f} times as fast",
-    )
+    detail = f"{cores} cores; {cores} threads step {gain:.2f} times as fast"
+    return "threads", GOOD if gain > 0.7 * cores else FAIR, detail
 
 
 def _timer() -> tuple[str, str, str]:
@@ -147,11 +127,8 @@ def _disk() -> tuple[str, str, str]:
             took.append(1e3 * (time.perf_counter() - begin))
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     verdict = GOOD if max(took) < 8 and free > 2 else FAIR
-    return (
-        "disk",
-        verdict,
-        f"a synced write takes {np.median(took):.2f} ms ({max(took):.1f} at worst); {free:.0f} GiB free",
-    )
+    detail = f"a synced write takes {np.median(took):.2f} ms ({max(took):.1f} at worst); {free:.0f} GiB free"
+    return "disk", verdict, detail
 
 
 def _gpu() -> tuple[str, str, str]:

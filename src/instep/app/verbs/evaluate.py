@@ -114,7 +114,7 @@ def evaluate(
         )
     output = new_output("eval", args.out, seed=args.first)
     output.keep("finished batches")
-    output.read_scene(scene)
+    output.read(scene)
     options = EvalOptions(
         batch=args.batch, latency=args.latency, randomize=belief, videos=args.videos, bounds=action_bounds(scene),
         folder=output.folder / "episodes",
@@ -189,16 +189,14 @@ def _write(output: Output, done: Evaluation, scene: Scene) -> int:
     randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
     how = f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
     facts = {"scene": scene.name, "task": done.task.name, "options": how}
-    print(output.page(eval_page(done, facts, videos, _top_video(output.folder, videos, why))))
-    return 0
-
-
-def _top_video(folder: Path, videos: Mapping[str, str], why: str) -> ReportVideo | str:
-    """The video on top of the page: a success where there is one, else a failure, else why there is none."""
+    # On top of the page: a success where there is one, else a failure, else why there is none.
     best = next((name for name in videos if name.endswith(f"-{SUCCESS}")), next(iter(videos), None))
-    if best is None:
-        return f"No video: {why}."
-    return ReportVideo((folder / videos[best]).read_bytes(), f"{best}, rendered from the positions of the episode.")
+    top: ReportVideo | str = f"No video: {why}."
+    if best is not None:
+        film = (output.folder / videos[best]).read_bytes()
+        top = ReportVideo(film, f"{best}, rendered from the positions of the episode.")
+    print(output.page(eval_page(done, facts, videos, top)))
+    return 0
 
 
 def _trajectories(done: Evaluation) -> dict[str, Array]:

@@ -155,7 +155,7 @@ def _with_scene(
     episodes: Sequence[Episode], data: str, sim: SceneSimulator, args: GapArgs, output: Output
 ) -> GapResult:
     scene = sim.scene
-    output.read_scene(scene)
+    output.read(scene)
     # Clocks are checked as they were recorded, before anything is resampled.
     checks = check_data(
         with_joint_labels(scene.model, with_inputs(scene, episodes)), limits=joint_ranges(scene), allow=args.allow

@@ -134,7 +134,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     loaded = Scene.load(scene)
     body = GaitBody.of(loaded)
     output = new_output("lab legs", args.out, seed=args.seed)
-    output.read_scene(loaded)
+    output.read(loaded)
     sim, robot = open_world(loaded), open_world(loaded, args.engine)
     truth = hidden_legs(loaded, args.hidden)
     robot = robot.tuned(truth) if truth else robot
@@ -234,7 +234,7 @@ def closing(scene: SceneArg, /, args: Options[ClosingArgs] = ClosingArgs()) -> i
     loaded = Scene.load(scene)
     output = new_output("lab closing", args.out, seed=args.first)
     output.keep("finished robots")
-    output.read_scene(loaded)
+    output.read(loaded)
     robots, techniques = tuple(range(args.first, args.first + args.robots)), args.techniques or USUAL
     budget = QUICK if args.quick else args.budget
     plan = ClosingPlan(scene, args.task, args.policy, techniques, robots, budget)
@@ -311,7 +311,7 @@ def adr(
     """
     loaded = Scene.load(scene)
     output = new_output("lab adr", args.out, seed=args.seed)
-    output.read_scene(loaded)
+    output.read(loaded)
     sampled = tuple(param.address for param in parse_ranges(ranges, loaded))
 
     def opened() -> World:
@@ -390,7 +390,7 @@ def delta(data: RecordingsArg, scene: SceneArg, /, args: Options[DeltaArgs] = De
 
     loaded, episodes = read_at_scene(read_runs(data, args.source, scene), scene, args.source.rate)
     output = new_output("lab delta", args.out, seed=args.seed)
-    output.read_scene(loaded)
+    output.read(loaded)
     fitted, held_out = split(episodes, 1 / 3)
     found = learn_and_evaluate(without_delta(loaded), fitted, held_out, seed=args.seed)
     if found.kept:

@@ -177,8 +177,8 @@ def camera(
         raise BadInput(
             f"Name the folder to write after {scene!r}: a new one, or the scene's own folder to change it in place."
         )
-    if name := args.remove or args.move:
-        _known(loaded, name)
+    if (name := args.remove or args.move) and name not in loaded.cameras:
+        raise UnknownName("camera", name, loaded.cameras)
     changed = {} if args.remove else _changed(loaded, args)
     if changed and not loaded.source.urdf:
         scene_with_cameras(loaded, changed)  # raises before anything is written
@@ -204,12 +204,6 @@ def _list_cameras(scene: Scene, out: Path | None) -> None:
     show_table(("camera", "body", "at [m]", "looks along", "pixels", "field of view", "lens"), rows)
     if out is not None:
         _preview(scene, list(scene.cameras), out)
-
-
-def _known(scene: Scene, name: str) -> Camera:
-    if name not in scene.cameras:
-        raise UnknownName("camera", name, scene.cameras)
-    return scene.cameras[name]
 
 
 def _changed(scene: Scene, args: CameraArgs) -> dict[str, Camera]:

@@ -208,7 +208,7 @@ def check(scene: SceneArg, /, args: Options[SceneCheckArgs] = SceneCheckArgs()) 
     loaded = Scene.load(scene)
     findings = check_scene(loaded)
     output, worst = new_output("scene-check", args.out), worst_state(findings)
-    output.read_scene(loaded)
+    output.read(loaded)
     output.write({}, state=worst, findings=[asdict(finding) for finding in findings])
     rows = [(f.check, f.subject, f"[{COLOURS[f.state]}]{f.state}[/]", f.value, f.message) for f in findings]
     show_table(("check", "of", "", "found", "meaning"), rows, error=True)

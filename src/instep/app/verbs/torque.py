@@ -60,7 +60,7 @@ def excite(scene: SceneArg, /, args: Options[ExciteArgs] = ExciteArgs()) -> int:
     usual = [name for joint in limits.joints for word in DEFAULT_FIELDS if (name := f"joint.{joint}.{word}") in known]
     sought = loaded.params(*(args.params or usual))
     output = new_output("excite", args.out, seed=args.options.seed)
-    output.read_scene(loaded)
+    output.read(loaded)
     sim, generations = open_world(loaded), args.options.generations
     with stage_bar("designing a motion") as bar:
         design = search(
@@ -186,8 +186,7 @@ def _identify(scene: Scene, episodes: Sequence[Episode], data: str, args: Torque
 
 def _output(scene: Scene, data: str, args: TorqueArgs) -> Output:
     output = new_output("torque", args.out, seed=args.identify.seed)
-    output.read(located(data))
-    output.read_scene(scene)
+    output.read(located(data), scene)
     return output
 
 

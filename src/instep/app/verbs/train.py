@@ -159,7 +159,7 @@ def _in_simulation(folder: Path, args: TrainArgs) -> int:
             progress.update(bar, advance=1, description=f"mean return {value:.3f}")
 
         done = train_in_simulation(job, output.folder, watch)
-    output.read_scene(done.scene)
+    output.read(done.scene)
     result = done.result
     say(f"mean return {result.before} before, {result.after} after {result.episodes} episodes")
     output.write(

@@ -93,8 +93,7 @@ def run_tune(data: str, scene: str, args: TuneArgs, recorded: Sequence[Episode] 
     # Names and bounds are checked before a folder is made.
     select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=options.seed)
-    output.read(located(data))
-    output.read_scene(loaded)
+    output.read(located(data), loaded)
     with tune_progress(budget) as progress:
         found = identify(loaded, episodes, args.params, options, progress=progress)
     if not progress.ended and args.posterior != "none":
@@ -242,8 +241,7 @@ def reidentify(data: RecordingsArg, scene: SceneArg, /, args: Options[Reidentify
     # Names and bounds are checked before a folder is made.
     online_params(loaded, args.params, args.bounds)
     output = new_output("reidentify", args.out)
-    output.read(located(data))
-    output.read_scene(loaded)
+    output.read(located(data), loaded)
     with tune_progress() as progress:
         found = replayed(loaded, episodes, args.params, options, bounds=args.bounds, progress=progress)
     write_drift(output.folder, found)

@@ -85,7 +85,8 @@ def view(thing: ThingArg, /, args: Options[ViewArgs] = ViewArgs()) -> int:
 
     """
     live = _live(thing, args)
-    content = live or _placed(thing, args) or open_content(
+    placing = PlacingContent(_given_scene(thing, "--place takes"), args.place) if args.place else None
+    content = live or placing or open_content(
         thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
     )  # fmt: skip
     server = ViewServer(content, port=args.port)
@@ -135,13 +136,6 @@ def _live(thing: str, args: ViewArgs) -> TeleopContent | RobotContent | None:
     if kind != "robot":
         raise BadInput(f"--real takes robot:ADDRESS, not {args.real!r}.")
     return TeleopContent(scene, FollowingRobot(address, link_token(args.token), scene))
-
-
-def _placed(thing: str, args: ViewArgs) -> PlacingContent | None:
-    """The scene whose objects are dragged; None where no file is asked for."""
-    if args.place is None:
-        return None
-    return PlacingContent(_given_scene(thing, "--place takes"), args.place)
 
 
 def _given_scene(thing: str, option: str) -> Scene:
