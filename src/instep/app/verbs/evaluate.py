@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -130,7 +130,7 @@ def evaluate(
         _batches("evaluate", total, total, args.on, args.views) as mapped,
     ):
 
-        def shown(work: Callable[..., Any], batches: Sequence[EvalBatch]) -> Iterable[Any]:
+        def shown(work: Callable[..., Any], batches: Sequence[EvalBatch]) -> Iterator[Any]:
             return mapped(partial(work, watch=watchers) if watchers else work, batches)
 
         done = evaluate_policies(specs, places, goal, starts, options=options, map=shown)

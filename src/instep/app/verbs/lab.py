@@ -63,10 +63,8 @@ from .evaluate import policy_spec, print_evaluation
 from .train import HELD_OUT
 
 if TYPE_CHECKING:
-    from instep.lab.gait import GaitBody, GaitFile
     from instep.lab.legs_study import LegRun
     from instep.lab.simulation_training import AdrRound
-    from instep.scene.folder import SceneSimulator
 
 QUICK = ClosingBudget(
     starts=2, seconds=3.0, recordings=2, rehearsals=4, generations=3, population=6, samples=3, members=32, windows=8,
@@ -84,10 +82,6 @@ class LegsArgs:
 
     gait: Path | None = None
     """gait.json of an earlier search; the gait that comes with instep for so many legs where not given."""
-    generations: Expert[int] = 0
-    """search a gait for this robot first, by so many generations of CMA-ES; it is written to OUT/gait.json."""
-    randomize: Expert[bool] = False
-    """search over ranges of delay, servos, masses and friction, so that the gait also walks robots that differ."""
     close: Expert[bool] = False
     """record the robot, identify it from IMU and joints, train the gait over the posterior and walk with it."""
     speed: Expert[float | None] = None
@@ -118,7 +112,7 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
         scene: scene of a robot with legs and position servos; `instep scene new ROBOT DIR --legs` makes one.
 
     """
-    from instep.lab.gait import Gait, GaitBody
+    from instep.lab.gait import Gait, GaitBody, read_gait, shipped_gait
     from instep.lab.leg_estimation import WalkNoise, noisy_robot
     from instep.lab.legs_study import (
         LegBudget,
@@ -138,7 +132,8 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     sim, robot = open_world(loaded), open_world(loaded, args.engine)
     truth = hidden_legs(loaded, args.hidden)
     robot = robot.tuned(truth) if truth else robot
-    gait, noise, closed = _gait(args, sim, body, output.folder), WalkNoise(push=args.push), None
+    gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
+    noise, closed = WalkNoise(push=args.push), None
     if args.close:
         budget = LegBudget(push=max(LegBudget().push, args.push))
         closed = close_on_legs(noisy_robot(robot, body, noise), sim, gait, budget, seed=args.seed, watch=say)
@@ -156,35 +151,6 @@ def legs(scene: SceneArg, /, args: Options[LegsArgs] = LegsArgs()) -> int:
     _print_legs(run)
     print(output.page(legs_page(run, output.folder)))
     return 0 if run.passed else 1
-
-
-def _gait(args: LegsArgs, sim: SceneSimulator, body: GaitBody, folder: Path) -> GaitFile:
-    """The gait to walk with, searched first where asked for."""
-    from instep.core.param import Box
-    from instep.lab.gait import GaitFile, GaitSearchOptions, read_gait, search_gait, shipped_gait
-    from instep.lab.leg_estimation import FactorWorld, walk_ranges
-
-    gait = shipped_gait(body.legs) if args.gait is None else read_gait(args.gait)
-    if args.generations < 1:
-        if args.randomize:
-            raise BadInput("--randomize belongs to a search; give --generations too.")
-        return gait
-    speed = gait.speed if args.speed is None else args.speed
-    options = GaitSearchOptions(
-        speed=speed, generations=args.generations, seconds=6.0, seeds=4 if args.randomize else 2, seed=args.seed
-    )
-    found = search_gait(
-        FactorWorld(sim), options, start=gait.params,
-        randomized=Box(tuple(walk_ranges(sim.scene))).sample if args.randomize else None,
-        watch=lambda g, cost, _: say(f"generation {g + 1}: cost {cost:.3f}"),
-    )  # fmt: skip
-    about = (
-        f"CMA-ES on {sim.scene.name}{' over ranges' if args.randomize else ''}: {found.generations} generations, "
-        f"{found.robot_seconds / 60:.0f} simulated robot minutes, {found.seconds / 60:.1f} min computed."
-    )
-    made = GaitFile(found.params, speed, about)
-    made.write(folder / "gait.json")
-    return made
 
 
 def _print_legs(run: LegRun) -> None:
