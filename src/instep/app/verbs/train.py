@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import tyro
 
-from instep.app.arguments import Expert, Options, Positional
+from instep.app.arguments import Expert, ExpertOptions, Options, Positional
 from instep.app.output import Output, new_output, progress_bar, say
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
@@ -85,8 +85,6 @@ class TrainArgs:
     """training steps (6000 from data, 400 with --base), or generations in simulation (20)."""
     device: Expert[str] = "cpu"
     """device of the training: cpu or cuda."""
-    seed: int = 0
-    """seed of the training."""
     batch: Expert[int] = 256
     """examples per step, from data."""
     learning_rate: Expert[float | None] = None
@@ -99,16 +97,12 @@ class TrainArgs:
     """actions of a chunk that are executed."""
     threads: Expert[int] = 0
     """threads of the training; 0 takes one without cameras and all with them."""
-    population: Expert[int] = 12
-    """candidates per generation, in simulation."""
-    samples: Expert[int] = 8
-    """sampled worlds in which each candidate runs."""
-    seconds: Expert[float] = 0.0
-    """length of an episode [s]; 0 takes the time limit of the task."""
-    spread: Expert[float] = 0.3
-    """standard deviation of the weights in the first generation."""
-    per_joint: Expert[bool] = False
-    """weights of each joint of its own."""
+    search: ExpertOptions[SearchOptions] = SearchOptions()
+
+    @property
+    def seed(self) -> int:
+        """Seed of the training."""
+        return self.search.seed
 
 
 def train(
@@ -146,10 +140,7 @@ def train(
 
 def _in_simulation(folder: Path, args: TrainArgs) -> int:
     """Train a correction of a policy, and write the policy, its weights and the ranges of ADR."""
-    search = SearchOptions(
-        generations=args.steps or SearchOptions().generations, population=args.population, samples=args.samples,
-        seconds=args.seconds, spread=args.spread, per_joint=args.per_joint, seed=args.seed,
-    )  # fmt: skip
+    search = replace(args.search, generations=args.steps or args.search.generations)
     job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
     output = new_output("train", folder, seed=args.seed)
     with progress_bar() as progress:
