@@ -26,6 +26,7 @@ from instep.reconstruct.checks import check_scene, worst_state
 from instep.reconstruct.masks.prompted_masks import mask_by_prompt
 from instep.reconstruct.masks.prompts import (
     FILES,
+    ImageMarks,
     ObjectPrompt,
     PromptNetwork,
     default_weights_folder,
@@ -263,7 +264,7 @@ def _parts(mask: Array) -> Array:
 def _overlap(view: PosedView, truth: Array, network: PromptNetwork | None) -> float:
     """Overlap of the mask by a click on the pixel deepest inside the block."""
     y, x = np.unravel_index(int(distance_transform_edt(truth).argmax()), truth.shape)
-    prompt = ObjectPrompt("tee", clicks={view.name: ((float(x) + 0.5, float(y) + 0.5),)})
+    prompt = ObjectPrompt("tee", {view.name: ImageMarks(((float(x) + 0.5, float(y) + 0.5),))})
     mask = mask_by_prompt(view, prompt, network)
     found = np.zeros(truth.shape, bool) if mask is None else mask.alpha > 0.5
     return float((found & truth).sum() / max((found | truth).sum(), 1))
