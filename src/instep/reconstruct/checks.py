@@ -28,8 +28,6 @@ ORDER: tuple[CheckState, ...] = ("unknown", "green", "amber", "red")
 """From the best to the worst."""
 SECONDS = 2.0
 """Simulated time of the rest check [s]."""
-_SURROUNDED_DEG = 300.0
-"""Least range of directions of views that surround an object [deg]."""
 _CONTAINER = "A container: unseen parts of its inside are filled, so weigh it, and check its depth."
 _ONE_VIEW = "One view does not show the far side, nor anything that is not upright."
 
@@ -251,7 +249,7 @@ def _span(name: str, shape: Mapping[str, Any]) -> Finding:
     if method == "extrusion":
         words = "Its outline was extruded: parts that are not upright are unknown."
         return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
-    state = _graded(-span, -_SURROUNDED_DEG, -200.0)
+    state = _graded(-span, -300.0, -200.0)  # least range of directions of views that surround an object [deg]
     words = "Views surround it." if state == "green" else "Views from one side only; the other sides are unknown."
     return Finding("views", name, state, f"{shape['views']} views over {span:.0f} deg", words)
 

@@ -28,10 +28,6 @@ WORLD = "world"
 """The body of the background's Gaussians."""
 _CELL_TEXELS = 10
 """Side of the square of two triangles in a texture [texels]."""
-_DEPTH_TOLERANCE = 0.015
-"""Difference of depth up to which a point is visible, as a share of the mesh's diagonal."""
-_BACKDROPS = (0.15, 0.85)
-"""Grey levels behind the object in turn, so that neither is mistaken for its colour."""
 _OBJECT_MARGIN_PX, _SHADOW_MARGIN_PX = 6, 4
 """Margin around an object in the fit of its Gaussians, and around its shadow in that of the background."""
 _UNSEEN_WEIGHT = 0.02
@@ -60,7 +56,8 @@ def surface_colours(
     from scipy.ndimage import map_coordinates
     from scipy.spatial import cKDTree
 
-    total, weights, tolerance = np.zeros((len(points), 3)), np.zeros(len(points)), _DEPTH_TOLERANCE * mesh.diagonal
+    # Difference of depth up to which a point is visible, as a share of the mesh's diagonal.
+    total, weights, tolerance = np.zeros((len(points), 3)), np.zeros(len(points)), 0.015 * mesh.diagonal
     for view, mask in zip(views, masks, strict=True):
         pixels, away = projected(mask.camera, points)
         pixels = pixels - 0.5
@@ -165,7 +162,8 @@ def fit_object(
     progress: Progress | None = None,
 ) -> Gaussians:
     """Gaussians fitted to the views, with a plain grey around the object."""
-    targets = [cut_out_view(v, m, _BACKDROPS[k % 2]) for k, (v, m) in enumerate(zip(views, masks, strict=True))]
+    # Grey levels behind the object in turn, so that neither is mistaken for its colour.
+    targets = [cut_out_view(v, m, (0.15, 0.85)[k % 2]) for k, (v, m) in enumerate(zip(views, masks, strict=True))]
     return fit_gaussians(targets, start, options, progress=progress).gaussians
 
 

@@ -39,12 +39,8 @@ _FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "f
 _CUBE = np.array(list(product((-1.0, 1.0), repeat=3)))
 _SIDES = 24
 """Corners of the circles of round shapes."""
-_ENDLESS_M = 1.0
-"""Half the side of an endless plane [m]."""
 _SLAB_M = 0.01
 """Thickness of a plane [m]: engines refuse flat meshes."""
-_HIDDEN_GROUP = 3
-"""Geoms of this group and above are not shown, as in MuJoCo's viewer."""
 
 
 @array_dataclass
@@ -74,7 +70,8 @@ def exported_shapes(scene: Scene) -> list[ExportedShape]:
             continue
         place = placed(model.geom_pos[geom], model.geom_quat[geom])
         collides = bool(model.geom_contype[geom] or model.geom_conaffinity[geom])
-        shown = int(model.geom_group[geom]) < _HIDDEN_GROUP and model.geom_rgba[geom][3] > 0
+        # Geoms of this group and above are not shown, as in MuJoCo's viewer.
+        shown = int(model.geom_group[geom]) < 3 and model.geom_rgba[geom][3] > 0
         texels, texture = _texture(model, geom)
         name = model.geom(geom).name or f"geom{geom}"
         found.append(
@@ -121,7 +118,7 @@ def _local_mesh(model: Any, geom: int) -> TriangleMesh | None:
     if kind == int(types.mjGEOM_MESH):
         return mesh_triangles(model, int(model.geom_dataid[geom]))
     if kind == int(types.mjGEOM_PLANE):
-        x, y = (side if side > 0 else _ENDLESS_M for side in size[:2])
+        x, y = (side if side > 0 else 1.0 for side in size[:2])  # half the side of an endless plane [m]
         size, shift = np.array([x, y, _SLAB_M / 2]), np.array([0.0, 0.0, -_SLAB_M / 2])
         return hull_mesh(_CUBE * size + shift)
     angle = 2 * np.pi * np.arange(_SIDES) / _SIDES

@@ -24,8 +24,6 @@ JOB, DATABASE, ARRAYS, FACTS = "job.json", "features.db", "found.npz", "found.js
 MAPPED = "mapped "
 """Start of the output lines with the number of placed images."""
 _AGAIN = "affine.db"
-_FEW = 60
-"""Most images for a second attempt if some were not placed."""
 STILL_PX = 1.0
 """Shift up to which a feature is at the same place in two images [pixels]."""
 
@@ -37,7 +35,8 @@ def find_poses(folder: Path) -> None:
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
     colmap.set_random_seed(job["seed"])
     found = _attempt(colmap, folder, job, DATABASE, affine=False)
-    if found.models and found.placed < len(found.names) <= _FEW:
+    # Most images for a second attempt if some were not placed.
+    if found.models and found.placed < len(found.names) <= 60:
         # A photograph far from all others sees the same texture foreshortened, which affine features allow for.
         found = max(found, _attempt(colmap, folder, job, _AGAIN, affine=True), key=lambda one: one.placed)
     largest = max(found.models, key=_size, default=None)

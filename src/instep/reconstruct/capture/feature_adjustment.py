@@ -22,22 +22,10 @@ from instep.scene.camera import Camera
 from instep.splat.fitting import pixel_rays
 from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
 
-FEATURE_SIGMA_PX = 0.7
-"""Standard deviation of a feature [pixels]."""
 _FEATURES = 1500
 """Most features of an image."""
-_RATIO = 0.8
-"""Largest ratio of the distances of the best and the second best match."""
 _SCALES_PX = (20.0, 20.0, 12.0, 12.0, 6.0, 6.0, 3.0, 3.0, 1.5, 1.5, 1.5, 1.5)
 """Scale of the robust loss in each round [pixels]."""
-_AGREED_PX = 2.5
-"""Error up to which a feature agrees with the cameras [pixels]."""
-_MIN_LIKENESS = 0.75
-"""Least product of the descriptors of a match."""
-_MIN_TRACK = 3
-"""Fewest images of a track."""
-_CONTRAST = 0.012
-"""Least contrast of a feature; a table has few strong ones."""
 
 
 @array_dataclass
@@ -90,7 +78,8 @@ class ImageFeatures:
 def image_features(views: Sequence[FeatureView]) -> list[ImageFeatures]:
     """Features of images, beside the robot."""
     cv2: Any = optional_library("cv2", "build", "opencv-python-headless")
-    sift, found = cv2.SIFT_create(_FEATURES, contrastThreshold=_CONTRAST), list[ImageFeatures]()
+    # Least contrast of a feature; a table has few strong ones.
+    sift, found = cv2.SIFT_create(_FEATURES, contrastThreshold=0.012), list[ImageFeatures]()
     for view in views:
         grey = np.clip(255 * np.nan_to_num(view.image).mean(axis=-1), 0, 255).astype(np.uint8)
         points, words = sift.detectAndCompute(grey, (~view.hidden).astype(np.uint8))
@@ -123,7 +112,7 @@ def adjust_cameras(
         moved = [moved_camera(camera, motion) for camera, motion in zip(moved, step, strict=True)]
     error = np.linalg.norm(_residuals(placed_cameras(moved, views), tracks, points)[0], axis=1)
     device = np.array([view.device for view in views])[tracks.view]
-    good = error < _AGREED_PX
+    good = error < 2.5  # error up to which a feature agrees with the cameras [pixels]
     agreed = np.bincount(device[good], minlength=len(cameras))
     return AdjustedCameras(tuple(moved), agreed, float(np.median(error[good])) if good.any() else np.inf)
 
@@ -137,7 +126,9 @@ def _matches(a: Array, b: Array) -> Array:
     rows = np.arange(len(a))
     top = np.partition(alike, -2, axis=1)[:, -2:]
     near, next_ = np.sqrt(np.maximum(1 - top[:, 1], 0)), np.sqrt(np.maximum(1 - top[:, 0], 1e-12))
-    kept = (back[best] == rows) & (near < _RATIO * next_) & (top[:, 1] > _MIN_LIKENESS)
+    # Largest ratio of the distances of the best and the second best match.
+    # Least product of the descriptors of a match.
+    kept = (back[best] == rows) & (near < 0.8 * next_) & (top[:, 1] > 0.75)
     return np.stack([rows[kept], best[kept]], axis=1)
 
 
@@ -152,7 +143,7 @@ def _joined(pairs: Array, starts: Array, pixels: Array) -> FeatureTracks:
     view = np.searchsorted(starts, np.arange(n), side="right") - 1
     size = np.bincount(label)
     different = np.bincount(np.unique(np.stack([label, view], axis=1), axis=0)[:, 0], minlength=len(size))
-    kept = ((size >= _MIN_TRACK) & (different == size))[label]
+    kept = ((size >= 3) & (different == size))[label]  # fewest images of a track
     _, track = np.unique(label[kept], return_inverse=True)
     return FeatureTracks(view[kept], track, pixels[kept])
 
@@ -200,7 +191,7 @@ def _step(
     by_point = -by_world[..., :3]  # moving the camera is the opposite of moving the point
     turns = np.array([view.world_from_body[:3, :3] for view in views])[tracks.view]
     by_camera = np.concatenate([by_world[..., :3] @ turns, by_world[..., 3:] @ turns], axis=-1)
-    weight = 1 / (FEATURE_SIGMA_PX**2 * (1 + (r**2).sum(axis=1) / scale**2))
+    weight = 1 / (0.7**2 * (1 + (r**2).sum(axis=1) / scale**2))  # standard deviation of a feature [pixels]
     device = np.array([view.device for view in views])[tracks.view]
     H_pp, g_p = np.tile(1e-2 * np.eye(3), (total, 1, 1)), np.zeros((total, 3))
     np.add.at(H_pp, tracks.track, np.einsum("n,nki,nkj->nij", weight, by_point, by_point))

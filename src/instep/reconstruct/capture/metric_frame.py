@@ -22,22 +22,8 @@ from instep.splat.fitting import focus_point, pixel_rays
 
 from .structure_from_motion import pixel_scale
 
-CLICK_SIGMA_PX = 1.5
-"""Standard deviation of a marked point [pixels of an image of 1280]."""
-_MAX_CLICK_ERROR_PX = 12.0
-"""Largest disagreement of images about a marked point [pixels of an image of 1280]."""
-_TOLERANCE = 0.004
-"""Distance of points on the table from its plane, as a share of the distance of the cameras."""
 _TRIALS = 400
 _MIN_ON_TABLE = 40
-_MAX_BELOW = 0.25
-"""Largest share of the points near the middle that may be below the table."""
-_RIVAL = 0.3
-"""Least share of the points of the largest plane for another candidate table."""
-_DRAWS = 200
-_MIN_ABOVE = 0.95
-"""Least share of the cameras that are above the table."""
-_MAX_BOARD_ERROR_PX = 3.0
 _UP = np.array([1.0, -1.0, -1.0])
 """From the axes of OpenCV's boards, with y down and z into the board."""
 
@@ -98,7 +84,8 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
     middle = middle_of(cameras, points)
     distance = float(np.median(np.linalg.norm(origins - middle, axis=1)))
     near = points[np.linalg.norm(points - middle, axis=1) < distance]
-    rest, tolerance, found = near, _TOLERANCE * distance, list[tuple[int, Array]]()
+    # Distance of points on the table from its plane, as a share of the distance of the cameras.
+    rest, tolerance, found = near, 0.004 * distance, list[tuple[int, Array]]()
     rng = np.random.default_rng((seed, 0x7AB1E))
     for _ in range(5):
         if len(rest) < _MIN_ON_TABLE:
@@ -107,9 +94,11 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
         if np.mean(origins @ plane[:3] + plane[3] > 0) < 0.5:
             plane = -plane
         height = near @ plane[:3] + plane[3]
-        above = int((origins @ plane[:3] + plane[3] > 0).sum()) >= _MIN_ABOVE * len(origins)
+        # Least share of the cameras that are above the table.
+        above = int((origins @ plane[:3] + plane[3] > 0).sum()) >= 0.95 * len(origins)
         on = int((np.abs(height) < tolerance).sum())
-        if above and on >= _MIN_ON_TABLE and np.mean(height < -4 * tolerance) <= _MAX_BELOW:
+        # Largest share of the points near the middle that may be below the table.
+        if above and on >= _MIN_ON_TABLE and np.mean(height < -4 * tolerance) <= 0.25:
             found.append((on, plane))
         rest = rest[np.abs(rest @ plane[:3] + plane[3]) >= 1.5 * tolerance]
     if not found:
@@ -118,7 +107,8 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
             "objects on a table or a board with texture, such as a newspaper, and show it in the photographs."
         )
     up = -np.array([camera.body_from_camera[:3, 1] for camera in cameras]).mean(axis=0)
-    rivals = [plane for on, plane in found if on >= _RIVAL * max(count for count, _ in found)]
+    # Least share of the points of the largest plane for another candidate table.
+    rivals = [plane for on, plane in found if on >= 0.3 * max(count for count, _ in found)]
     return (
         max(rivals, key=lambda plane: float(plane[:3] @ up))
         if np.linalg.norm(up) > 0.5
@@ -147,7 +137,7 @@ def scale_by_lengths(lengths: Sequence[KnownLength], cameras: Sequence[Camera], 
                 _located(_jittered(one.first, by_name, rng), by_name, plane, checked=False)
                 - _located(_jittered(one.second, by_name, rng), by_name, plane, checked=False)
             )
-            for _ in range(_DRAWS)
+            for _ in range(200)
         ]
         apart = float(np.linalg.norm(ends[0] - ends[1]))
         sigma = float(np.std(np.log(drawn)))
@@ -178,7 +168,7 @@ def frame_by_board(
     """
     change = _board_fit(corners, cameras, plane)
     error = _board_error(corners, cameras, change)
-    if error > _MAX_BOARD_ERROR_PX:
+    if error > 3.0:
         raise BadInput(
             f"The corners of the board are {error:.1f} pixels away from where the posed photographs show them; it must "
             "lie still and flat, with squares of one size."
@@ -291,7 +281,8 @@ def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camer
         camera = cameras[name]
         pixel, depth = projected(camera, point)
         error = np.linalg.norm(pixel - xy) if depth > 0 else np.inf
-        if error > _MAX_CLICK_ERROR_PX * pixel_scale(camera):
+        # Largest disagreement of images about a marked point [pixels of an image of 1280].
+        if error > 12.0 * pixel_scale(camera):
             raise BadInput(
                 f"The point at {xy[0]:.0f}, {xy[1]:.0f} of {name!r} is {error:.0f} pixels away from where the other "
                 "images show it; mark the same point in each."
@@ -301,7 +292,8 @@ def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camer
 def _jittered(where: Sightings, cameras: Mapping[str, Camera], rng: np.random.Generator) -> Sightings:
     out: list[tuple[str, tuple[float, float]]] = []
     for name, (x, y) in where:
-        dx, dy = rng.normal(0.0, CLICK_SIGMA_PX * pixel_scale(cameras[name]), 2)
+        # Standard deviation of a marked point [pixels of an image of 1280].
+        dx, dy = rng.normal(0.0, 1.5 * pixel_scale(cameras[name]), 2)
         out.append((name, (x + float(dx), y + float(dy))))
     return out
 

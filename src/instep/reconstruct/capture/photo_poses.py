@@ -41,8 +41,6 @@ from .structure_from_motion import (
 )
 
 BoardKind = Literal["charuco", "tags"]
-MIN_CORNERS = 6
-"""Fewest corners of a board by which an image is posed."""
 MIN_CALIBRATION_VIEWS = 5
 """Fewest images with a board from which a lens is calibrated."""
 MAX_ERROR_PX = 3.0
@@ -51,18 +49,10 @@ _WORLD_FROM_BOARD = np.diag([1.0, -1.0, -1.0, 1.0])
 """OpenCV's boards have y down and z into the board."""
 _READING, _POSING = 0.1, 0.95
 """Shares of the time after reading, and after posing."""
-_POINT_REACH = 2.0
-"""Reach of the kept points, in distances of the cameras from the middle."""
-_MAX_BOARD_TILT_DEG = 4.0
-"""Largest angle between a board that lies on the table and the table."""
-MAX_SCALE_ERROR = 0.02
-"""Half width of the interval of the scale above which a note is written."""
 _WIDE_SCALE = (
     "The scale is uncertain by more than 2 %, or its uncertainty is unknown; show the board in three photographs or "
     "more, or mark longer lengths."
 )
-_WIDE_GAP_DEG = 100.0
-"""Angle without a camera above which a note is written."""
 METRIC = "metric"
 """Key of transforms.json that is false if the unit of the poses is unknown."""
 _TO_OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -175,7 +165,7 @@ def _sight(detector: Any, board: Any, name: str, image: Array, options: BoardOpt
     if found is None:
         return f"{name}: no marker of the board."
     points, pixels = found
-    if len(points) < (4 if options.kind == "tags" else MIN_CORNERS):
+    if len(points) < (4 if options.kind == "tags" else 6):  # fewest corners of a board by which an image is posed
         return f"{name}: {len(points)} corners of the board."
     return _Sight(name, image, points, pixels)
 
@@ -385,7 +375,7 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
         else:
             # The frame of a board, turned so that z = 0 is the table; only its scale if the board is tilted.
             tilt = float(np.degrees(np.arccos(np.clip(change.turn[2] @ model.plane[:3], -1.0, 1.0))))
-            lies = tilt < _MAX_BOARD_TILT_DEG
+            lies = tilt < 4.0  # largest angle between a board that lies on the table and the table
             if not lies:
                 notes.append(
                     f"The board is {tilt:.0f} degrees from the table, so it gives the scale, and not the frame."
@@ -402,14 +392,16 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
         change = frame_on(plane, model.cameras[0].body_from_camera[:3, 0], middle, 1 / float(np.median(apart)))
     cameras, points = tuple(change.camera(camera) for camera in model.cameras), change.points(model.points)
     relative = None if scale is None else Estimate(1.0, scale.low / scale.value, scale.high / scale.value, scale.n, "")
-    if relative is not None and not relative.high - relative.low < 2 * MAX_SCALE_ERROR:
+    # Half width of the interval of the scale above which a note is written.
+    if relative is not None and not relative.high - relative.low < 2 * 0.02:
         notes.append(_WIDE_SCALE)
     coverage, centre = _coverage(cameras, change.points(middle)), change.points(middle)
-    if coverage["azimuth_gap_deg"] > _WIDE_GAP_DEG:
+    if coverage["azimuth_gap_deg"] > 100.0:  # angle without a camera above which a note is written
         notes.append(f"No photograph shows the objects from {coverage['azimuth_gap_deg']:.0f} of 360 degrees.")
     found = PhotoPoses(cameras, model.errors, model.left_out, relative, words, coverage, tuple(notes))
     apart = np.median([np.linalg.norm(camera.body_from_camera[:3, 3] - centre) for camera in cameras])
-    near = points[np.linalg.norm(points - centre, axis=1) < _POINT_REACH * apart]
+    # Reach of the kept points, in distances of the cameras from the middle.
+    near = points[np.linalg.norm(points - centre, axis=1) < 2.0 * apart]
     return _InWorld(found, (0.0, 0.0, 1.0, depth), near)
 
 

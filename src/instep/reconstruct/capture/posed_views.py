@@ -23,14 +23,10 @@ MAX_DISTANCE_M, MIN_DISTANCE_M = 12.0, 0.02
 """Largest and least height of a camera above the table; outside, poses are likely in another unit."""
 MAX_EDGE_PX = 8.0
 """Width of the sharpest edges of an image above which it is blurred [pixels]."""
-_BACKGROUND_FRAMES = 24
-"""Frames of a video for the static background."""
 _HALF_ANGLES = (0.01, np.tan(np.radians(80.0)))
 """Range of half an image's side over its focal length; outside, the focal length is not in pixels."""
 _SAMPLES = 14
 """Rays along each side of an image for the overlap check."""
-_SHARED_RAYS = 6
-"""Fewest rays of an image that must meet the table inside another image."""
 
 
 @array_dataclass
@@ -118,7 +114,8 @@ def check_views(views: Sequence[PosedView], plane: Array) -> None:
         _check_place(camera, plane)
     for camera in cameras if len(cameras) > 1 else ():
         points = _table_points(camera, plane)
-        if not any(_shown(other, points) >= _SHARED_RAYS for other in cameras if other is not camera):
+        # Fewest rays of an image that must meet the table inside another image.
+        if not any(_shown(other, points) >= 6 for other in cameras if other is not camera):
             raise BadInput(
                 f"Camera {camera.name!r} shows no part of the table that another camera shows. Check its pose and the "
                 "table, leave it out, or add views in between."
@@ -156,7 +153,8 @@ def _view(recording: CameraRecording, time: float) -> PosedView:
     if len(recording.images) == 1:
         return limited(PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255))
     row = int(np.argmin(np.abs(recording.stamps - time)))
-    rows = np.unique(np.linspace(0, len(recording.images) - 1, _BACKGROUND_FRAMES).round().astype(int)).tolist()
+    # Frames of a video for the static background.
+    rows = np.unique(np.linspace(0, len(recording.images) - 1, 24).round().astype(int)).tolist()
     # Frames one after another: a video decodes each of them from the key frame before it.
     found = {k: frame for k, frame in enumerate(recording.images) if k in {*rows, row}}
     frames = np.stack([found[r] for r in rows])

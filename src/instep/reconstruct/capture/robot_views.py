@@ -41,8 +41,6 @@ SHIFT_SIGMA_M = 0.02
 """Standard deviation of the given position of a camera [m]."""
 TURN_SIGMA = np.radians(2.0)
 """Standard deviation of its given orientation [rad]."""
-EDGE_SIGMA_PX = 0.7
-"""Standard deviation of an edge [pixels]."""
 MIN_FRAMES = 3
 """Fewest images, with the robot at different places, for aligning a camera."""
 MAX_FRAMES = 10
@@ -56,8 +54,6 @@ _CORRELATED = 4.0
 """Neighbouring points of a contour with about the same error."""
 _SIDE_PX = 3
 """Pixels of the means on both sides of an edge."""
-_MIN_STEP = 0.06
-"""Least difference across an edge [0 to 1]."""
 
 
 def has_robot(capture: Capture) -> bool:
@@ -257,7 +253,7 @@ def align_to_robot(frames: FixedFrames, robot: RobotShapes) -> CameraEstimate:
                 r, J = _edges(frames.images[k] - behind, camera, mesh, reach)
                 found.append(r)
                 scale = max(1.5, reach / 6)
-                weight = 1 / (_CORRELATED * EDGE_SIGMA_PX**2 * (1 + (r / scale) ** 2))
+                weight = 1 / (_CORRELATED * 0.7**2 * (1 + (r / scale) ** 2))  # standard deviation of an edge [pixels]
                 information += (J * weight[:, None]).T @ J
                 g += J.T @ (weight * r)
             step = -np.linalg.solve(information, g)
@@ -296,7 +292,7 @@ def _edges(difference: Array, camera: Camera, mesh: TriangleMesh, reach: int) ->
     # Faces that look at the camera are anticlockwise in the image, so they are on the left of their rim.
     normal = np.stack([-along[:, 1], along[:, 0]], axis=1)
     offset, strength = _steps(difference, found.pixels, normal, reach)
-    kept = strength > _MIN_STEP
+    kept = strength > 0.06  # least difference across an edge [0 to 1]
     J = np.einsum("ni,nij->nj", normal, pixel_jacobian(camera, found.points))
     return -offset[kept], J[kept]
 

@@ -43,24 +43,14 @@ from .posed_views import MAX_EDGE_PX, MAX_PIXELS, MAX_SIDE_PX, edge_width, shrun
 
 MIN_PHOTOS, MAX_PHOTOS = 3, 150
 """Fewest and most photographs of a reconstruction; all pairs of them are matched."""
-MIN_AGREEMENT = 0.75
-"""Least share of the matches of a photograph that must fit the poses."""
 MAX_ERROR_PX = 2.0
 """Largest root mean square reprojection error of a photograph [pixels of 1280]."""
 STILLS = (".png", ".jpg", ".jpeg")
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm")
-_FILM_DIAGONAL_MM = 43.27
 _FEATURES = 6000
 """Most features of a photograph."""
-_FINE_SIDE_PX = 900
-"""Longest side of photographs whose features are also searched at twice their resolution."""
 _FEATURE_SHARE, _MATCH_SHARE = 0.45, 0.85
 """Shares of the time after features, and after matching."""
-_POLL_S = 0.3
-_EPIPOLAR_PX = 3.0
-"""Distance from its epipolar line up to which a match fits the poses [pixels of 1280]."""
-_STILL_SHARE = 0.1
-"""Share of matches at the same pixel, in half of all pairs, above which the camera stood still."""
 _MIN_MATCHES, _MIN_SIGHTINGS = 20, 30
 """Fewest matches of a pair, and fewest points of a photograph, for a judgement."""
 _FOCAL_RANGE = (0.35, 8.0)
@@ -195,7 +185,8 @@ def _lenses(photos: Sequence[Photo], given: Sequence[float]) -> list[dict[str, A
             model, values = "OPENCV", [v / factor for v in given[:4]] + [*given[4:], *[0.0] * 4][:4]
         elif focals:
             values = [float(np.median(focals)) / factor, width // factor / 2, height // factor / 2, 0.0]
-        fine = max(width, height) / factor <= _FINE_SIDE_PX
+        # Longest side of photographs whose features are also searched at twice their resolution.
+        fine = max(width, height) / factor <= 900
         names = [f"{photo.name}.png" for photo in group]
         out.append(
             {"names": names, "model": model, "values": values, "fixed": bool(given), "first_octave": -1 if fine else 0}
@@ -216,7 +207,7 @@ def _run(work: Path, count: int, report: Progress) -> None:
             while child.poll() is None:
                 report(*_progress(work, count))
                 try:
-                    child.wait(_POLL_S)
+                    child.wait(0.3)
                 except subprocess.TimeoutExpired:
                     continue
         finally:
@@ -332,7 +323,7 @@ def prepare_photos(
             path = work / "frames" / f"{name}.png"
             save_png(path, image)
         if focal is not None:
-            focal *= math.hypot(*image.shape[:2]) / _FILM_DIAGONAL_MM
+            focal *= math.hypot(*image.shape[:2]) / 43.27  # diagonal of the film [mm]
         kept.append(Photo(name, path, image.shape[1], image.shape[0], factor, focal))
     return kept, left_out
 
@@ -388,7 +379,8 @@ def check_still(pairs: PhotoPairs) -> None:
     """Refuse photographs of a camera that stood still while something moved before it."""
     enough = pairs.raw >= _MIN_MATCHES
     share = pairs.still[enough] / pairs.raw[enough]
-    if len(share) and np.median(share) > _STILL_SHARE:
+    # Share of matches at the same pixel, in half of all pairs, above which the camera stood still.
+    if len(share) and np.median(share) > 0.1:
         raise BadInput(
             f"The camera stood still: in half of all pairs of photographs {100 * np.median(share):.0f} % or more of "
             "the features are at the same place. Move the camera around the objects; where one turned on a turntable "
@@ -415,7 +407,7 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
             left_out.append(f"{camera.name}: only {seen[k]} of its features are seen by others.")
         elif error > MAX_ERROR_PX:
             left_out.append(f"{camera.name}: its features fit no pose (error {errors[k]:.1f} pixels).")
-        elif not agreement[k] >= MIN_AGREEMENT:
+        elif not agreement[k] >= 0.75:  # least share of the matches of a photograph that must fit the poses
             left_out.append(f"{camera.name}: {100 * agreement[k]:.0f} % of its matches fit its pose.")
         else:
             keep.append(k)
@@ -459,7 +451,8 @@ def _agreement(found: Reconstruction) -> Array:
         if first is None or second is None or end - start < _MIN_MATCHES:
             continue
         one, two = found.cameras[first], found.cameras[second]
-        near = (_epipolar_distance(one, two, found.pairs.pixels[start:end]) < _EPIPOLAR_PX).sum()
+        # Distance from its epipolar line up to which a match fits the poses [pixels of 1280].
+        near = (_epipolar_distance(one, two, found.pairs.pixels[start:end]) < 3.0).sum()
         for k in (first, second):
             fits[k] += near
             total[k] += end - start

@@ -34,16 +34,10 @@ _REGION_MARGIN_PX = (8, 5, 4)
 """Reach of a region beyond its hull, in each round [pixels]."""
 _TOLERATED_SHARE = 0.2
 """Share of the views that may disagree about a point of a hull."""
-_LIKE_TABLE = 12.0
-"""Squared deviation [variances] up to which a pixel looks like the table."""
-_RING_PX = 40
-"""Width of the ring around the regions whose colours are background [pixels]."""
 _SIGMA = 0.028
 """Least standard deviation of a colour of the table [0 to 1]."""
 _SHADE = (0.4, 1.2)
 """Range of factors by which light and shadow change the brightness of the table."""
-_ANYWHERE_PRICE = 2.0
-"""Log likelihood that a colour from elsewhere on the table loses."""
 _SHADOW_PX = 4.0
 """Scale over which light on a patterned table is even [pixels]."""
 _ANY_SHARE = 0.1
@@ -181,10 +175,13 @@ def _background(image: Array, meets: Array, table: TableMap, blocked: Array) -> 
         alike, level = gaussian_filter(alike, _SHADOW_PX), gaussian_filter(level, _SHADOW_PX)
     light = np.clip(alike / np.maximum(level, 1e-6), *_SHADE)
     error = ((image - light[..., None] * predicted) ** 2).sum(axis=-1)
-    plain = sure & (((image - predicted) ** 2).sum(axis=-1) < _LIKE_TABLE * sigma**2)
+    # Squared deviation [variances] up to which a pixel looks like the table.
+    plain = sure & (((image - predicted) ** 2).sum(axis=-1) < 12.0 * sigma**2)
     likely = np.where(sure, -0.5 * error / sigma**2 - 1.5 * np.log(2 * np.pi * sigma**2), -np.inf)
-    near = np.asarray(binary_dilation(blocked, iterations=_RING_PX), bool) & ~blocked
-    other = density_in_any_light(image, table.colours, _SHADE) - _ANYWHERE_PRICE
+    # Width of the ring around the regions whose colours are background [pixels].
+    near = np.asarray(binary_dilation(blocked, iterations=40), bool) & ~blocked
+    # Log likelihood that a colour from elsewhere on the table loses.
+    other = density_in_any_light(image, table.colours, _SHADE) - 2.0
     if near.sum() > _MIN_PIXELS:
         other = np.maximum(other, colour_mixture(image[near], 8).log_likelihood(image) - 1.0)
     if not table.patterned:

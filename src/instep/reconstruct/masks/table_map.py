@@ -29,12 +29,8 @@ _MAP_CELLS = 320
 """Cells along a side of the map of a plain table."""
 _CELLS_PER_PX, _MAX_SAMPLES = 1.35, 24_000_000
 """Cells of the map of a patterned table over pixels of an image, along a side; limit of memory."""
-_PATTERNED = 0.025
-"""Median change of colour between cells above which a table is patterned [0 to 1]."""
 _PLAIN = 0.02
 """Change of colour between pixels up to which a part of a patterned table is plain [0 to 1]."""
-_MAX_BLUR = 1.5
-"""Largest error of a pixel, as a share of the contrast around it."""
 _TABLE_COLOURS, _RARE_SHARE = 6, 0.06
 """Colours in the description of a table, and the share of its area below which a colour is dropped."""
 _OTHER_COLOUR = 12.0
@@ -128,7 +124,8 @@ def map_table(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]
     seen = np.where(np.isfinite(found.spread)[..., None], found.colour, np.nan)
     changes = np.abs(np.diff(seen, axis=0)).max(axis=-1)
     known = changes[np.isfinite(changes)]
-    if not len(known) or np.median(known) < _PATTERNED:
+    # Median change of colour between cells above which a table is patterned [0 to 1].
+    if not len(known) or np.median(known) < 0.025:
         return found
     side = max(max(view.camera.width, view.camera.height) for view in views)
     cells = min(int(_CELLS_PER_PX * side), int(np.sqrt(_MAX_SAMPLES / len(views))))
@@ -148,7 +145,8 @@ def with_contrast(found: Background, image: Array, blocked: Array, noise: float)
         return replace(found, sigma=np.hypot(noise, np.minimum(found.sigma, 0.05)))
     # The median of the mean of three squared normal deviations is 0.79 of their variance.
     excess = np.maximum(error[textured] / 0.79 - noise**2, 0.0) / contrast[textured] ** 2
-    blur = min(float(np.sqrt(np.median(excess))), _MAX_BLUR)
+    # Largest error of a pixel, as a share of the contrast around it.
+    blur = min(float(np.sqrt(np.median(excess))), 1.5)
     return replace(found, sigma=np.hypot(noise, blur * contrast))
 
 

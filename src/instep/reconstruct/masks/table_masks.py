@@ -44,23 +44,13 @@ MIN_PIXELS = 30
 _NOISE = 0.025
 """Least standard deviation of the table's colour [0 to 1]: camera noise and interpolation of the map."""
 _ROUNDS = 6
-_SETTLED_SHARE = 0.005
-"""Share of the object's pixels whose change ends the rounds."""
 _TOLERATED_SHARE = 0.1
 """Share of the views that may disagree about a point of a hull."""
 _VOTE = 6.0
 """Weight of the vote of the other views, in units of log likelihood."""
-_FOOT = -0.1
-"""Preference for an object where its foot may be in the map of the table: too little to cut the foot off."""
-_CLEAR_CELLS = 2.0
-"""Height above the table from which the hull surely occludes the table [cells]."""
 _CROP_PX = 24
-_HULL_CELLS = 150
-"""Cells along the diagonal of the box around everything on the table."""
 _NEEDED_SHARE = 0.15
 """Share of its silhouette that a piece must explain alone, in two views at least, to be an object."""
-_LIFTED_CELLS = 3
-"""Height of the lowest point of a piece from which it does not stand on the table [cells]."""
 _MARGIN_PX = 2
 """Reach of an object beyond its piece, and of shared pixels beyond where pieces overlap [pixels]."""
 _SAME_SHARE = 0.5
@@ -90,7 +80,8 @@ def masks_on_table(views: Sequence[PosedView], plane: Array, report: Progress | 
                     report((round_ + i / len(views)) / _ROUNDS, views[i].name)
                 found[i], known[i] = mask, sure
         changed = sum(int((a != b).sum()) for a, b in zip(found, before, strict=True))
-        if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
+        # Share of the object's pixels whose change ends the rounds.
+        if changed <= 0.005 * sum(int(mask.sum()) for mask in found):
             break
         if round_ < _ROUNDS - 1:
             agreed, above = _votes(views, found, known, plane)
@@ -152,7 +143,8 @@ def _cut(
     known = ~foot
     known[~found.sure] &= ~is_foreign(image[~found.sure], table.colours)
     unknown = 0.0 if vote is not None else -1.0
-    preference = np.where(found.sure, np.where(foot, _FOOT, np.clip(against, -8.0, 14.0)), unknown)
+    # Preference for an object where its foot may be in the map of the table: too little to cut the foot off.
+    preference = np.where(found.sure, np.where(foot, (-0.1), np.clip(against, -8.0, 14.0)), unknown)
     preference, known = np.where(view.visible, preference, 0.0), known & view.visible
     if vote is None or colours is None:
         mask = min_cut(preference, image) & view.visible
@@ -201,7 +193,8 @@ def _votes(
         raise BadInput("The views do not agree about anything on the table. Check their poses and the table's height.")
     mesh = isosurface(field + 0.5 * grid.pitch, grid)
     votes = [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=2), float) for view in views]
-    raised = np.minimum(field + 0.5 * grid.pitch, height_above(points, plane) - _CLEAR_CELLS * grid.pitch)
+    # Height above the table from which the hull surely occludes the table [cells].
+    raised = np.minimum(field + 0.5 * grid.pitch, height_above(points, plane) - 2.0 * grid.pitch)
     if not (raised > 0).any():
         return votes, [mask.inside for mask in masks]
     clear = isosurface(raised, grid)
@@ -228,7 +221,8 @@ def split_objects(
     piece is seen there; pixels that two may share are unknown for both.
     """
     low, high = hull_bounds(masks, plane)
-    grid = grid_around(low, high, float(np.linalg.norm(high - low)) / _HULL_CELLS)
+    # Cells along the diagonal of the box around everything on the table.
+    grid = grid_around(low, high, float(np.linalg.norm(high - low)) / 150)
     points = grid.points()
     joint = replace(hull_views(masks), tolerated=int(_TOLERATED_SHARE * len(masks)))
     field = table_cut(joint.field(points), points, plane)
@@ -270,7 +264,8 @@ def _standing(pieces: Sequence[Array], height: Array, grid: Grid) -> list[Array]
     """The pieces that stand on the table; each piece above it is joined to the nearest of them."""
     from scipy.ndimage import distance_transform_edt
 
-    lifted = [float(height[piece].min()) > _LIFTED_CELLS * grid.pitch for piece in pieces]
+    # Height of the lowest point of a piece from which it does not stand on the table [cells].
+    lifted = [float(height[piece].min()) > 3 * grid.pitch for piece in pieces]
     standing = [piece.copy() for piece, above in zip(pieces, lifted, strict=True) if not above]
     if not standing:
         return list(pieces[:1])

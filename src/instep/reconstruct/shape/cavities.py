@@ -36,10 +36,6 @@ CONTAINER_SHARE = 0.015
 """Water in a container, as a share of the volume of its mesh, at least."""
 MIN_RAYS, MIN_VIEWS = 30, 3
 """Fewest rays into a cavity for a view to count, and fewest such views."""
-MIN_COMPARED_SHARE = 0.5
-"""Share of the rays whose point another view must see."""
-MAX_APART_SHARE = 0.6
-"""Largest difference of brightness between views after completion, as a share of that before."""
 MAX_WORSE_SHARE, WORSE = 0.03, 0.03
 """Largest share of the rays at which views may agree less by WORSE [0 to 1] than before: more, and something is in the
 cavity."""
@@ -50,8 +46,6 @@ _COLUMNS = 120
 """Columns along each side for heights seen from above."""
 _FAR = 1000.0
 """Distance of the view from above, in diagonals: its rays are parallel to a thousandth."""
-_OBJECT_PX = 50
-"""Size of an object in compared images, about [pixels]."""
 _SAME_SHARE = 0.015
 """Difference of depths up to which two views see one point, as a share of the diagonal of the grid."""
 _THINNEST, _THICKEST_SHARE = 1.5, 0.6
@@ -60,8 +54,6 @@ _TRIALS, _ROUNDS = 8, 4
 """Thicknesses of wall and floor in the first search, and rounds of refinement."""
 _STEP, _WIDENINGS = 0.2, 6
 """Relative change of a thickness in the first round, and most doublings of an interval."""
-_HANDLE_SHARE = 0.5
-"""Half width of a handle, as a share of half the width of the vessel, at most."""
 _NAMES = ("rim", "base", "floor")
 
 
@@ -191,7 +183,8 @@ def complete_cavity(
     if cavity is None or cavity.water.sum() < CONTAINER_SHARE * (cavity.field > 0).sum():
         return None
     seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
-    rays = [_mouth_rays(cavity, smaller_view(one, object_factor(one, _OBJECT_PX))) for one in seen]
+    # Size of an object in compared images, about [pixels].
+    rays = [_mouth_rays(cavity, smaller_view(one, object_factor(one, 50))) for one in seen]
     if sum(len(one.rays) >= MIN_RAYS for one in rays) < MIN_VIEWS:
         return CompletedCavity(cavity, None, {"refused": "too few views look into it"})
     middle = cavity.grid.places(np.argwhere(cavity.water).mean(axis=0)) @ cavity.frame
@@ -240,7 +233,7 @@ def _without_handles(level: Array, mouth: Array) -> Array:
 
     whole = np.asarray(binary_fill_holes(level), bool)
     depth = np.asarray(distance_transform_edt(whole), float)
-    radius = _HANDLE_SHARE * depth[mouth].max()
+    radius = 0.5 * depth[mouth].max()  # half width of a handle, as a share of half the width of the vessel, at most
     core = depth > radius
     return whole & (np.asarray(distance_transform_edt(~core), float) <= radius) if core.any() else np.zeros_like(whole)
 
@@ -305,7 +298,8 @@ class _Trial:
         """Mean difference of brightness; infinite if too few rays can be compared."""
         values = np.concatenate([one.apart for one in self.seen])
         compared = np.isfinite(values)
-        return float(values[compared].mean()) if compared.mean() >= MIN_COMPARED_SHARE else np.inf
+        # Share of the rays whose point another view must see.
+        return float(values[compared].mean()) if compared.mean() >= 0.5 else np.inf
 
 
 @array_dataclass
@@ -404,7 +398,8 @@ def _compared_with_before(compared: _Compared, best: _Trial) -> tuple[str, dict[
         both = np.concatenate(rows, axis=1)
         apart, worse = both.mean(axis=1), float((both[1] - both[0] > WORSE).mean())
         info[f"apart_{words.replace(' ', '_')}"] = [round(float(value), 4) for value in apart]
-        if bootstrap(np.array(gains)).low <= 0 or apart[1] > MAX_APART_SHARE * apart[0]:
+        # Largest difference of brightness between views after completion, as a share of that before.
+        if bootstrap(np.array(gains)).low <= 0 or apart[1] > 0.6 * apart[0]:
             return f"views agree about as well on the cavity {words}", info
         if worse > MAX_WORSE_SHARE:
             return f"at {100 * worse:.0f} % of the pixels of the cavity views agree less than {words}", info

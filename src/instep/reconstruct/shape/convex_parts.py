@@ -22,24 +22,12 @@ MAX_VOLUME_RATIO = 1.2
 """Volume of the parts over that of the mesh at which cutting ends."""
 MAX_CONCAVITY = 0.05
 """Distance of the hull of a part from the solid above which it is cut, as a share of the diagonal of the mesh."""
-MAX_PARTS = 96
-BASE_SHARE = 0.006
-"""Height above the table below which vertices of parts are moved onto it, as a share of the diagonal."""
-_FACES = 1500
-"""Faces of the mesh that is decomposed."""
 _PART_VERTICES = 64
 """Most vertices of a part."""
 _INSIDE = 20_000
 """Points of the inside for the volume, about."""
 _PLACES = np.array([0.2, 0.35, 0.5, 0.65, 0.8])
 """Quantiles of the points of a part for planes."""
-_FINER = (-0.05, 0.05)
-"""Quantiles around the best one for a second search."""
-_COMPACT = 0.5
-"""Weight of the size of the halves against the volume of their hulls: with 0 a ring is cut into flat rings."""
-_HULL_SAMPLES = 60
-_JOINED_SHARE = 0.004
-"""Largest volume that joining two parts may add, as a share of that of the mesh."""
 _TOUCHING = 2.5
 """Largest distance of joined parts, as a multiple of the distance of inner points."""
 _FLAT = 1e-9
@@ -86,7 +74,7 @@ class _Solid:
         points = np.concatenate([triangles.reshape(-1, 3), cuts])
         hull, concavity = hull_volume(points), 0.0
         if hull > 0:
-            some, _ = hull_mesh(points).sampled(_HULL_SAMPLES, np.random.default_rng((0, 0xC0C)))
+            some, _ = hull_mesh(points).sampled(60, np.random.default_rng((0, 0xC0C)))
             concavity = max(float(np.max(self.tree.query(some)[0])) - self.pitch, 0.0)
         return _Piece(triangles, inside, core, skin, cuts, hull, hull - len(inside) * self.pitch**3, concavity)
 
@@ -108,7 +96,7 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
     """Decompose a closed mesh into convex parts."""
     from scipy.spatial import cKDTree
 
-    small = simplified(mesh, _FACES)
+    small = simplified(mesh, 1500)  # faces of the mesh that is decomposed
     skin, _ = small.sampled(_INSIDE // 2, np.random.default_rng((seed, 0xCD)))
     pitch = float(np.cbrt(max(small.volume, 1e-15) / _INSIDE))
     inside = inner_points(small, pitch)
@@ -116,7 +104,7 @@ def convex_parts(mesh: TriangleMesh, *, seed: int = 0) -> ConvexDecomposition:
         raise BadInput("The shape has no convex parts: it encloses no volume.")
     solid, core = _Solid(pitch, cKDTree(np.concatenate([inside, skin]))), inside[cKDTree(skin).query(inside)[0] > pitch]
     parts = [solid.piece(small.corners, np.zeros((0, 3)), inside, core, skin)]
-    while len(parts) < MAX_PARTS:
+    while len(parts) < 96:
         limited = sum(part.hull for part in parts) <= MAX_VOLUME_RATIO * mesh.volume
         k = int(np.argmax([part.concavity if limited else part.excess for part in parts]))
         if limited and parts[k].concavity <= MAX_CONCAVITY * mesh.diagonal:
@@ -137,7 +125,8 @@ def with_flat_base(parts: Sequence[TriangleMesh], plane: Array) -> tuple[Triangl
     A hull is uncertain by about that much, and an object wobbles on three points of a round base.
     """
     points = np.concatenate([part.vertices for part in parts])
-    reach = BASE_SHARE * _diagonal(points)
+    # Height above the table below which vertices of parts are moved onto it, as a share of the diagonal.
+    reach = 0.006 * _diagonal(points)
     if abs(float(height_above(points, plane).min())) > reach:
         return tuple(parts)
     up = plane[:3] / np.linalg.norm(plane[:3]) * (1 if plane[2] > 0 else -1)
@@ -165,7 +154,8 @@ def _best_plane(piece: _Piece, pitch: float) -> tuple[Array, float] | None:
             hulls = [hull_volume(half) for half in halves]
             if min(hulls) <= 0:
                 continue
-            cost = sum(hulls) / piece.hull + _COMPACT * sum(map(_diagonal, halves)) / own
+            # Weight of the size of the halves against the volume of their hulls: with 0 a ring is cut into flat rings.
+            cost = sum(hulls) / piece.hull + 0.5 * sum(map(_diagonal, halves)) / own
             if best is None or cost < best[0]:
                 best = (cost, normal, float(place), float(level))
 
@@ -177,7 +167,8 @@ def _best_plane(piece: _Piece, pitch: float) -> tuple[Array, float] | None:
         tried(normal, _PLACES)
     if best is None:
         return None
-    tried(best[1], np.clip(best[2] + np.array(_FINER), 0.05, 0.95))
+    # Quantiles around the best one for a second search.
+    tried(best[1], np.clip(best[2] + np.array((-0.05, 0.05)), 0.05, 0.95))
     return best[1], best[3]
 
 
@@ -192,9 +183,10 @@ def _joined(parts: Sequence[_Piece], solid: _Solid, mesh: TriangleMesh) -> list[
                 if i < j and (i, j) not in costs and _touch(one.points(), other.points(), _TOUCHING * solid.pitch):
                     whole = solid.union(one, other)
                     costs[i, j] = (whole.hull - one.hull - other.hull, whole)
+        # Largest volume that joining two parts may add, as a share of that of the mesh.
         allowed = [
             (added, pair) for pair, (added, one) in costs.items()
-            if added < _JOINED_SHARE * mesh.volume and one.concavity <= MAX_CONCAVITY * mesh.diagonal
+            if added < 0.004 * mesh.volume and one.concavity <= MAX_CONCAVITY * mesh.diagonal
             and (total + added <= MAX_VOLUME_RATIO * mesh.volume or added <= 1e-9 * mesh.volume)
         ]  # fmt: skip
         if not allowed:

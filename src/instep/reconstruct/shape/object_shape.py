@@ -35,10 +35,6 @@ from .visual_hull import (
 )
 
 ShapeKind = Literal["auto", "carved", "hull", "extrusion"]
-MIN_HULL_VIEWS = 8
-"""Fewest views for a visual hull by default."""
-MIN_HULL_SPAN_DEG = 200.0
-"""Least range of directions of the views of a hull by default [deg]."""
 MIN_GIVEN_HULL_VIEWS = 4
 """Fewest views for a visual hull on request."""
 MIN_BASELINE_DEG = 10.0
@@ -47,32 +43,12 @@ MEAN_MARGIN, WORST_MARGIN = 0.02, 0.05
 """Largest loss of overlap of a carved shape against that of silhouettes alone, mean and worst view."""
 _TIGHT_SHARE = 0.8
 """Diagonal of a hull, as a share of that of its grid, below which a finer or tighter grid is used."""
-_FINEST_SHARE = 1 / 3
-"""Least pitch of the finer grid, as a share of the usual one."""
 MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
 """Sizes of objects [m]."""
-MIN_MASK_OVERLAP = 0.4
-"""Least overlap of the silhouette of a shape and each of its masks."""
-SHAPE_FACES = 3000
-"""Faces of the final mesh."""
-BAND_SHARE = 0.018
-"""Reach of the evidence of a seen surface, as a share of the diagonal of the grid."""
-MIN_WITNESSES = 2
-"""Fewest views with evidence about a point."""
-MIN_DEPTH_SHARE = 0.1
-"""Least share of the pixels of an object with a depth."""
 AGAIN_SHARE = 0.15
 """Removed share of the hull above which it is hollow: thin leftovers are removed, and depths are searched again."""
-_SLIVER_SHARE = 0.03
-"""Half the thickness of a thin leftover, as a share of the diagonal of the grid."""
 _CHUNK = 200_000
 """Points of the grid in one batch."""
-_SMOOTHING = 0.6
-"""Width of the smoothing of carved parts [cells]."""
-_RESTORE_ROUNDS = 3
-"""Rounds of restoring points that silhouettes need."""
-_LOW = 2.0
-"""Height above the table, in bands, below which nothing is restored: masks hold shadows there."""
 
 
 @frozen_dataclass
@@ -126,7 +102,7 @@ def object_shape(
     else:
         mesh, how = _extruded(masks, plane, height)
         info |= how
-    mesh = checked_mesh(simplified(mesh, SHAPE_FACES), repr(name))
+    mesh = checked_mesh(simplified(mesh, 3000), repr(name))  # faces of the final mesh
     info |= cavity_words(mesh, plane)
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
     _check_result(name, mesh, info["overlap"])
@@ -180,7 +156,8 @@ def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid,
     mesh = without_specks(isosurface(field, grid))
     share = separated(mesh)[0].diagonal / grid.diagonal
     if share < _TIGHT_SHARE:
-        field, grid = hull_field(masks, plane, HULL_PITCH * max(share, _FINEST_SHARE))
+        # Least pitch of the finer grid, as a share of the usual one.
+        field, grid = hull_field(masks, plane, HULL_PITCH * max(share, (1 / 3)))
         mesh = without_specks(isosurface(field, grid))
     hull = without_ghosts(mesh, masks, grid.pitch)
     if hull.diagonal < _TIGHT_SHARE * grid.diagonal:
@@ -193,7 +170,9 @@ def is_hull(masks: Sequence[ObjectMask], kind: ShapeKind, height: float | None) 
     """Whether the shape of an object is a visual hull; else it is an upright outline."""
     if kind != "auto":
         return kind in ("hull", "carved")
-    return len(masks) >= MIN_HULL_VIEWS and viewed_span(masks) >= MIN_HULL_SPAN_DEG and height is None
+    # Fewest views for a visual hull by default.
+    # Least range of directions of the views of a hull by default [deg].
+    return len(masks) >= 8 and viewed_span(masks) >= 200.0 and height is None
 
 
 def viewed_span(masks: Sequence[ObjectMask]) -> float:
@@ -246,7 +225,8 @@ def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) 
             f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected, and these may be in "
             "another unit."
         )
-    apart = [camera for camera, value in overlaps.items() if value < MIN_MASK_OVERLAP]
+    # Least overlap of the silhouette of a shape and each of its masks.
+    apart = [camera for camera, value in overlaps.items() if value < 0.4]
     if apart:
         raise BadInput(
             f"The masks of {name!r} do not show one object: the shape overlaps the mask of {apart[0]!r} by "
@@ -282,7 +262,7 @@ def carve_hull(
     pixels = sum(one.pixels for one in depths)
     share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
     info: dict[str, Any] = {"views": len(depths), "depth_share": round(share, 3)}
-    if share < MIN_DEPTH_SHARE:
+    if share < 0.1:  # least share of the pixels of an object with a depth
         because = "views are too far apart, or the surface shows too little, for stereo"
         return CarvedHull(hull.mesh, info | {"refused": because})
     left = carved_field(hull.field, hull.grid, depths, masks, plane)
@@ -316,7 +296,7 @@ def carved_field(
     if ((field > 0) & (out <= 0)).sum() > AGAIN_SHARE * (field > 0).sum():
         out = without_slivers(out, field, seen.reshape(field.shape), grid)
     near = binary_dilation((field > 0) & (out <= 0), iterations=2)
-    smooth = gaussian_filter(np.clip(out, -band, band), _SMOOTHING)
+    smooth = gaussian_filter(np.clip(out, -band, band), 0.6)  # width of the smoothing of carved parts [cells]
     return _restored(np.where(near, np.minimum(smooth, field), out), field, grid, depths, masks, plane)
 
 
@@ -324,7 +304,8 @@ def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
     """The field without thin leftovers of carving where no view has a surface."""
     from scipy.ndimage import distance_transform_edt
 
-    radius, solid = _SLIVER_SHARE * float(np.linalg.norm(grid.shape)), out > 0
+    # Half the thickness of a thin leftover, as a share of the diagonal of the grid.
+    radius, solid = 0.03 * float(np.linalg.norm(grid.shape)), out > 0
     core = np.asarray(distance_transform_edt(np.pad(solid, 1)), float)[1:-1, 1:-1, 1:-1] > radius
     opened = np.asarray(distance_transform_edt(~core), float) <= radius
     carved = (hull > 0) & ~solid
@@ -333,7 +314,8 @@ def without_slivers(out: Array, hull: Array, seen: Array, grid: Grid) -> Array:
 
 
 def _band(grid: Grid) -> float:
-    return BAND_SHARE * grid.pitch * float(np.linalg.norm(grid.shape))
+    # Reach of the evidence of a seen surface, as a share of the diagonal of the grid.
+    return 0.018 * grid.pitch * float(np.linalg.norm(grid.shape))
 
 
 def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tuple[Array, Array]:
@@ -350,7 +332,7 @@ def _evidence(points: Array, depths: Sequence[SurfaceDepth], band: float) -> tup
     low = np.take_along_axis(inside, np.maximum(count - 1, 0)[None] // 2, axis=0)[0]
     high = np.take_along_axis(inside, np.minimum(count // 2, len(depths) - 1)[None], axis=0)[0]
     with np.errstate(invalid="ignore"):
-        return np.where(count >= MIN_WITNESSES, (low + high) / 2, np.nan), at
+        return np.where(count >= 2, (low + high) / 2, np.nan), at  # fewest views with evidence about a point
 
 
 def _restored(
@@ -369,13 +351,14 @@ def _restored(
 
     band = _band(grid)
     found, out = {one.camera.name: one for one in depths}, out.copy()
-    for _ in range(_RESTORE_ROUNDS):
+    for _ in range(3):  # rounds of restoring points that silhouettes need
         mesh, put = isosurface(out, grid), np.zeros(out.shape, bool)
         for mask in masks:
             missing = binary_erosion(mask.inside) & ~depth_image(mesh, mask.camera).mask
             rays = _rays_off_table(mask.camera, missing, found.get(mask.camera.name), plane, band)
             cells = _best_cells(mask.camera.body_from_camera[:3, 3], rays, out, hull, grid)
-            cells = cells[height_above(grid.origin + grid.pitch * cells, plane) > _LOW * band]
+            # Height above the table, in bands, below which nothing is restored: masks hold shadows there.
+            cells = cells[height_above(grid.origin + grid.pitch * cells, plane) > 2.0 * band]
             put[cells[:, 0], cells[:, 1], cells[:, 2]] = True
         if not put.any():
             break

@@ -24,14 +24,8 @@ from .outlines import PrismOutline, coarse_extrusion, outline_of, right_angled
 from .triangle_mesh import TriangleMesh
 from .visual_hull import MaskField, contour_points, mask_field, pixel_size, projected, residuals
 
-SHIFT_SIGMA = 0.02
-"""Standard deviation of the position of a camera, as a share of its distance from the object."""
 TURN_SIGMA = np.radians(1.0)
 """Standard deviation of the orientation of a camera [rad]."""
-FOCAL_SIGMA = 0.005
-"""Relative standard deviation of a focal length, for cameras with lenses of their own."""
-PIXEL_SIGMA = 0.5
-"""Standard deviation of an outline [pixels]."""
 AGREED_PX = 0.4
 """Disagreement of silhouettes up to which cameras stay [pixels]."""
 MIN_GAIN = 0.05
@@ -41,14 +35,6 @@ _CORRELATED = 3.0
 _ROBUST_PX = 1.5
 """Scale of the robust loss [pixels]."""
 _ROUNDS = 24
-_SETTLED = 3e-5
-"""Step of positions [m] and turns [rad] that ends the rounds."""
-_BEND_SIGMA_PX = 1.0
-"""Standard deviation of the difference of motions of neighbouring corners [pixels at the object]."""
-_SECTORS = 12
-"""Sectors around the middle of a mask."""
-_REGULAR_MARGIN = 0.05
-"""Relative increase of the held-out disagreement that right angles may cost."""
 _FOLDS = 3
 """Parts of the sectors, each of which is held out once."""
 
@@ -149,7 +135,8 @@ def fit_regular(
         back = [replace(_sectors(one, fold, held_out=True), outline=fitted.outline) for fitted in fits]
         squares.append([disagreement(cameras, [some]) ** 2 for some in back])
     scores = np.sqrt(np.mean(squares, axis=0)).tolist()
-    taken = scores[1] <= (1 + _REGULAR_MARGIN) * scores[0]
+    # Relative increase of the held-out disagreement that right angles may cost.
+    taken = scores[1] <= (1 + 0.05) * scores[0]
     held_out = {"free": scores[0], "right angles": scores[1]}
     info = {"outline": "right angles" if taken else "free", "held_out_px": held_out}
     return (fit_shape(rivals[1], cameras, fixed_height=fixed_height) if taken else free), info
@@ -185,7 +172,7 @@ def _fit(
         for k, one in enumerate(shapes):
             limit = 6 * _pixel(one, meshes[k])
             shapes[k] = replace(one, outline=one.outline.changed(step[starts[k] : starts[k + 1]], limit))
-        if np.abs(step).max() < _SETTLED:
+        if np.abs(step).max() < 3e-5:  # step of positions [m] and turns [rad] that ends the rounds
             break
     return motions, shapes
 
@@ -201,10 +188,12 @@ def _add_object(H: Array, g: Array, cameras: Sequence[Camera], one: SeenObject, 
         rows = np.einsum("ni,nij->nj", slope, np.concatenate([by_pose, by_focal[..., None]], axis=-1))
         shape = one.outline.chained(-rows[:, :3], seen.ends, seen.share)
         J, index = np.concatenate([rows, shape], axis=1), np.r_[7 * i : 7 * i + 7, own]
-        weight = known / (1 + (r / _ROBUST_PX) ** 2) / (_CORRELATED * PIXEL_SIGMA**2)
+        # Standard deviation of an outline [pixels].
+        weight = known / (1 + (r / _ROBUST_PX) ** 2) / (_CORRELATED * 0.5**2)
         H[np.ix_(index, index)] += J.T @ (J * weight[:, None])
         g[index] += J.T @ (weight * r)
-    H[own, own] += one.outline.bending() / (_BEND_SIGMA_PX * _pixel(one, mesh)) ** 2
+    # Standard deviation of the difference of motions of neighbouring corners [pixels at the object].
+    H[own, own] += one.outline.bending() / (1.0 * _pixel(one, mesh)) ** 2
 
 
 def _corrected(cameras: Sequence[Camera], motions: Array) -> list[Camera]:
@@ -222,8 +211,10 @@ def _prior_sigmas(cameras: Sequence[Camera], objects: Sequence[SeenObject]) -> A
     own = len({camera.focal for camera in cameras}) == len(cameras)
     out = np.full((len(cameras), 7), TURN_SIGMA)
     for sigma, camera in zip(out, cameras, strict=True):
-        sigma[:3] = SHIFT_SIGMA * np.linalg.norm(camera.body_from_camera[:3, 3] - middle)
-        sigma[6] = FOCAL_SIGMA if own else 1e-7
+        # Standard deviation of the position of a camera, as a share of its distance from the object.
+        sigma[:3] = 0.02 * np.linalg.norm(camera.body_from_camera[:3, 3] - middle)
+        # Relative standard deviation of a focal length, for cameras with lenses of their own.
+        sigma[6] = 0.005 if own else 1e-7
     return out
 
 
@@ -249,7 +240,7 @@ def _sectors(one: SeenObject, fold: int, *, held_out: bool) -> SeenObject:
     for field in one.fields:
         rows, columns = np.indices(field.known.shape)
         angle = np.arctan2(rows + 0.5 - field.middle[1], columns + 0.5 - field.middle[0])
-        sector = np.floor((angle + np.pi) / (2 * np.pi) * _SECTORS).astype(int)
+        sector = np.floor((angle + np.pi) / (2 * np.pi) * 12).astype(int)  # sectors around the middle of a mask
         fields.append(replace(field, known=field.known & ((sector % _FOLDS == fold) == held_out)))
     return replace(one, fields=fields)
 

@@ -26,16 +26,6 @@ from .visual_hull import HullViews, hull_bounds, hull_views, table_frame
 
 _SLICES = 9
 """Slices of the hull up to the height."""
-_HEIGHTS = 14
-"""Heights of the first search."""
-_MIN_SLOPE = 0.08
-"""Least slope towards the table of all rays of a single view [share of their length]."""
-_MIN_AGREEMENT = 0.6
-"""Least mean overlap of the silhouettes of an extruded shape."""
-MIN_SIDE = 0.1
-"""Shortest side, as a share of the diagonal of the outline; shorter ones are cut corners or noise."""
-MIN_ALIGNED = 0.6
-"""Least alignment of the sides with two directions for right angles, from 0 (any direction) to 1."""
 
 
 @array_dataclass
@@ -74,7 +64,8 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
     counts = np.ceil((end[:2] - begin[:2]) / pitch).astype(int) + 5
     grid = Grid(np.r_[begin[:2] - 2 * pitch, 0.0], pitch, (int(counts[0]), int(counts[1]), 1))
     search = _Search(masks, hull_views(masks), table_from_world, grid)
-    tried = np.geomspace(0.02, 1.0, _HEIGHTS) * max(end[2], 4 * pitch) if height is None else np.array([height])
+    # Heights of the first search.
+    tried = np.geomspace(0.02, 1.0, 14) * max(end[2], 4 * pitch) if height is None else np.array([height])
     best = max((search.at(float(h)) for h in tried), key=lambda found: found[0])
     if height is None:
         step = best[2] * 0.16
@@ -82,7 +73,7 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
             best = max((best, search.at(best[2] - step), search.at(best[2] + step)), key=lambda found: found[0])
             step /= 2
     agreement, offset, found = best
-    if agreement < _MIN_AGREEMENT:
+    if agreement < 0.6:  # least mean overlap of the silhouettes of an extruded shape
         raise BadInput(
             f"No upright outline explains the masks (best overlap {agreement:.2f}). Take more views all around and use "
             "--shape hull."
@@ -97,7 +88,8 @@ def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> 
     pixels = np.array([[x, y] for x in np.linspace(left, right, 5) for y in np.linspace(top, bottom, 5)])
     rays = pixel_rays(mask.camera, pixels) @ table_from_world[:3, :3].T
     eye = table_from_world[:3, :3] @ mask.camera.body_from_camera[:3, 3] + table_from_world[:3, 3]
-    if (rays[:, 2] > -_MIN_SLOPE * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
+    # Least slope towards the table of all rays of a single view [share of their length].
+    if (rays[:, 2] > -0.08 * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
         raise BadInput(
             f"The view of camera {mask.camera.name!r} looks along the table or lies below {height:g} m, so it alone "
             "does not locate the object. Take it from farther above, or add views."
@@ -281,7 +273,9 @@ def right_angled(outline: PrismOutline) -> PrismOutline | None:
     c, s = np.cos(turn), np.sin(turn)
     local = (ring - pivot) @ np.array([[c, -s], [s, c]])
     diagonal = float(np.linalg.norm(np.ptp(local, axis=0)))
-    offsets = _sides(local, MIN_SIDE * diagonal) if np.abs(spun) >= MIN_ALIGNED else None
+    # Shortest side, as a share of the diagonal of the outline; shorter ones are cut corners or noise.
+    # Least alignment of the sides with two directions for right angles, from 0 (any direction) to 1.
+    offsets = _sides(local, 0.1 * diagonal) if np.abs(spun) >= 0.6 else None
     if offsets is None:
         return None
     values = np.r_[offsets, turn * diagonal / 2, outline.height]

@@ -26,42 +26,25 @@ from instep.splat.raster.simd import INLINE, KERNEL
 from .triangle_mesh import TriangleMesh, simplified
 from .visual_hull import depth_image, in_camera
 
-NEIGHBOURS = 6
-"""Views that each one is compared with."""
 MIN_ANGLE_DEG, MAX_ANGLE_DEG = 15.0, 80.0
 """Angles between the directions of two compared views [deg]."""
-OBJECT_PX = 130
-"""Size of an object in compared images, about [pixels]; larger images are reduced."""
 COARSE_ROUNDS, STEADY_ROUNDS, FINE_ROUNDS = 3, 2, 3
 """Passes over images of half that size, again with brightness, then over images of that size."""
 MIN_CONTRAST = 0.012
 """Standard deviation of the brightness of a patch below which it is not compared [0 to 1]."""
 MIN_CORRELATION = 0.6
 """Correlation of a patch with other views above which its depth counts."""
-AGREEMENT_SHARE = 0.01
-"""Difference of depths up to which two views agree, as a share of the object's diagonal."""
 SURE_CORRELATION, SURE_CONTRAST, SURE_DEPTH_SHARE = 0.85, 0.03, 0.004
 """Correlation and contrast [0 to 1] of patches, and relative difference of depths, for measuring brightness."""
-FLAT_GRADIENT = 0.02
-"""Change of brightness per pixel below which a wrong depth does not change it [0 to 1]."""
-MIN_SURE = 200
-"""Fewest pairs of pixels for measuring brightness."""
-MIN_SPREAD = 0.006
-"""Least standard deviation of brightness between views: noise and interpolation [0 to 1]."""
-SPREAD_COST = 0.05
-"""Correlation that a difference of brightness of one standard deviation costs."""
 REACH, STRIDE = 5, 2
 """Half the width of a patch and the distance of its samples [pixels]."""
 SIDE = 2 * REACH // STRIDE + 1
-_HULL_FACES = 6000
 _NEARBY, _SHRINK = 0.1, 0.4
 """Reach of random changes of the depth in the first round, as a share of its range, and its factor per round."""
 _TILT, _TILT_SHRINK = 0.5, 0.6
 """The same of the normal."""
 _STEEPEST = -1e-3
 """Normal along the ray above which a plane is seen edge on."""
-_SURE = 1.01
-"""Above any correlation."""
 
 
 @array_dataclass
@@ -158,10 +141,11 @@ def surface_depths(
 ) -> list[SurfaceDepth]:
     """The depth of an object's surface in every view that has neighbours, where other views agree."""
     seen = [pinhole_view(view, mask) for view, mask in zip(views, masks, strict=True)]
-    coarse = simplified(hull, _HULL_FACES)
+    coarse = simplified(hull, 6000)
     near = [neighbours(masks, i, hull.centroid) for i in range(len(masks))]
     jobs = [i for i, others in enumerate(near) if len(others) >= 2]
-    factors = {i: object_factor(seen[i], OBJECT_PX) for i in jobs}
+    # Size of an object in compared images, about [pixels]; larger images are reduced.
+    factors = {i: object_factor(seen[i], 130) for i in jobs}
 
     def searched(i: int, factor: int, rounds: int, unsteady: float, before: PixelPlanes | None) -> PixelPlanes:
         used = [smaller_view(seen[j], factor) for j in (i, *near[i])]
@@ -171,14 +155,17 @@ def surface_depths(
         return searched(i, 2 * factors[i], COARSE_ROUNDS, 0.0, None)
 
     first = _of_views(jobs, wide, "wide patches", report)
-    unsteady = SPREAD_COST / max(brightness_spread(seen, first, near), MIN_SPREAD) ** 2
+    # Least standard deviation of brightness between views: noise and interpolation [0 to 1].
+    # Correlation that a difference of brightness of one standard deviation costs.
+    unsteady = 0.05 / max(brightness_spread(seen, first, near), 0.006) ** 2
 
     def narrow(i: int) -> PixelPlanes:
         again = searched(i, 2 * factors[i], STEADY_ROUNDS, unsteady, first[i])
         return searched(i, factors[i], FINE_ROUNDS, unsteady, again)
 
     found = _of_views(jobs, narrow, "narrow patches", report)
-    out, tolerance = list[SurfaceDepth](), AGREEMENT_SHARE * hull.diagonal
+    # Difference of depths up to which two views agree, as a share of the object's diagonal.
+    out, tolerance = list[SurfaceDepth](), 0.01 * hull.diagonal
     for i in jobs:
         sure = found[i].inside & (found[i].score >= MIN_CORRELATION)
         points, agreed = found[i].points(sure), np.zeros(int(sure.sum()), bool)
@@ -197,7 +184,7 @@ def neighbours(masks: Sequence[ObjectMask], i: int, centre: Array) -> list[int]:
     to /= np.linalg.norm(to, axis=1, keepdims=True)
     angles = np.degrees(np.arccos(np.clip(to @ to[i], -1, 1)))
     order = [int(j) for j in np.argsort(angles, kind="stable") if MIN_ANGLE_DEG < angles[j] < MAX_ANGLE_DEG]
-    return order[:NEIGHBOURS]
+    return order[:6]  # views that each one is compared with
 
 
 def brightness_spread(
@@ -219,7 +206,8 @@ def brightness_spread(
             same = np.abs(depth / local[:, 2] - 1) < SURE_DEPTH_SHARE
             apart.append((image[sure] - sampled_at(pixels[j][0], other.camera, local))[same])
     values = np.concatenate(apart) if apart else np.zeros(0)
-    return 1.48 * float(np.median(np.abs(values))) if len(values) >= MIN_SURE else np.inf
+    # Fewest pairs of pixels for measuring brightness.
+    return 1.48 * float(np.median(np.abs(values))) if len(values) >= 200 else np.inf
 
 
 def _flat_pixels(one: PinholeView, planes: PixelPlanes) -> tuple[Array, Array]:
@@ -230,7 +218,8 @@ def _flat_pixels(one: PinholeView, planes: PixelPlanes) -> tuple[Array, Array]:
     variance = gaussian_filter(image**2, 0.6 * REACH) - gaussian_filter(image, 0.6 * REACH) ** 2
     slope = np.hypot(*np.gradient(gaussian_filter(image, 1.0)))
     within = np.asarray(binary_erosion(planes.inside, iterations=REACH + 1), bool)
-    return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < FLAT_GRADIENT), bool)
+    # Change of brightness per pixel below which a wrong depth does not change it [0 to 1].
+    return image, np.asarray(within & (variance > SURE_CONTRAST**2) & (slope < 0.02), bool)
 
 
 def _of_views(
@@ -412,7 +401,7 @@ def _correlation(
     for _ in range(kept):
         best = np.argmax(scores)
         total += scores[best]
-        scores[best] = -_SURE
+        scores[best] = -1.01  # above any correlation
     return total / kept
 
 

@@ -25,20 +25,12 @@ HULL_PITCH = 1 / 110
 """Pitch of the grid of a hull, as a share of the diagonal of its box."""
 _NEAREST_M = 1e-3
 """Faces with a corner nearer than this are not drawn [m]."""
-_COARSE = 48
-"""Points along a side of the grid that locates the object."""
-_OUTSIDE_M = 1.0
-"""Distance outside of points that fewer than two views see [m]."""
 _SPACING_PX = 2.0
 """Distance between neighbouring points of a contour [pixels]."""
 _RIM_PX = 1.5
 """Points of a contour deeper inside the silhouette than this are occluded by another part of the mesh [pixels]."""
-_UNKNOWN_MARGIN_PX = 2
-"""Points of a contour this near to unknown pixels are left out [pixels]."""
 _NEEDED_SHARE = 0.01
 """Share of a mask that a loose piece must explain alone to be a part of the object."""
-_PIECE_SHARE = 0.02
-"""Volume of a loose piece, as a share of the largest, below which it is an artefact."""
 
 
 def in_camera(camera: Camera, points: Array) -> Array:
@@ -166,7 +158,8 @@ def mask_field(mask: ObjectMask) -> MaskField:
     from scipy.ndimage import binary_dilation
 
     distance, unknown = mask.signed_distance(), ~mask.known
-    near = np.asarray(binary_dilation(unknown, iterations=_UNKNOWN_MARGIN_PX), bool) if unknown.any() else unknown
+    # Points of a contour this near to unknown pixels are left out [pixels].
+    near = np.asarray(binary_dilation(unknown, iterations=2), bool) if unknown.any() else unknown
     distance = np.where(mask.known, distance, 0.0)
     gradient = np.stack([np.gradient(distance, axis=1), np.gradient(distance, axis=0)])
     rows, columns = np.nonzero(mask.inside)
@@ -272,7 +265,8 @@ def hull_bounds(masks: Sequence[ObjectMask], plane: Array, views: HullViews | No
     centre, radius = _sphere(masks)
     low, high = centre - radius, centre + radius
     for _ in range(2):
-        grid = grid_around(low, high, float((high - low).max()) / _COARSE, margin=1)
+        # Points along a side of the grid that locates the object.
+        grid = grid_around(low, high, float((high - low).max()) / 48, margin=1)
         points = grid.points()
         inside = table_cut(views.field(points), points, plane) > -0.5 * grid.pitch
         if not inside.any():
@@ -309,7 +303,8 @@ def without_specks(mesh: TriangleMesh) -> TriangleMesh:
     pieces = [piece for piece in separated(mesh) if piece.volume > 0] if len(mesh.faces) else []
     if not pieces:
         raise BadInput("The masks leave nothing of the object above the table. Check the table's height.")
-    return joined([piece for piece in pieces if piece.volume >= _PIECE_SHARE * pieces[0].volume])
+    # Volume of a loose piece, as a share of the largest, below which it is an artefact.
+    return joined([piece for piece in pieces if piece.volume >= 0.02 * pieces[0].volume])
 
 
 def without_ghosts(mesh: TriangleMesh, masks: Sequence[ObjectMask], pitch: float = 0.0) -> TriangleMesh:
@@ -428,4 +423,5 @@ def _hull_field(points: Any, cameras: Any, sizes: Any, distances: Any, tolerated
                     least[k] = least[k - 1]
                     k -= 1
                 least[k] = value
-        out[i] = least[tolerated] if seen >= MIN_VIEWS + tolerated else -_OUTSIDE_M
+        # Distance outside of points that fewer than two views see [m].
+        out[i] = least[tolerated] if seen >= MIN_VIEWS + tolerated else -1.0
