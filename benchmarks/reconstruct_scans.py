@@ -13,8 +13,7 @@ from scipy.spatial import cKDTree
 from instep.core.world import Array
 from instep.data.frames import encode_png
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.reconstruct.shape.mesh_files import read_mesh
-from instep.reconstruct.shape.triangle_mesh import TriangleMesh, welded
+from instep.reconstruct.shape.triangle_mesh import TriangleMesh, read_mesh, welded
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import Scene

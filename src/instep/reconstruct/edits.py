@@ -31,9 +31,8 @@ from .pipeline import BUILD_FILE
 from .scene_formats import ExportedShape, exported_shapes, mjcf_words, placed
 from .scene_writing import BY_VOLUME, TouchedParts, add_shapes, add_surface, set_inertia
 from .shape.convex_parts import convex_parts
-from .shape.mesh_files import read_mesh
 from .shape.object_shape import MAX_SIZE_M, MIN_SIZE_M
-from .shape.triangle_mesh import TriangleMesh, welded
+from .shape.triangle_mesh import TriangleMesh, read_mesh, welded
 from .stages import FOLDER
 
 PLACES = ("pos", "quat", "euler", "axisangle", "xyaxes", "zaxis", "fromto")
