@@ -38,17 +38,10 @@ OBJECTS = 4
 LARGE = ("Cole_Hardware_Deep_Bowl_Good_Earth_1075",)
 """Scans that are left out: a bowl as wide as all others together, which cameras on the hand see in parts only."""
 HAND = "link_7"
-WHOLE_SHARE = 0.9
-"""Share of an object that a view must show for a box to be drawn in it."""
-REGISTERED_SHARE = 0.7
-"""Share of the points of a built mesh, those nearest to the scan, that its pose is measured by."""
-CLEARANCE_M = 0.03
-"""Least distance between two objects."""
 _REGION = ((0.36, -0.32), (0.80, 0.32))
 """Smallest and largest x and y of where objects stand [m]."""
 _STATICS = {"left": (75.0, 32.0), "front": (5.0, 38.0), "right": (-68.0, 27.0)}
 """Azimuth around the objects and elevation of each static camera [deg]; the robot is at 180."""
-_STATIC_DISTANCE_M = 1.05
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
 
@@ -92,7 +85,8 @@ def _placed(scans: Path, rng: np.random.Generator) -> dict[str, TriangleMesh]:
         for name, mesh in meshes.items():
             radius = float(np.linalg.norm(mesh.vertices[:, :2], axis=1).max())
             at, yaw = rng.uniform(low + radius, high - radius), rng.uniform(-np.pi, np.pi)
-            if any(np.linalg.norm(at - other) < radius + r + CLEARANCE_M for other, r in discs):
+            # Least distance between two objects.
+            if any(np.linalg.norm(at - other) < radius + r + 0.03 for other, r in discs):
                 break
             place = np.eye(4)
             place[:3, :3] = matrix_from_quat(quat_exp(np.array([0.0, 0.0, yaw])))
@@ -109,7 +103,7 @@ def _cameras(centre: Array, rng: np.random.Generator) -> dict[str, Camera]:
     cameras: dict[str, Camera] = {}
     for name, (azimuth, elevation) in _STATICS.items():
         a, e = np.radians(azimuth + rng.uniform(-8, 8)), np.radians(elevation + rng.uniform(-4, 4))
-        eye = centre + _STATIC_DISTANCE_M * np.array([np.cos(e) * np.cos(a), np.cos(e) * np.sin(a), np.sin(e)])
+        eye = centre + 1.05 * np.array([np.cos(e) * np.cos(a), np.cos(e) * np.sin(a), np.sin(e)])
         place = look_at(eye, centre + np.array([0.0, 0.0, 0.06]))
         cameras[name] = replace(pinhole(name, (640, 480), 58.0), body_from_camera=place)
     mount = np.eye(4)
@@ -303,7 +297,8 @@ def box_prompts(capture: TableCapture, seed: int) -> list[str]:
         for key, depth in depths.items():
             whole = np.isfinite(depth)
             nearest = np.min([other for k, other in depths.items() if k != key], axis=0)
-            if (whole & (depth < nearest)).sum() < WHOLE_SHARE * whole.sum():
+            # Share of an object that a view must show for a box to be drawn in it.
+            if (whole & (depth < nearest)).sum() < 0.9 * whole.sum():
                 continue
             rows, columns = np.nonzero(whole)
             left, top, right, bottom = rng.integers(2, 8, 4)
@@ -330,7 +325,8 @@ def pose_offset(built: TriangleMesh, truth: TriangleMesh) -> tuple[float, float]
     for _ in range(40):
         moved = (points - centre) @ turn.T
         away, near = tree.query(moved + centre + shift)
-        kept = away <= np.quantile(away, REGISTERED_SHARE)
+        # Share of the points of a built mesh, those nearest to the scan, that its pose is measured by.
+        kept = away <= np.quantile(away, 0.7)
         n = normals[near[kept]]
         r = np.einsum("ni,ni->n", n, surface[near[kept]] - (moved[kept] + centre + shift))
         J = np.concatenate([n, np.cross(moved[kept], n) / size], axis=1)
