@@ -166,7 +166,7 @@ def reconstruction(turned: int | None = None, names: int = 8) -> Reconstruction:
     count = np.full(len(images), 300)
     every = tuple(f"p{k}" for k in range(names))
     pairs = PhotoPairs(images, count, np.zeros(len(images), int), count, matches)
-    return Reconstruction(tuple(given), points, np.array(rows), pairs, every, (), "0")
+    return Reconstruction(tuple(given), points, np.array(rows), pairs, every, "0")
 
 
 def test_a_right_reconstruction_passes_and_names_what_was_not_registered():

@@ -291,12 +291,11 @@ def _by_photos(images: Path, out: Path, args: PoseArgs, board: BoardOptions | No
 
 def _say_poses(found: PhotoPoses, out: Path) -> None:
     say(*(f"left out: {words}" for words in found.left_out))
-    first, errors, cover = found.cameras[0], sorted(found.errors), found.coverage
+    first, errors = found.cameras[0], sorted(found.errors)
     say(
         f"{len(found.cameras)} of {len(found.cameras) + len(found.left_out)} photographs posed; features fit to "
         f"{errors[len(errors) // 2]:.2f} pixels (median), {errors[-1]:.2f} (worst); focal length {first.focal[0]:.1f} "
-        f"pixels. Cameras {cover['low_deg']:.0f} to {cover['high_deg']:.0f} degrees above the table; the largest gap "
-        f"around it is {cover['azimuth_gap_deg']:.0f} degrees."
+        "pixels."
     )
     if found.scale is None:
         say(

@@ -48,7 +48,6 @@ def find_poses(folder: Path) -> None:
     )
     facts = {
         "names": [found.names[int(image_id)] for image_id in ids],
-        "models": [[found.names[image_id] for image_id in _placed(model)] for model in found.models],
         "version": colmap.__version__,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")

@@ -258,8 +258,6 @@ class PhotoPoses:
     """Relative scale (1) with its interval from the board or the lengths."""
     scale_from: str
     """Source of the scale, in words."""
-    coverage: Mapping[str, float]
-    """`azimuth_gap_deg`, the largest angle around the middle without a camera, and elevations `low_deg`, `high_deg`."""
     notes: tuple[str, ...]
     """Warnings, one sentence each."""
 
@@ -292,7 +290,7 @@ def pose_photos(source: Path, out: Path, options: PhotoOptions, report: Progress
         error = bootstrap(poses.errors, lambda draws: np.median(draws, axis=-1), unit="px")
         words = {
             **model.facts, "scale": None if poses.scale is None else poses.scale.as_dict(),
-            "scale_from": poses.scale_from, "error_px": error.as_dict(), "coverage": poses.coverage,
+            "scale_from": poses.scale_from, "error_px": error.as_dict(),
             "left_out": list(poses.left_out), "notes": list(poses.notes),
         }  # fmt: skip
         facts = {METRIC: poses.scale is not None, "poses": words}
@@ -395,10 +393,8 @@ def _in_world(model: _Model, options: PhotoOptions) -> _InWorld:
     # Half width of the interval of the scale above which a note is written.
     if relative is not None and not relative.high - relative.low < 2 * 0.02:
         notes.append(_WIDE_SCALE)
-    coverage, centre = _coverage(cameras, change.points(middle)), change.points(middle)
-    if coverage["azimuth_gap_deg"] > 100.0:  # angle without a camera above which a note is written
-        notes.append(f"No photograph shows the objects from {coverage['azimuth_gap_deg']:.0f} of 360 degrees.")
-    found = PhotoPoses(cameras, model.errors, model.left_out, relative, words, coverage, tuple(notes))
+    centre = change.points(middle)
+    found = PhotoPoses(cameras, model.errors, model.left_out, relative, words, tuple(notes))
     apart = np.median([np.linalg.norm(camera.body_from_camera[:3, 3] - centre) for camera in cameras])
     # Reach of the kept points, in distances of the cameras from the middle.
     near = points[np.linalg.norm(points - centre, axis=1) < 2.0 * apart]
@@ -420,15 +416,6 @@ def _corners(model: _Model, options: BoardOptions) -> dict[str, tuple[Array, Arr
             f"({options.dictionary}). Check --board and --dictionary; mirrored photographs show none."
         )
     return found
-
-
-def _coverage(cameras: Sequence[Camera], middle: Array) -> dict[str, float]:
-    """The largest angle around the middle without a camera, and how steep they look [deg]."""
-    away = np.array([camera.body_from_camera[:3, 3] for camera in cameras]) - middle
-    around = np.sort(np.degrees(np.arctan2(away[:, 1], away[:, 0])))
-    gap = float(np.max(np.diff(np.append(around, around[0] + 360))))
-    steep = np.degrees(np.arcsin(away[:, 2] / np.linalg.norm(away, axis=1)))
-    return {"azimuth_gap_deg": gap, "low_deg": float(steep.min()), "high_deg": float(steep.max())}
 
 
 @array_dataclass

@@ -15,12 +15,10 @@ import math
 import os
 import platform
 import re
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +36,7 @@ from instep.scene.camera import Camera
 from instep.splat.fitting import Progress, pixel_rays
 from instep.splat.rendering import save_png
 
-from .colmap_process import ARRAYS, DATABASE, FACTS, JOB, MAPPED
+from .colmap_process import ARRAYS, FACTS, JOB, MAPPED
 from .posed_views import MAX_EDGE_PX, MAX_PIXELS, MAX_SIDE_PX, edge_width, shrunk
 
 MIN_PHOTOS, MAX_PHOTOS = 3, 150
@@ -100,8 +98,6 @@ class Reconstruction:
     pairs: PhotoPairs
     names: tuple[str, ...]
     """All given photographs."""
-    others: tuple[tuple[str, ...], ...]
-    """Photographs of further reconstructions without a common camera."""
     version: str
     """That of pycolmap."""
 
@@ -147,17 +143,14 @@ def reconstruct(photos: Sequence[Photo], work: Path, options: MotionOptions, rep
     scale = np.repeat(factors[images], 2, axis=1).reshape(-1, 4)
     pixels = arrays["matches"] * np.repeat(scale, rows[:, 4], axis=0)
     pairs = PhotoPairs(images, rows[:, 2], rows[:, 3], rows[:, 4], pixels)
-    models = [tuple(Path(name).stem for name in model) for model in facts["models"]]
     used = [photos[order[int(n)]] for n in arrays["registered"]]
     cameras = tuple(_camera(photo, arrays["poses"][k], arrays["lenses"][k]) for k, photo in enumerate(used))
     sightings = np.array(arrays["sightings"]) if used else np.zeros((0, 4))
     if used:
         sightings[:, 2:] *= np.array([photo.factor for photo in used])[sightings[:, 0].astype(int), None]
     points = arrays["points"] if used else np.zeros((0, 3))
-    mine = {photo.name for photo in used}
-    others = tuple(model for model in models if not mine & set(model))
     names = tuple(photo.name for photo in photos)
-    return Reconstruction(cameras, points, sightings, pairs, names, others, str(facts["version"]))
+    return Reconstruction(cameras, points, sightings, pairs, names, str(facts["version"]))
 
 
 def reprojection_errors(found: Reconstruction) -> Array:
@@ -225,24 +218,11 @@ def _run(work: Path, count: int, report: Progress) -> None:
 
 
 def _progress(work: Path, count: int) -> tuple[float, str]:
-    """Share and step of COLMAP's work, from the files that it writes."""
+    """Share and step of COLMAP's work; placing cameras is the last third."""
     placed = re.findall(rf"{MAPPED}(\d+)\n", (work / "mapped.txt").read_text(encoding="utf-8"))
-    if placed:
-        share = _MATCH_SHARE + (1 - _MATCH_SHARE) * min(int(placed[-1]) / count, 1.0)
-        return share, f"placing cameras: {placed[-1]} of {count}"
-    try:
-        with closing(sqlite3.connect(f"file:{work / DATABASE}?mode=ro", uri=True, timeout=0.1)) as database:
-            features, matched = (
-                int(database.execute(f"select count(*) from {table}").fetchone()[0])  # noqa: S608 (constants)
-                for table in ("descriptors", "two_view_geometries")
-            )
-    except sqlite3.Error:  # it is not there yet, or being written
-        return 0.0, "finding features"
-    pairs = count * (count - 1) // 2
-    if features < count:
-        return _FEATURE_SHARE * features / count, f"finding features: {features} of {count} photographs"
-    share = _FEATURE_SHARE + (_MATCH_SHARE - _FEATURE_SHARE) * min(matched / max(pairs, 1), 1.0)
-    return share, f"matching: {matched} of {pairs} pairs"
+    if not placed:
+        return 0.0, f"finding and matching features of {count} photographs"
+    return (2 + min(int(placed[-1]) / count, 1.0)) / 3, f"placing cameras: {placed[-1]} of {count}"
 
 
 def _camera(photo: Photo, pose: Array, lens: Array) -> Camera:
@@ -417,12 +397,10 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
             "...), so none are written. Take more photographs, 10 to 20 degrees apart, sharp, of "
             "things with texture that lie still: put a newspaper or a patterned cloth below the objects."
         )
-    apart = {name for model in found.others for name in model}
-    for name in found.names:
-        if name in apart:
-            left_out.append(f"{name}: it matches no posed photograph, only others; views are missing in between.")
-        elif all(camera.name != name for camera in found.cameras):
-            left_out.append(f"{name}: it matches too little of the other photographs.")
+    posed = {camera.name for camera in found.cameras}
+    left_out += [
+        f"{name}: it matches too little of the other photographs." for name in found.names if name not in posed
+    ]
     # Kept cameras, and the points that at least two of them see.
     new = np.full(len(found.cameras), -1)
     new[keep] = np.arange(len(keep))
@@ -481,13 +459,8 @@ def _unregistered(found: Reconstruction) -> str:
             f"No two of the {len(found.names)} photographs match: they show different scenes, or views too far apart. "
             f"{more}"
         )
-    if good.sum() >= len(found.names) - 1:
-        return (
-            "The photographs match, but no depth follows from them: they were taken from nearly the same place, or of "
-            "one flat thing. Walk around the objects, do not turn on the spot."
-        )
-    lonely = [name for k, name in enumerate(found.names) if not (good & (found.pairs.images == k).any(axis=1)).any()]
-    names = f" ({', '.join(lonely[:3])}{' ...' if len(lonely) > 3 else ''} match none)" if lonely else ""
     return (
-        f"Of {len(found.names)} photographs, {int(good.sum())} pairs match{names}, too few to pose {MIN_PHOTOS}. {more}"
+        f"Of {len(found.names)} photographs, {int(good.sum())} pairs match, but no poses follow from them: there are "
+        "too few, or they were taken from nearly the same place, or of one flat thing. Walk around the objects, do not "
+        f"turn on the spot. {more}"
     )
