@@ -19,17 +19,15 @@ from instep.core.world import frozen_dataclass
 from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 
-from .scene_formats import mesh_triangles
+from .scene_formats import ExportedShape, exported_shapes, placed
 from .shape.cavities import cavity_words
-from .shape.triangle_mesh import TriangleMesh, hull_mesh, joined, welded
+from .shape.triangle_mesh import hull_mesh, joined, welded
 
 CheckState = Literal["green", "amber", "red", "unknown"]
 ORDER: tuple[CheckState, ...] = ("unknown", "green", "amber", "red")
 """From the best to the worst."""
 SECONDS = 2.0
 """Simulated time of the rest check [s]."""
-_CONTAINER = "A container: unseen parts of its inside are filled, so weigh it, and check its depth."
-_ONE_VIEW = "One view does not show the far side, nor anything that is not upright."
 
 
 @frozen_dataclass
@@ -50,13 +48,12 @@ def check_scene(scene: Scene, engines: Sequence[Engine] = ("mujoco", "rapier")) 
     """Check a scene: every object, then the scene at rest in each engine, then the record of its reconstruction."""
     if not scene.objects:
         raise BadInput(f"Scene {scene.name!r} has no objects that move freely, so there is nothing to check.")
-    findings: list[Finding] = []
-    for name in scene.objects:
-        findings += _object_findings(scene.model, name)
-    data = mujoco.MjData(scene.model)
+    data, findings, shapes = mujoco.MjData(scene.model), list[Finding](), exported_shapes(scene)
     data.qpos[:] = scene.start(0)[0]
     mujoco.mj_forward(scene.model, data)
-    findings += _cavities(scene, data)
+    for name in scene.objects:
+        body = int(scene.model.body(name).id)
+        findings += _object_findings(scene.model, data, name, [shape for shape in shapes if shape.body == body])
     findings += _penetrations(scene, data)
     for engine in engines:
         findings += _settling(scene, engine)
@@ -69,112 +66,64 @@ def worst_state(findings: Sequence[Finding]) -> CheckState:
     return ORDER[max((ORDER.index(finding.state) for finding in findings), default=0)]
 
 
-def _object_findings(model: Any, name: str) -> list[Finding]:
+def _finding(check: str, subject: str, state: CheckState, value: str, good: str, bad: str) -> Finding:
+    """A finding with one of two messages."""
+    return Finding(check, subject, state, value, good if state == "green" else bad)
+
+
+def _object_findings(model: Any, data: mujoco.MjData, name: str, shapes: Sequence[ExportedShape]) -> list[Finding]:
+    """Inertia, size, surface, parts and cavity of an object."""
     body = int(model.body(name).id)
-    geoms = [g for g in range(model.ngeom) if model.geom_bodyid[g] == body]
-    touching = [g for g in geoms if model.geom_contype[g] or model.geom_conaffinity[g]]
-    surfaces = [g for g in geoms if g not in touching and model.geom_dataid[g] >= 0]
-    found = [_inertia(model, body, name), _size(model, touching or geoms, name)]
+    mass, principal = float(model.body_mass[body]), np.sort(np.asarray(model.body_inertia[body], float))
+    possible = mass > 0 and principal[0] > 0 and principal[2] <= principal[:2].sum() * (1 + 1e-6)
+    touching, surfaces = ([shape for shape in shapes if shape.collides == collides] for collides in (True, False))
+    size = joined([shape.mesh for shape in touching or surfaces]).diagonal if shapes else 0.0
+    state: CheckState = "green" if 0.01 <= size <= 1.5 else "amber" if 0.002 <= size <= 5 else "red"
+    found = [
+        _finding("inertia", name, "green" if possible else "red", f"{mass:.3g} kg", "Possible for a rigid body.",
+                 "Impossible for a rigid body; give its mesh a density."),
+        _finding("scale", name, state, f"{1e3 * size:.0f} mm across", "A plausible size.",
+                 "Are its lengths in metres? Scale it, or its images' poses."),
+    ]  # fmt: skip
     if not touching:
         return [
             *found,
             Finding("contacts", name, "red", "0 parts", "Nothing of it touches anything; add convex parts."),
         ]
-    meshes = [_geom_mesh(model, g) for g in surfaces or [g for g in touching if model.geom_dataid[g] >= 0]]
-    if not meshes:
-        return found
+    meshes = [welded(shape.mesh) for shape in surfaces or touching]
     closed = [mesh.watertight and mesh.volume > 0 for mesh in meshes]
-    found.append(
-        Finding("watertight", name, "green" if all(closed) else "red", f"{sum(closed)} of {len(closed)} meshes",
-                "Every edge has two faces." if all(closed) else "A mesh has holes, so it has no volume; close it.")
-    )  # fmt: skip
+    state = "green" if all(closed) else "red"
+    value = f"{sum(closed)} of {len(closed)} meshes"
+    bad = "A mesh has holes, so it has no volume; close it."
+    found.append(_finding("watertight", name, state, value, "Every edge has two faces.", bad))
     if surfaces and all(closed):
-        found.append(_parts_volume(model, touching, meshes, name))
-    return found
-
-
-def _cavities(scene: Scene, data: mujoco.MjData) -> list[Finding]:
-    """Whether objects with a closed surface hold water as they stand at the start."""
-    model = scene.model
-    found: list[Finding] = []
-    for name in scene.objects:
-        body = int(model.body(name).id)
-        geoms = [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_dataid[g] >= 0]
-        drawn = [g for g in geoms if not (model.geom_contype[g] or model.geom_conaffinity[g])]
-        meshes: list[TriangleMesh] = []
-        for g in drawn:
-            place = np.eye(4)
-            place[:3, :3], place[:3, 3] = data.geom_xmat[g].reshape(3, 3), data.geom_xpos[g]
-            meshes.append(_geom_mesh(model, g).moved(place))
-        if not meshes or not all(mesh.watertight and mesh.volume > 0 for mesh in meshes):
-            continue
-        cavity = cavity_words(joined(meshes), np.array([0.0, 0.0, 1.0, 0.0]))
-        holds = bool(cavity["container"])
-        words = _CONTAINER if holds else "It holds no water."
+        whole = joined(meshes)
+        ratio = sum(hull_mesh(shape.mesh.vertices).volume for shape in touching) / whole.volume
+        bad = "The convex parts and the mesh differ: too few parts, or a container with a filled inside."
+        state = _graded(abs(ratio - 1), 0.25, 0.5)
         found.append(
-            Finding(
-                "container", name, "amber" if holds else "green", f"holds {1e6 * cavity['cavity_m3']:.0f} cm³", words
-            )
+            _finding("parts", name, state, f"{ratio:.2f} of the mesh's volume", "The parts fill the mesh.", bad)
         )
+        cavity = cavity_words(whole.moved(placed(data.xpos[body], data.xquat[body])), np.array([0.0, 0.0, 1.0, 0.0]))
+        state, value = "amber" if cavity["container"] else "green", f"holds {1e6 * cavity['cavity_m3']:.0f} cm³"
+        bad = "A container: unseen parts of its inside are filled, so weigh it, and check its depth."
+        found.append(_finding("container", name, state, value, "It holds no water.", bad))
     return found
-
-
-def _inertia(model: Any, body: int, name: str) -> Finding:
-    mass, principal = float(model.body_mass[body]), np.sort(np.asarray(model.body_inertia[body], float))
-    possible = mass > 0 and principal[0] > 0 and principal[2] <= principal[:2].sum() * (1 + 1e-6)
-    message = "Possible for a rigid body." if possible else "Impossible for a rigid body; give its mesh a density."
-    return Finding("inertia", name, "green" if possible else "red", f"{mass:.3g} kg", message)
-
-
-def _size(model: Any, geoms: Sequence[int], name: str) -> Finding:
-    size = 2 * max((float(model.geom_rbound[g]) for g in geoms), default=0.0)
-    state: CheckState = "green" if 0.01 <= size <= 1.5 else "amber" if 0.002 <= size <= 5 else "red"
-    message = "A plausible size." if state == "green" else "Are its lengths in metres? Scale it, or its images' poses."
-    return Finding("scale", name, state, f"{1e3 * size:.0f} mm across", message)
-
-
-def _parts_volume(model: Any, touching: Sequence[int], meshes: Sequence[TriangleMesh], name: str) -> Finding:
-    volume = sum(_part_volume(model, g) for g in touching)
-    ratio = volume / sum(mesh.volume for mesh in meshes)
-    state = _graded(abs(ratio - 1), 0.25, 0.5)
-    message = "The parts fill the mesh." if state == "green" else (
-        "The convex parts and the mesh differ: too few parts, or a container with a filled inside."
-    )  # fmt: skip
-    return Finding("parts", name, state, f"{ratio:.2f} of the mesh's volume", message)
-
-
-def _part_volume(model: Any, geom: int) -> float:
-    if model.geom_dataid[geom] >= 0:
-        return hull_mesh(_geom_mesh(model, geom).vertices).volume
-    size, kind = np.asarray(model.geom_size[geom], float), int(model.geom_type[geom])
-    formulas = {
-        int(mujoco.mjtGeom.mjGEOM_BOX): 8 * size.prod(),
-        int(mujoco.mjtGeom.mjGEOM_SPHERE): 4 / 3 * np.pi * size[0] ** 3,
-        int(mujoco.mjtGeom.mjGEOM_CYLINDER): 2 * np.pi * size[0] ** 2 * size[1],
-        int(mujoco.mjtGeom.mjGEOM_CAPSULE): np.pi * size[0] ** 2 * (2 * size[1] + 4 / 3 * size[0]),
-        int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): 4 / 3 * np.pi * size.prod(),
-    }
-    return float(formulas.get(kind, 0.0))
 
 
 def _penetrations(scene: Scene, data: mujoco.MjData) -> list[Finding]:
     """How deep objects are inside others where the scene starts."""
-    model = scene.model
     deepest = dict.fromkeys(scene.objects, 0.0)
-    for i in range(data.ncon):
-        contact = data.contact[i]
+    for contact in (data.contact[i] for i in range(data.ncon)):
         for geom in contact.geom:
-            name = model.body(int(model.geom_bodyid[geom])).name
+            name = scene.model.body(int(scene.model.geom_bodyid[geom])).name
             if name in deepest:
                 deepest[name] = max(deepest[name], -float(contact.dist))
-    found: list[Finding] = []
-    for name, depth in deepest.items():
-        state = _graded(depth, 1e-3, 3e-3)
-        message = (
-            "It is inside nothing." if state == "green" else "It starts inside something; move it, or align it again."
-        )
-        found.append(Finding("penetration", name, state, f"{1e3 * depth:.2f} mm", message))
-    return found
+    bad = "It starts inside something; move it, or align it again."
+    return [
+        _finding("penetration", name, _graded(d, 1e-3, 3e-3), f"{1e3 * d:.2f} mm", "It is inside nothing.", bad)
+        for name, d in deepest.items()
+    ]
 
 
 def _settling(scene: Scene, engine: Engine) -> list[Finding]:
@@ -196,12 +145,9 @@ def _settling(scene: Scene, engine: Engine) -> list[Finding]:
         moved = float(np.linalg.norm(state.q[at : at + 3] - begin[at : at + 3]))
         turned = float(np.degrees(angle_between(begin[at + 3 : at + 7], state.q[at + 3 : at + 7])))
         state_of = ORDER[max(ORDER.index(_graded(moved, 3e-3, 1e-2)), ORDER.index(_graded(turned, 3.0, 10.0)))]
-        message = "It stays in place." if state_of == "green" else (
-            "It moves by itself: it floats, tips over, or rests on something that is not flat."
-        )  # fmt: skip
-        found.append(
-            Finding(check, name, state_of, f"{1e3 * moved:.1f} mm, {turned:.1f} deg in {SECONDS:g} s", message)
-        )
+        bad = "It moves by itself: it floats, tips over, or rests on something that is not flat."
+        value = f"{1e3 * moved:.1f} mm, {turned:.1f} deg in {SECONDS:g} s"
+        found.append(_finding(check, name, state_of, value, "It stays in place.", bad))
     return found
 
 
@@ -213,50 +159,32 @@ def _record_findings(scene: Scene) -> list[Finding]:
     stages: Mapping[str, Any] = read_json_table(path).get("stages", {})
     found: list[Finding] = []
     for name, shape in stages.get("shape", {}).get("objects", {}).items():
-        worst = min(shape["overlap"].values())
+        worst, span, views = min(shape["overlap"].values()), float(shape["span_deg"]), f"{shape['views']} views"
         if shape["views"] < 2:
             words = "One view agrees with many shapes; add views from other directions."
-            found += [
-                Finding(check, name, "unknown", "1 view", words if check == "silhouettes" else _ONE_VIEW)
-                for check in ("silhouettes", "views")
-            ]
+            more = "One view does not show the far side, nor anything that is not upright."
+            found += [Finding("silhouettes", name, "unknown", "1 view", words)]
+            found += [Finding("views", name, "unknown", "1 view", more)]
             continue
-        state = _graded(1 - worst, 0.08, 0.2)
-        message = "Its silhouettes agree with the masks." if state == "green" else (
-            "Its silhouettes and the masks differ: cameras disagree, or a mask is wrong; see stages/masks."
+        bad = "Its silhouettes and the masks differ: cameras disagree, or a mask is wrong; see stages/masks."
+        value, good = f"worst overlap {worst:.3f} of {views}", "Its silhouettes agree with the masks."
+        found.append(_finding("silhouettes", name, _graded(1 - worst, 0.08, 0.2), value, good, bad))
+        extruded = shape["method"] == "extrusion"
+        state = "amber" if extruded else _graded(-span, -300.0, -200.0)
+        bad = "Its outline was extruded: parts that are not upright are unknown." if extruded else (
+            "Views from one side only; the other sides are unknown."
         )  # fmt: skip
-        found.append(
-            Finding("silhouettes", name, state, f"worst overlap {worst:.3f} of {shape['views']} views", message)
-        )
-        found.append(_span(name, shape))
+        found.append(_finding("views", name, state, f"{views} over {span:.0f} deg", "Views surround it.", bad))
     for name, look in stages.get("appearance", {}).get("objects", {}).items():
         seen = float(look["texture_seen"])
+        value, bad = f"{100 * seen:.0f} % of the surface", "Much of its surface was seen by no view."
         state = _graded(1 - seen, 0.35, 0.6)
-        words = "Most of its surface was seen." if state == "green" else "Much of its surface was seen by no view."
-        found.append(Finding("coverage", name, state, f"{100 * seen:.0f} % of the surface", words))
+        found.append(_finding("coverage", name, state, value, "Most of its surface was seen.", bad))
         if "psnr_db" in look:
-            psnr = float(look["psnr_db"]["value"])
-            state = _graded(-psnr, -27.0, -20.0)
-            words = (
-                "It looks like its held-out images." if state == "green" else "It does not look like held-out images."
-            )
-            found.append(Finding("held-out views", name, state, f"PSNR {psnr:.1f} dB", words))
+            psnr, good = float(look["psnr_db"]["value"]), "It looks like its held-out images."
+            state, value = _graded(-psnr, -27.0, -20.0), f"PSNR {psnr:.1f} dB"
+            found.append(_finding("held-out views", name, state, value, good, "It does not look like held-out images."))
     return found
-
-
-def _span(name: str, shape: Mapping[str, Any]) -> Finding:
-    span, method = float(shape["span_deg"]), shape["method"]
-    if method == "extrusion":
-        words = "Its outline was extruded: parts that are not upright are unknown."
-        return Finding("views", name, "amber", f"{shape['views']} views over {span:.0f} deg", words)
-    state = _graded(-span, -300.0, -200.0)  # least range of directions of views that surround an object [deg]
-    words = "Views surround it." if state == "green" else "Views from one side only; the other sides are unknown."
-    return Finding("views", name, state, f"{shape['views']} views over {span:.0f} deg", words)
-
-
-def _geom_mesh(model: Any, geom: int) -> TriangleMesh:
-    """The mesh of a geom in the mesh's own frame, with equal vertices made one."""
-    return welded(mesh_triangles(model, int(model.geom_dataid[geom])))
 
 
 def _graded(value: float, green: float, amber: float) -> CheckState:

@@ -50,7 +50,7 @@ from .object_appearance import (
 from .scene_writing import BuiltObject, BuiltTable, friction_of, mass_of, write_scene
 from .shape.convex_parts import convex_parts, with_flat_base
 from .shape.object_shape import ShapeKind, ShapeOptions, check_single, is_hull, object_shape
-from .shape.outline_fit import Refinement, SeenObject, refine_cameras, seen_object
+from .shape.outline_fit import SeenObject, refine_cameras, seen_object
 from .shape.outlines import coarse_extrusion, outline_of
 from .shape.triangle_mesh import TriangleMesh
 from .stages import (
@@ -295,76 +295,65 @@ def _aligned(
     taken: CapturedViews, found: SegmentedObjects, options: ReconstructOptions, report: Progress
 ) -> AlignedCameras:
     """Cameras aligned on the table by the static background, then refined on the silhouettes."""
-    given = tuple(view.camera for view in taken.views)
+    cameras = tuple(view.camera for view in taken.views)
     if not options.align:
-        return AlignedCameras(given, {"aligned": False, "because": "--no-align"})
+        return AlignedCameras(cameras, {"aligned": False, "because": "--no-align"})
     if "robot" in taken.info:
         because = "they were aligned to the robot in the stage capture"
-        return AlignedCameras(given, {"aligned": False, "because": because})
+        return AlignedCameras(cameras, {"aligned": False, "because": because})
     report(0.0, "alignment on the table")
-    cameras, info = _on_table(taken, found)
-    refined = _refined(cameras, taken, found, options, report)
+    images = _backgrounds(taken, found)
+    if isinstance(images, str):
+        info = dict[str, Any](aligned=False, because=images)
+    else:
+        done = align_on_plane(images, _table(taken))
+        moves = [
+            {"shift_m": float(np.linalg.norm(shift)), "turn_deg": float(np.degrees(np.linalg.norm(turn)))}
+            for shift, turn in zip(done.shifts, done.turns, strict=True)
+        ]
+        named = {camera.name: move for camera, move in zip(cameras, moves, strict=True)}
+        info = dict[str, Any](aligned=True, moved=named, correlation=[done.before, done.after])
+        cameras = tuple(done.cameras)
+    objects = _seen_outlines(cameras, taken, found, options)
+    if isinstance(objects, str):
+        return AlignedCameras(cameras, info | {"silhouettes": {"refined": False, "because": objects}})
+    refined = refine_cameras(cameras, objects, report)
     return AlignedCameras(refined.cameras, info | {"silhouettes": refined.info})
 
 
-def _on_table(taken: CapturedViews, found: SegmentedObjects) -> tuple[tuple[Camera, ...], dict[str, Any]]:
-    """Fixed cameras aligned on the table; others as they are."""
-    cameras = tuple(view.camera for view in taken.views)
-    if len(cameras) < 2 or any(view.frames is None for view in taken.views):
-        return cameras, {"aligned": False, "because": "only fixed cameras with videos are aligned on the table"}
+def _backgrounds(taken: CapturedViews, found: SegmentedObjects) -> list[WeightedImage] | str:
+    """The static background of each view, or why cameras are not aligned on the table."""
+    if len(taken.views) < 2 or any(view.frames is None for view in taken.views):
+        return "only fixed cameras with videos are aligned on the table"
     images: list[WeightedImage] = []
     for view in taken.views:
         own = [m.alpha > 0.5 for masks in found.masks.values() for m in masks if m.camera.name == view.name]
         still = background_without(view, np.any(own, axis=0)) if own else None
         if still is None:
-            return cameras, {"aligned": False, "because": f"{view.name} shows no object"}
+            return f"{view.name} shows no object"
         images.append(WeightedImage(view.camera, still.image, (still.share > 0.8).astype(np.float32)))
-    done = align_on_plane(images, _table(taken))
-    moved = {camera.name: float(np.linalg.norm(s)) for camera, s in zip(cameras, done.shifts, strict=True)}
-    turned = {camera.name: float(np.degrees(np.linalg.norm(t))) for camera, t in zip(cameras, done.turns, strict=True)}
-    info = {"aligned": True, "shift_m": moved, "turn_deg": turned, "correlation": [done.before, done.after]}
-    return tuple(done.cameras), info
+    return images
+
+
+def _seen_outlines(
+    cameras: Sequence[Camera], taken: CapturedViews, found: SegmentedObjects, options: ReconstructOptions
+) -> list[SeenObject] | str:
+    """The upright outlines of all objects, or why cameras are not refined on them."""
+    by_name, objects = {camera.name: i for i, camera in enumerate(cameras)}, list[SeenObject]()
+    for name, given in found.masks.items():
+        masks = [replace(mask, camera=cameras[by_name[mask.camera.name]]) for mask in given]
+        if len(masks) < 2:
+            return f"one view of {name} agrees with any camera"
+        if is_hull(masks, options.shape, options.height):
+            return f"cameras are refined on upright outlines, and {name} is a visual hull"
+        outline = outline_of(coarse_extrusion(masks, taken.plane, height=options.height))
+        objects.append(seen_object(masks, [by_name[mask.camera.name] for mask in masks], taken.plane, outline))
+    return objects
 
 
 def _table(taken: CapturedViews) -> Plane:
     (x0, y0), (x1, y1) = taken.bounds.tolist()
     return Plane(taken.plane, (x0, y0), (x1, y1))
-
-
-def _refined(
-    cameras: Sequence[Camera],
-    taken: CapturedViews,
-    found: SegmentedObjects,
-    options: ReconstructOptions,
-    report: Progress,
-) -> Refinement:
-    """Cameras refined on the silhouettes of all objects, with the correction of each."""
-    by_name = {camera.name: i for i, camera in enumerate(cameras)}
-    objects: list[SeenObject] = []
-    for name, given in found.masks.items():
-        masks = [replace(mask, camera=cameras[by_name[mask.camera.name]]) for mask in given]
-        if len(masks) < 2:
-            return _unrefined(cameras, f"one view of {name} agrees with any camera")
-        if is_hull(masks, options.shape, options.height):
-            return _unrefined(cameras, f"cameras are refined on upright outlines, and {name} is a visual hull")
-        outline = outline_of(coarse_extrusion(masks, taken.plane, height=options.height))
-        objects.append(seen_object(masks, [by_name[mask.camera.name] for mask in masks], taken.plane, outline))
-    done = refine_cameras(cameras, objects, report)
-    if not done.info["refined"]:
-        return done
-    moved = {
-        camera.name: {
-            "shift_m": float(np.linalg.norm(motion[:3])),
-            "turn_deg": float(np.degrees(np.linalg.norm(motion[3:6]))),
-            "focal": float(np.exp(motion[6])),
-        }
-        for camera, motion in zip(cameras, done.motions, strict=True)
-    }
-    return replace(done, info={**done.info, "moved": moved})
-
-
-def _unrefined(cameras: Sequence[Camera], because: str) -> Refinement:
-    return Refinement(tuple(cameras), np.zeros((len(cameras), 7)), {"refined": False, "because": because})
 
 
 def _meshes(seen: Seen, plane: Array, options: ReconstructOptions, report: Progress) -> ObjectMeshes:

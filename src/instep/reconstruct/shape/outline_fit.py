@@ -100,7 +100,14 @@ def refine_cameras(
     tell(0.7, "cameras on whole outlines")
     motions, shapes = _best_fit(cameras, given)
     moved = _corrected(cameras, motions)
-    info |= {"refined": True, "disagreement_px": [before, disagreement(moved, shapes)]}
+    moves = {
+        camera.name: {
+            "shift_m": float(np.linalg.norm(motion[:3])), "turn_deg": float(np.degrees(np.linalg.norm(motion[3:6]))),
+            "focal": float(np.exp(motion[6])),
+        }
+        for camera, motion in zip(cameras, motions, strict=True)
+    }  # fmt: skip
+    info |= {"refined": True, "disagreement_px": [before, disagreement(moved, shapes)], "moved": moves}
     return Refinement(tuple(moved), motions, info)
 
 
