@@ -28,7 +28,7 @@ from instep.splat.capture import CameraRecording, Capture
 from instep.splat.fitting import Progress
 from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
 
-from .feature_adjustment import AdjustedCameras, FeatureView, adjust_cameras, feature_tracks
+from .feature_adjustment import FeatureView, adjust_cameras, feature_tracks
 from .posed_views import PosedView, limited
 
 MIN_CONTOUR_POINTS = 60
@@ -65,39 +65,67 @@ def robot_views(
     capture: Capture, scene: Scene, align: bool, report: Progress
 ) -> tuple[list[PosedView], dict[str, Any]]:
     """The views of a capture with a robot, and the corrections of its cameras."""
-    robot = robot_shapes(scene)
+    robot, estimates, info = robot_shapes(scene), list[CameraEstimate](), dict[str, Any]()
     fixed = [_fixed(recording, robot) for recording in capture.recordings if recording.camera.in_world]
-    carried = _carried(capture.recordings, robot)
-    estimates, info = list[CameraEstimate](), dict[str, Any]()
+    carried = [_carried(recording, robot) for recording in capture.recordings if not recording.camera.in_world]
     for k, frames in enumerate(fixed):
         report(0.7 * k / len(fixed), f"{frames.camera.name} on the robot's silhouette")
         estimates.append(_estimate(frames, robot, align))
     report(0.7, "features")
-    views: list[FeatureView] = []
-    for k, (frames, estimate) in enumerate(zip(fixed, estimates, strict=True)):
-        image = background_behind(frames, estimate.camera, robot, _HIDDEN_MARGIN_PX)
-        views.append(FeatureView(k, np.eye(4), image, np.isnan(image[..., 0])))
-    devices = list(dict.fromkeys(device for device, *_ in carried))
-    mounts = [next(camera for name, camera, *_ in carried if name == device) for device in devices]
-    for device, camera, image, q in carried:
-        placed = robot.transforms(q)[_body(robot, camera)]
-        hidden = robot.pixels(camera.carried(placed), q, _MATCHED_MARGIN_PX)
-        views.append(FeatureView(len(fixed) + devices.index(device), placed, image, hidden))
-    given = [*(frames.camera for frames in fixed), *mounts]
-    cameras = [*(e.camera for e in estimates), *mounts]
+    mounts = {one.device: one.camera for one in reversed(carried)}
+    devices = [*(frames.camera.name for frames in fixed), *mounts]
+    given, cameras = [*(f.camera for f in fixed), *mounts.values()], [*(e.camera for e in estimates), *mounts.values()]
     if align:
         prior = np.diag([SHIFT_SIGMA_M**-2] * 3 + [TURN_SIGMA**-2] * 3)
         information = [*(e.information for e in estimates), *(prior for _ in mounts)]
-        found = adjust_cameras(cameras, information, views, feature_tracks(views))
-        _check_mounts(found, len(fixed), devices)
+        seen = _feature_views(fixed, carried, cameras, devices, robot)
+        found = adjust_cameras(cameras, information, seen, feature_tracks(seen))
+        for device, agreed in zip(devices[len(fixed) :], found.agreed[len(fixed) :], strict=True):
+            if agreed < MIN_SIGHTINGS:
+                raise BadInput(
+                    f"The images of camera {device!r} on the robot have {int(agreed)} features in common, and "
+                    f"{MIN_SIGHTINGS} are needed to find its mount; take more of them, nearer to each other, or "
+                    "give its calibrated pose and --no-align."
+                )
         cameras = list(found.cameras)
-        names = [*(frames.camera.name for frames in fixed), *devices]
-        sightings = dict(zip(names, found.agreed.tolist(), strict=True))
+        sightings = dict(zip(devices, found.agreed.tolist(), strict=True))
         info["features"] = {"sightings": sightings, "residual_px": found.residual_px}
-    info["cameras"] = _moves(given, cameras, devices, estimates)
-    for device in devices:
-        info["cameras"][device]["images"] = [camera.name for name, camera, *_ in carried if name == device]
-    return _without_robot(fixed, carried, cameras, devices, robot), info
+    info["cameras"] = dict[str, Any]()
+    for k, device in enumerate(devices):
+        shift, turn = relative_pose(given[k], cameras[k])
+        own = {"shift_m": float(np.linalg.norm(shift)), "turn_deg": float(np.degrees(np.linalg.norm(turn)))}
+        if k < len(fixed):
+            info["cameras"][device] = {
+                **own, "contour_px": estimates[k].residual_px, "contour_points": estimates[k].points
+            }  # fmt: skip
+        else:
+            names, place = [one.camera.name for one in carried if one.device == device], cameras[k].body_from_camera
+            body = {"body": cameras[k].body, "body_from_camera": place.tolist(), "images": names}
+            info["cameras"][device] = {**own, **body}
+    views: list[PosedView] = []
+    for frames, camera in zip(fixed, cameras, strict=False):
+        image = background_behind(frames, camera, robot, _HIDDEN_MARGIN_PX)
+        hidden = np.isnan(image[..., 0])
+        views.append(PosedView(camera, np.where(hidden[..., None], 0.5, image).astype(np.float32), None, hidden))
+    for one in carried:
+        placed = replace(cameras[devices.index(one.device)], name=one.camera.name).carried(one.world_from_body)
+        views.append(PosedView(placed, one.image, None, robot.pixels(placed, one.q, _HIDDEN_MARGIN_PX)))
+    return views, info
+
+
+def _feature_views(
+    fixed: Sequence[FixedFrames], carried: Sequence[_CarriedImage], cameras: Sequence[Camera], devices: Sequence[str],
+    robot: RobotShapes,
+) -> list[FeatureView]:  # fmt: skip
+    """All images for the matching of features, without the pixels of the robot."""
+    views: list[FeatureView] = []
+    for k, frames in enumerate(fixed):
+        image = background_behind(frames, cameras[k], robot, _HIDDEN_MARGIN_PX)
+        views.append(FeatureView(k, np.eye(4), image, np.isnan(image[..., 0])))
+    for one in carried:
+        hidden = robot.pixels(one.camera.carried(one.world_from_body), one.q, _MATCHED_MARGIN_PX)
+        views.append(FeatureView(devices.index(one.device), one.world_from_body, one.image, hidden))
+    return views
 
 
 def scene_cameras(cameras: Sequence[Camera], robot: Mapping[str, Any] | None) -> list[Camera]:
@@ -125,31 +153,30 @@ def _fixed(recording: CameraRecording, robot: RobotShapes) -> FixedFrames:
     return FixedFrames(view.camera, np.asarray(view.frames, np.float32) / 255, positions)
 
 
-def _carried(recordings: Sequence[CameraRecording], robot: RobotShapes) -> list[tuple[str, Camera, Array, Array]]:
-    """Of each image of a camera on the robot: its camera's name, the camera, the image and the robot's positions."""
-    out: list[tuple[str, Camera, Array, Array]] = []
-    for recording in recordings:
-        if recording.camera.in_world:
-            continue
-        if not recording.joints or not recording.device:
-            raise BadInput(
-                f"Image {recording.camera.name!r} is of a camera on {recording.camera.body!r}; 'joints' and the name "
-                "of the 'camera' were expected in its frame of transforms.json."
-            )
-        _body(robot, recording.camera)
-        view = limited(PosedView(recording.camera, np.asarray(recording.images[0], np.float32) / 255))
-        out.append((recording.device, view.camera, view.image, robot.positions(recording.joints[0])))
-    return out
+@array_dataclass
+class _CarriedImage:
+    """An image of a camera on the robot."""
+
+    device: str  # Name of the camera
+    camera: Camera
+    image: Array
+    q: Array  # Positions of the robot's scene
+    world_from_body: Array  # Pose of the body that carries the camera
 
 
-def _body(robot: RobotShapes, camera: Camera) -> int:
-    names = [robot.scene.model.body(b).name for b in range(robot.scene.model.nbody)]
-    if camera.body not in names:
+def _carried(recording: CameraRecording, robot: RobotShapes) -> _CarriedImage:
+    camera, model = recording.camera, robot.scene.model
+    if not recording.joints or not recording.device:
         raise BadInput(
-            f"Image {camera.name!r} is of a camera on {camera.body!r}, and the robot has no such body; its bodies are "
-            f"{', '.join(name for name in names if name)}."
+            f"Image {camera.name!r} is of a camera on {camera.body!r}; 'joints' and the name of the 'camera' were "
+            "expected in its frame of transforms.json."
         )
-    return names.index(camera.body)
+    bodies = [model.body(b).name for b in range(model.nbody)]
+    if camera.body not in bodies:
+        raise UnknownName(f"body of the robot (that carries the camera of {camera.name!r})", camera.body, bodies)
+    view = limited(PosedView(camera, np.asarray(recording.images[0], np.float32) / 255))
+    q = robot.positions(recording.joints[0])
+    return _CarriedImage(recording.device, view.camera, view.image, q, robot.transforms(q)[bodies.index(camera.body)])
 
 
 def _estimate(frames: FixedFrames, robot: RobotShapes, align: bool) -> CameraEstimate:
@@ -168,49 +195,6 @@ def _estimate(frames: FixedFrames, robot: RobotShapes, align: bool) -> CameraEst
             "are the joint positions of other images? --no-align keeps its pose."
         )
     return found
-
-
-def _check_mounts(found: AdjustedCameras, fixed: int, devices: Sequence[str]) -> None:
-    for device, agreed in zip(devices, found.agreed[fixed:], strict=True):
-        if agreed < MIN_SIGHTINGS:
-            raise BadInput(
-                f"The images of camera {device!r} on the robot have {int(agreed)} features in common, and "
-                f"{MIN_SIGHTINGS} are needed to find its mount; take more of them, nearer to each other, or "
-                "give its calibrated pose and --no-align."
-            )
-
-
-def _moves(
-    given: Sequence[Camera], found: Sequence[Camera], devices: Sequence[str], estimates: Sequence[CameraEstimate]
-) -> dict[str, Any]:
-    """The correction of each camera, and the residual of the robot's contour."""
-    out, fixed = dict[str, Any](), len(estimates)
-    for k, (before, after) in enumerate(zip(given, found, strict=True)):
-        shift, turn = relative_pose(before, after)
-        name = before.name if k < fixed else devices[k - fixed]
-        out[name] = {"shift_m": float(np.linalg.norm(shift)), "turn_deg": float(np.degrees(np.linalg.norm(turn)))}
-        if k < fixed:
-            out[name] |= {"contour_px": estimates[k].residual_px, "contour_points": estimates[k].points}
-        else:
-            out[name] |= {"body": after.body, "body_from_camera": after.body_from_camera.tolist()}
-    return out
-
-
-def _without_robot(
-    fixed: Sequence[FixedFrames], carried: Sequence[tuple[str, Camera, Array, Array]], cameras: Sequence[Camera],
-    devices: Sequence[str], robot: RobotShapes,
-) -> list[PosedView]:  # fmt: skip
-    """The views with their cameras in the world, and the pixels that the robot hides."""
-    out: list[PosedView] = []
-    for frames, camera in zip(fixed, cameras, strict=False):
-        image = background_behind(frames, camera, robot, _HIDDEN_MARGIN_PX)
-        hidden = np.isnan(image[..., 0])
-        out.append(PosedView(camera, np.where(hidden[..., None], 0.5, image).astype(np.float32), None, hidden))
-    for device, camera, image, q in carried:
-        mounted = replace(cameras[len(fixed) + devices.index(device)], name=camera.name)
-        placed = mounted.carried(robot.transforms(q)[_body(robot, camera)])
-        out.append(PosedView(placed, image, None, robot.pixels(placed, q, _HIDDEN_MARGIN_PX)))
-    return out
 
 
 @array_dataclass

@@ -7,7 +7,7 @@ wall at the rim and at the base, and that of its floor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from .stereo import (
     smaller_view,
 )
 from .triangle_mesh import Grid, TriangleMesh, grid_around
-from .visual_hull import depth_image, in_camera, table_frame
+from .visual_hull import depth_image, in_camera, projected, table_frame
 
 CONTAINER_SHARE = 0.015
 """Water in a container, as a share of the volume of its mesh, at least."""
@@ -252,10 +252,6 @@ class _MouthRays:
     heights: Array  # Heights of samples above the table [rays, samples] [m]
 
 
-_Surface = Callable[[_MouthRays], Array]
-"""A field along the rays of a view [rays, samples], positive inside."""
-
-
 def _mouth_rays(cavity: Cavity, view: PinholeView) -> _MouthRays:
     """The rays of the pixels of an object that meet the water in a cavity before anything else."""
     camera, origin, grid = view.camera, view.camera.body_from_camera[:3, 3], cavity.grid
@@ -278,27 +274,19 @@ def _mouth_rays(cavity: Cavity, view: PinholeView) -> _MouthRays:
 
 
 @array_dataclass
-class _SeenSurface:
-    """A surface in a cavity as one view sees it."""
-
-    depth: Array  # Depth at which each ray meets it [rays] [m]; NaN if it does not
-    apart: Array
-    """Mean difference of brightness [0 to 1] from other views of the same point [rays]; NaN if no other sees it."""
-
-
-@array_dataclass
 class _Trial:
-    """Walls, and how views see them."""
+    """A surface in a cavity, such as that of walls, as all views see it."""
 
     walls: Walls
-    seen: Sequence[_SeenSurface]
+    depths: Sequence[Array]  # Depth at which each ray meets it [rays] [m]; NaN if it does not
+    aparts: Sequence[Array]
+    """Mean difference of brightness [0 to 1] from other views of the same point [rays]; NaN if no other sees it."""
 
     @property
     def apart(self) -> float:
         """Mean difference of brightness; infinite if too few rays can be compared."""
-        values = np.concatenate([one.apart for one in self.seen])
+        values = np.concatenate(self.aparts)
         compared = np.isfinite(values)
-        # Share of the rays whose point another view must see.
         return float(values[compared].mean()) if compared.mean() >= 0.5 else np.inf
 
 
@@ -316,31 +304,28 @@ class _Compared:
 
     def trial(self, walls: Walls) -> _Trial:
         top = self.cavity.top
-        return _Trial(walls, self.seen(lambda r: np.minimum(r.field, walls.left(r.inside, r.heights, top))))
+        return self.seen(walls, [np.minimum(r.field, walls.left(r.inside, r.heights, top)) for r in self.views])
 
-    def seen(self, surface: _Surface) -> list[_SeenSurface]:
-        """A surface as each view sees it, compared with its neighbours."""
-        tolerance = _SAME_SHARE * self.cavity.grid.diagonal
-        depths = [_first_hits(surface(one), one.depths) for one in self.views]
-        images: list[Array] = []
+    def seen(self, walls: Walls, surface: Sequence[Array]) -> _Trial:
+        """A surface, by its fields along the rays [rays, samples], as each view sees it beside its neighbours."""
+        tolerance, images, aparts = _SAME_SHARE * self.cavity.grid.diagonal, list[Array](), list[Array]()
+        depths = [_first_hits(field, one.depths) for field, one in zip(surface, self.views, strict=True)]
         for one, depth in zip(self.views, depths, strict=True):
             images.append(np.full(one.view.image.shape, np.nan))
             images[-1][one.pixels[:, 0], one.pixels[:, 1]] = depth
-        out: list[_SeenSurface] = []
-        for i, one in enumerate(self.views):
+        for one, depth, near in zip(self.views, depths, self.near, strict=True):
             own = one.view.image[one.pixels[:, 0], one.pixels[:, 1]]
-            points = one.view.camera.body_from_camera[:3, 3] + one.rays * np.nan_to_num(depths[i])[:, None]
+            points = one.view.camera.body_from_camera[:3, 3] + one.rays * np.nan_to_num(depth)[:, None]
             total, count = np.zeros(len(own)), np.zeros(len(own))
-            for j in self.near[i]:
+            for j in near:
                 other = self.views[j].view
-                local = in_camera(other.camera, points)
-                pixels = other.camera.project(np.where(local[:, 2:] > 0, local, [0.0, 0.0, 1.0]))
-                there = sampled_at(images[j], other.camera, local)
-                same = (np.abs(there - local[:, 2]) < tolerance) & np.isfinite(depths[i])
+                pixels, away = projected(other.camera, points)
+                there = sampled_at(images[j], other.camera, in_camera(other.camera, points))
+                same = (np.abs(there - away) < tolerance) & np.isfinite(depth)
                 total += np.where(same, np.abs(bilinear(other.image, pixels) - own), 0.0)
                 count += same
-            out.append(_SeenSurface(depths[i], np.where(count > 0, total / np.maximum(count, 1), np.nan)))
-        return out
+            aparts.append(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+        return _Trial(walls, depths, aparts)
 
 
 def _first_hits(field: Array, depths: Array) -> Array:
@@ -360,18 +345,15 @@ def _best_walls(compared: _Compared) -> _Trial:
     starts = [Walls(least, least, least)]
     for wall in np.geomspace(least, most, _TRIALS).tolist():
         starts += [Walls(wall, wall, floor) for floor in np.linspace(least, max(top - least, least), _TRIALS).tolist()]
-    best = min((compared.trial(walls) for walls in starts), key=_apart)
+    best = min((compared.trial(walls) for walls in starts), key=lambda one: one.apart)
     step = np.array([_STEP, _STEP, 0.5 * top / _TRIALS])
     for _ in range(_ROUNDS):
         for name, size in zip(_NAMES, step, strict=True):
             for change in (size, -size):
-                best = min(best, compared.trial(_changed(best.walls, name, float(change), least)), key=_apart)
+                trial = compared.trial(_changed(best.walls, name, float(change), least))
+                best = trial if trial.apart < best.apart else best
         step = step / 2
     return best
-
-
-def _apart(trial: _Trial) -> float:
-    return trial.apart
 
 
 def _changed(walls: Walls, name: str, change: float, least: float) -> Walls:
@@ -383,23 +365,23 @@ def _changed(walls: Walls, name: str, change: float, least: float) -> Walls:
 def _compared_with_before(compared: _Compared, best: _Trial) -> tuple[str, dict[str, Any]]:
     """Why the walls are refused (empty if they are not), and how well views agree with them and without."""
     info: dict[str, Any] = {"apart": round(best.apart, 4)}
-    before: dict[str, _Surface] = {"as carved": lambda rays: rays.field, "filled": lambda rays: rays.filled}
+    before = {"as carved": [one.field for one in compared.views], "filled": [one.filled for one in compared.views]}
     if not np.isfinite(best.apart):
         return "too little of it is seen by two views", info
     for words, surface in before.items():
-        rows, gains = list[Array](), list[float]()
-        for one, was in zip(best.seen, compared.seen(surface), strict=True):
-            other = np.isfinite(one.apart + was.apart) & (np.abs(one.depth - was.depth) > compared.cavity.grid.pitch)
+        was, rows, gains = compared.seen(best.walls, surface), list[Array](), list[float]()
+        for depth, apart, old_depth, old in zip(best.depths, best.aparts, was.depths, was.aparts, strict=True):
+            other = np.isfinite(apart + old) & (np.abs(depth - old_depth) > compared.cavity.grid.pitch)
             if other.sum() >= MIN_RAYS:
-                rows.append(np.stack([was.apart[other], one.apart[other]]))
+                rows.append(np.stack([old[other], apart[other]]))
                 gains.append(float((rows[-1][0] - rows[-1][1]).mean()))
         if len(gains) < MIN_VIEWS:
             return f"too few views show another surface than {words}", info
         both = np.concatenate(rows, axis=1)
-        apart, worse = both.mean(axis=1), float((both[1] - both[0] > WORSE).mean())
-        info[f"apart_{words.replace(' ', '_')}"] = [round(float(value), 4) for value in apart]
+        means, worse = both.mean(axis=1), float((both[1] - both[0] > WORSE).mean())
+        info[f"apart_{words.replace(' ', '_')}"] = [round(float(value), 4) for value in means]
         # Largest difference of brightness between views after completion, as a share of that before.
-        if bootstrap(np.array(gains)).low <= 0 or apart[1] > 0.6 * apart[0]:
+        if bootstrap(np.array(gains)).low <= 0 or means[1] > 0.6 * means[0]:
             return f"views agree about as well on the cavity {words}", info
         if worse > MAX_WORSE_SHARE:
             return f"at {100 * worse:.0f} % of the pixels of the cavity views agree less than {words}", info

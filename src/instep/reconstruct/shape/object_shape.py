@@ -136,14 +136,49 @@ def _hull(
     field, grid, hull = _whole_hull(masks, plane)
     if not views:
         return hull, {"method": "hull"}
-    found = carve_hull(Hull(field, grid, hull), views, masks, plane, report)
-    if "refused" in found.info:
-        return hull, {"method": "hull", "carving": found.info}
-    before, after = ([silhouette_overlap(mesh, mask) for mask in masks] for mesh in (hull, found.mesh))
-    if np.mean(after) < np.mean(before) - MEAN_MARGIN or min(after) < min(before) - WORST_MARGIN:
-        because = f"silhouettes would fall from {np.mean(before):.3f} to {np.mean(after):.3f}"
-        return hull, {"method": "hull", "carving": {**found.info, "refused": because}}
-    return found.mesh, {"method": "carved", "carving": found.info}
+    mesh, info = _carved(field, grid, hull, _Seen(views, masks, plane), report)
+    if "refused" not in info:
+        before, after = ([silhouette_overlap(one, mask) for mask in masks] for one in (hull, mesh))
+        if np.mean(after) >= np.mean(before) - MEAN_MARGIN and min(after) >= min(before) - WORST_MARGIN:
+            return mesh, {"method": "carved", "carving": info}
+        info["refused"] = f"silhouettes would fall from {np.mean(before):.3f} to {np.mean(after):.3f}"
+    return hull, {"method": "hull", "carving": info}
+
+
+@array_dataclass
+class _Seen:
+    """An object in its views, on a table."""
+
+    views: Sequence[PosedView]
+    masks: Sequence[ObjectMask]
+    plane: Array
+
+
+def _carved(
+    field: Array, grid: Grid, hull: TriangleMesh, seen: _Seen, report: Progress | None
+) -> tuple[TriangleMesh, dict[str, Any]]:
+    """The hull without points in front of the surface that stereo sees, or `refused` in the second value."""
+    masks, plane, mesh, removed = seen.masks, seen.plane, hull, field
+    info: dict[str, Any] = {}
+    for k in range(2):
+        part: Progress | None = None if report is None else lambda share, words, k=k: report(0.5 * (k + share), words)
+        depths = surface_depths(seen.views, masks, mesh, part)
+        pixels = sum(one.pixels for one in depths)
+        share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
+        if k == 0:
+            info = {"views": len(depths), "depth_share": round(share, 3)}
+            if share < 0.1:  # least share of the pixels of an object with a depth
+                because = "views are too far apart, or the surface shows too little, for stereo"
+                return hull, info | {"refused": because}
+        removed = carved_field(field, grid, depths, masks, plane)
+        mesh = _surface(removed, grid, masks)
+        if mesh.volume >= (1 - AGAIN_SHARE) * hull.volume:
+            break  # else what is left bounds the search more tightly
+    cavity = complete_cavity(removed, grid, seen.views, masks, plane)
+    if cavity is not None:
+        info["cavity"] = cavity.info
+        mesh = mesh if cavity.walls is None else _surface(cavity.carved(removed, grid), grid, masks)
+    return mesh, info | {"carved_share": round(1 - mesh.volume / hull.volume, 3)}
 
 
 def _whole_hull(masks: Sequence[ObjectMask], plane: Array) -> tuple[Array, Grid, TriangleMesh]:
@@ -232,50 +267,6 @@ def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) 
             f"The masks of {name!r} do not show one object: the shape overlaps the mask of {apart[0]!r} by "
             f"{overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
         )
-
-
-@array_dataclass
-class Hull:
-    """A visual hull."""
-
-    field: Array
-    """Distance inside the hull at points of the grid [x, y, z] [m]."""
-    grid: Grid
-    mesh: TriangleMesh
-
-
-@array_dataclass
-class CarvedHull:
-    """The rest of a hull."""
-
-    mesh: TriangleMesh
-    info: Mapping[str, Any]
-    """Share of the object's pixels with a depth, and removed share of the hull's volume; or `refused`."""
-
-
-def carve_hull(
-    hull: Hull, views: Sequence[PosedView], masks: Sequence[ObjectMask], plane: Array, report: Progress | None = None
-) -> CarvedHull:
-    """Remove points in front of the surface that stereo sees; the hull itself if it sees too little."""
-    first: Progress | None = None if report is None else lambda share, words: report(0.5 * share, words)
-    depths = surface_depths(views, masks, hull.mesh, first)
-    pixels = sum(one.pixels for one in depths)
-    share = sum(int(np.isfinite(one.depth).sum()) for one in depths) / pixels if pixels else 0.0
-    info: dict[str, Any] = {"views": len(depths), "depth_share": round(share, 3)}
-    if share < 0.1:  # least share of the pixels of an object with a depth
-        because = "views are too far apart, or the surface shows too little, for stereo"
-        return CarvedHull(hull.mesh, info | {"refused": because})
-    left = carved_field(hull.field, hull.grid, depths, masks, plane)
-    mesh = _surface(left, hull.grid, masks)
-    if mesh.volume < (1 - AGAIN_SHARE) * hull.mesh.volume:  # what is left bounds the search more tightly
-        second: Progress | None = None if report is None else lambda share, words: report(0.5 + 0.5 * share, words)
-        left = carved_field(hull.field, hull.grid, surface_depths(views, masks, mesh, second), masks, plane)
-        mesh = _surface(left, hull.grid, masks)
-    cavity = complete_cavity(left, hull.grid, views, masks, plane)
-    if cavity is not None:
-        info["cavity"] = cavity.info
-        mesh = mesh if cavity.walls is None else _surface(cavity.carved(left, hull.grid), hull.grid, masks)
-    return CarvedHull(mesh, info | {"carved_share": round(1 - mesh.volume / hull.mesh.volume, 3)})
 
 
 def carved_field(
