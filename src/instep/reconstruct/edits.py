@@ -117,10 +117,7 @@ class SceneFiles:
             raise UnknownName("object of the scene", name, self.scene.objects)
         body = self.tree.find(f"worldbody/body[@name='{name}']")
         if body is None or body.find("body") is not None:
-            raise BadInput(
-                f"{name!r} comes with a model that the scene attaches, or carries other bodies; only an object that is "
-                "one body, written in the scene's own files, can be edited."
-            )
+            raise BadInput(f"{name!r} is attached, or carries bodies; edit one body of the scene's own files.")
         return body
 
     def geoms(self, name: str) -> list[int]:
@@ -138,8 +135,7 @@ class SceneFiles:
         drawn = [label for label in self.scene.initial if label.rpartition(".")[0] == name]
         if drawn:
             raise BadInput(
-                f"The start of {name!r} is drawn from {drawn[0]!r} and its like under [start] of scene.toml; change "
-                "those ranges instead."
+                f"The start of {name!r} is drawn from {drawn[0]!r} under [start] of scene.toml; change that."
             )
         model, data = self.scene.model, mujoco.MjData(self.scene.model)
         data.qpos[:] = self.scene.start(0)[0]

@@ -261,10 +261,8 @@ def _with_robot(folder: Path, built: ET.Element, robot: Scene, mounted: Sequence
     """The model of a robot's scene with the assets, table, cameras and bodies of a reconstructed one, and cameras that
     are mounted on the robot. Both have one world frame."""
     if robot.source.urdf:
-        raise BadInput(
-            f"{robot.source.path.name} is a robot without servos; make a scene of it by `instep scene new` and give "
-            "that as --robot."
-        )
+        words = "make a scene of it by `instep scene new`, and give that as --robot."
+        raise BadInput(f"{robot.source.path.name} is a robot without servos; {words}")
     tree = mjcf_tree(folder, robot)
     world, assets = child(tree, "worldbody"), ET.SubElement(tree, "asset")
     for asset in built.findall("asset/*"):

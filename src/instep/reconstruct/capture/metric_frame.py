@@ -102,10 +102,7 @@ def table_plane(cameras: Sequence[Camera], points: Array, seed: int = 0) -> Arra
             found.append((on, plane))
         rest = rest[np.abs(rest @ plane[:3] + plane[3]) >= 1.5 * tolerance]
     if not found:
-        raise BadInput(
-            "No table was found: no plane below the objects has points on it and all cameras above it. Put the "
-            "objects on a table or a board with texture, such as a newspaper, and show it in the photographs."
-        )
+        raise BadInput("No table was found. Show the objects on a table with texture, such as a newspaper.")
     up = -np.array([camera.body_from_camera[:3, 1] for camera in cameras]).mean(axis=0)
     # Least share of the points of the largest plane for another candidate table.
     rivals = [plane for on, plane in found if on >= 0.3 * max(count for count, _ in found)]
@@ -142,19 +139,16 @@ def scale_by_lengths(lengths: Sequence[KnownLength], cameras: Sequence[Camera], 
         apart = float(np.linalg.norm(ends[0] - ends[1]))
         sigma = float(np.std(np.log(drawn)))
         if apart <= 0 or sigma > 0.1:
-            raise BadInput(
-                f"The points of the length {one.metres:g} m are too near to each other in the images; mark points that "
-                "are farther apart."
-            )
+            raise BadInput(f"The points of the length {one.metres:g} m are too near; mark points farther apart.")
         logs.append(log(one.metres / apart))
         sigmas.append(sigma)
     weights = 1 / np.square(sigmas)
     mean, sigma = float(np.average(logs, weights=weights)), float(1 / np.sqrt(weights.sum()))
     for one, value, own in zip(lengths, logs, sigmas, strict=True):
         if abs(value - mean) > 3 * own + 0.02:
+            other = one.metres * exp(mean - value)
             raise BadInput(
-                f"The lengths disagree: {one.metres:g} m would be {one.metres * exp(mean - value):.4g} m by the others "
-                "as well; is it in metres, and are its points marked where it was measured?"
+                f"The lengths disagree: by the others, {one.metres:g} m would be {other:.4g} m; check both ends."
             )
     return Estimate(exp(mean), exp(mean - Z95 * sigma), exp(mean + Z95 * sigma), len(logs), "m/unit")
 
@@ -169,10 +163,7 @@ def frame_by_board(
     change = _board_fit(corners, cameras, plane)
     error = _board_error(corners, cameras, change)
     if error > 3.0:
-        raise BadInput(
-            f"The corners of the board are {error:.1f} pixels away from where the posed photographs show them; it must "
-            "lie still and flat, with squares of one size."
-        )
+        raise BadInput(f"The board is {error:.1f} pixels off; it must lie still and flat, with even squares.")
     without: list[float] = []
     for name in corners if len(corners) >= 3 else ():
         rest = {key: value for key, value in corners.items() if key != name}
@@ -194,10 +185,7 @@ def _board_fit(
             seen.setdefault(tuple(map(float, point)), []).append((name, (float(x), float(y))))
     usable = {point: where for point, where in seen.items() if len(where) > 1 or plane is not None}
     if len(usable) < 4:
-        raise BadInput(
-            f"The board gives no scale: {len(usable)} of its corners are seen twice, and 4 are needed; take more "
-            "photographs that show it."
-        )
+        raise BadInput(f"{len(usable)} corners of the board are seen twice; 4 are needed: add photographs of it.")
     model = np.array([_located(where, by_name, plane, checked=False) for where in usable.values()])
     world = np.array(list(usable)) * _UP
     change = similarity(model, world)
@@ -283,10 +271,8 @@ def _check_sightings(point: Array, where: Sightings, cameras: Mapping[str, Camer
         error = np.linalg.norm(pixel - xy) if depth > 0 else np.inf
         # Largest disagreement of images about a marked point [pixels of an image of 1280].
         if error > 12.0 * pixel_scale(camera):
-            raise BadInput(
-                f"The point at {xy[0]:.0f}, {xy[1]:.0f} of {name!r} is {error:.0f} pixels away from where the other "
-                "images show it; mark the same point in each."
-            )
+            words = f"{error:.0f} pixels away from where the other images show it; mark the same point in each."
+            raise BadInput(f"The point at {xy[0]:.0f}, {xy[1]:.0f} of {name!r} is {words}")
 
 
 def _jittered(where: Sightings, cameras: Mapping[str, Camera], rng: np.random.Generator) -> Sightings:

@@ -194,10 +194,8 @@ def _lens(cv2: Any, sights: Sequence[_Sight], options: BoardOptions) -> tuple[Ar
         # A Camera has the centre of the top left pixel at (0.5, 0.5), OpenCV at (0, 0).
         return np.array([[fx, 0.0, cx - 0.5], [0.0, fy, cy - 0.5], [0.0, 0.0, 1.0]]), np.array([*more, *[0.0] * 5][:5])
     if len(sights) < MIN_CALIBRATION_VIEWS:
-        raise BadInput(
-            f"The board was found in {len(sights)} images, and a lens is calibrated from {MIN_CALIBRATION_VIEWS} or "
-            "more; add images, or give --lens FX FY CX CY."
-        )
+        count = f"{MIN_CALIBRATION_VIEWS} images with the board; {len(sights)} have it"
+        raise BadInput(f"Calibrating a lens needs {count}. Add images, or give --lens FX FY CX CY.")
     height, width = sights[0].image.shape[:2]
     if any(sight.image.shape[:2] != (height, width) for sight in sights):
         raise BadInput("The images have different sizes; those of one camera were expected.")
@@ -346,10 +344,7 @@ def _read_unscaled(folder: Path) -> _Model:
     """Poses of unknown scale from an earlier run."""
     table = read_json_table(folder / "transforms.json", 64 << 20)
     if table.get(METRIC) is not False:
-        raise BadInput(
-            f"{str(folder)!r} holds posed images of known scale; give photographs, or poses that instep reconstruct "
-            "pose wrote without a scale."
-        )
+        raise BadInput(f"{str(folder)!r} holds poses of known scale; give photographs, or poses without a scale.")
     capture = unscaled_capture(folder)
     cameras = tuple(recording.camera for recording in capture.recordings)
     files = tuple(folder / frame["file_path"] for frame in table["frames"])

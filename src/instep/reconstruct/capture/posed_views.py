@@ -69,10 +69,8 @@ def table_of(capture: Capture, given: Array | None = None) -> Array:
     """The plane (nx, ny, nz, d) of the table: the given one, else that of the capture."""
     plane = given if given is not None else None if capture.plane is None else capture.plane.normal
     if plane is None:
-        raise BadInput(
-            "The table is unknown; give --table-height, or ground_plane.json beside the images with "
-            '{"plane": [nx, ny, nz, d]}.'
-        )
+        words = '{"plane": [nx, ny, nz, d]}'
+        raise BadInput(f"The table is unknown; give --table-height, or ground_plane.json beside the images: {words}.")
     return np.asarray(plane, float)
 
 
@@ -107,19 +105,17 @@ def check_views(views: Sequence[PosedView], plane: Array) -> None:
     for camera in cameras:
         half = [side / 2 / focal for side, focal in zip((camera.width, camera.height), camera.focal, strict=True)]
         if not all(_HALF_ANGLES[0] < one < _HALF_ANGLES[1] for one in half):
+            size = f"{camera.focal[0]:.4g} for {camera.width} pixels of width"
             raise BadInput(
-                f"Camera {camera.name!r} has a focal length of {camera.focal[0]:.4g} for {camera.width} pixels of "
-                "width; a focal length in pixels was expected, not in millimetres."
+                f"Camera {camera.name!r} has a focal length of {size}; a focal length in pixels was expected."
             )
         _check_place(camera, plane)
     for camera in cameras if len(cameras) > 1 else ():
         points = _table_points(camera, plane)
         # Fewest rays of an image that must meet the table inside another image.
         if not any(_shown(other, points) >= 6 for other in cameras if other is not camera):
-            raise BadInput(
-                f"Camera {camera.name!r} shows no part of the table that another camera shows. Check its pose and the "
-                "table, leave it out, or add views in between."
-            )
+            words = "shows no part of the table that another camera shows; check its pose, or add views in between."
+            raise BadInput(f"Camera {camera.name!r} {words}")
     _check_sharpness(views)
 
 
@@ -164,37 +160,27 @@ def _view(recording: CameraRecording, time: float) -> PosedView:
 def _check(recording: CameraRecording) -> None:
     camera = recording.camera
     if not camera.in_world:
-        raise BadInput(
-            f"Image {camera.name!r} is of a camera on the robot's body {camera.body!r}; give the robot's scene as "
-            "--robot, and 'joints' in every frame."
-        )
+        words = "give the robot's scene as --robot, and 'joints' in every frame."
+        raise BadInput(f"Image {camera.name!r} is of a camera on the robot's body {camera.body!r}; {words}")
     _, height, width, _ = recording.images.shape
     if height * width > MAX_PIXELS:
-        raise BadInput(
-            f"The image of camera {camera.name!r} has {height * width / 1e6:.0f} megapixels, and at most "
-            f"{MAX_PIXELS / 1e6:.0f} are read; reduce it, with fl_x, fl_y, cx and cy by the same factor."
-        )
+        size = f"{height * width / 1e6:.0f} megapixels, and at most {MAX_PIXELS / 1e6:.0f} are read"
+        raise BadInput(f"The image of camera {camera.name!r} has {size}; reduce it together with its lens.")
     if not is_transform(camera.body_from_camera, 1e-3):
         mirrored = np.linalg.det(camera.body_from_camera[:3, :3]) < 0
-        raise BadInput(
-            f"The pose of camera {camera.name!r} is {'mirrored' if mirrored else 'not a rotation and a translation'}; "
-            "a rigid transform in metres was expected, with the axes of docs/formats/cameras.md."
-        )
+        what = "mirrored" if mirrored else "not a rotation and a translation"
+        raise BadInput(f"The pose of camera {camera.name!r} is {what}; a rigid transform in metres was expected.")
 
 
 def _check_place(camera: Camera, plane: Array) -> None:
     height = float(height_above(camera.body_from_camera[:3, 3], plane))
     if abs(height) > MAX_DISTANCE_M:
-        raise BadInput(
-            f"Camera {camera.name!r} is {abs(height):.0f} m from the table; poses in metres were expected, and these "
-            "may be in millimetres or centimetres."
-        )
+        words = "poses in metres were expected; are these in millimetres?"
+        raise BadInput(f"Camera {camera.name!r} is {abs(height):.0f} m from the table; {words}")
     if height < MIN_DISTANCE_M:
         where = "below the table" if height < 0 else "on the table"
-        raise BadInput(
-            f"Camera {camera.name!r} is {abs(height):.3g} m {where}. The table and the poses must be in one frame, z "
-            "up, in metres; --table-height sets the height of a level table."
-        )
+        words = f"{abs(height):.3g} m {where}; the table and the poses must be in one frame, z up, in metres."
+        raise BadInput(f"Camera {camera.name!r} is {words} --table-height sets the height of a level table.")
 
 
 def _table_points(camera: Camera, plane: Array) -> Array:

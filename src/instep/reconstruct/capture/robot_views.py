@@ -143,10 +143,8 @@ def scene_cameras(cameras: Sequence[Camera], robot: Mapping[str, Any] | None) ->
 
 def _fixed(recording: CameraRecording, robot: RobotShapes) -> FixedFrames:
     if not recording.joints:
-        raise BadInput(
-            f"The image of camera {recording.camera.name!r} has no joint positions; give 'joints' in every frame of "
-            "transforms.json, or in none."
-        )
+        words = "give 'joints' in every frame of transforms.json, or in none."
+        raise BadInput(f"The image of camera {recording.camera.name!r} has no joint positions; {words}")
     images = np.asarray(recording.images)
     view = limited(PosedView(recording.camera, images[0], images))
     positions = np.array([robot.positions(joints) for joints in recording.joints])
@@ -167,10 +165,8 @@ class _CarriedImage:
 def _carried(recording: CameraRecording, robot: RobotShapes) -> _CarriedImage:
     camera, model = recording.camera, robot.scene.model
     if not recording.joints or not recording.device:
-        raise BadInput(
-            f"Image {camera.name!r} is of a camera on {camera.body!r}; 'joints' and the name of the 'camera' were "
-            "expected in its frame of transforms.json."
-        )
+        words = "'joints' and the name of the 'camera' were expected in its frame of transforms.json."
+        raise BadInput(f"Image {camera.name!r} is of a camera on {camera.body!r}; {words}")
     bodies = [model.body(b).name for b in range(model.nbody)]
     if camera.body not in bodies:
         raise UnknownName(f"body of the robot (that carries the camera of {camera.name!r})", camera.body, bodies)
@@ -183,10 +179,8 @@ def _estimate(frames: FixedFrames, robot: RobotShapes, align: bool) -> CameraEst
     if not align:
         return CameraEstimate(frames.camera, np.eye(6), 0.0, 0)
     if len(frames.images) < MIN_FRAMES:
-        raise BadInput(
-            f"Camera {frames.camera.name!r} has {len(frames.images)} images with the robot in them; {MIN_FRAMES} or "
-            "more with the robot at different places were expected, or --no-align for a camera that is calibrated."
-        )
+        words = f"{MIN_FRAMES} with the robot at different places are needed. --no-align keeps a calibrated pose."
+        raise BadInput(f"Camera {frames.camera.name!r} has {len(frames.images)} images with the robot; {words}")
     found = align_to_robot(frames, robot)
     if found.points < MIN_CONTOUR_POINTS:
         raise BadInput(
@@ -324,10 +318,8 @@ class RobotShapes:
             q[int(model.jnt_qposadr[names.index(name)])] = value
         missing = [name for name in self.scene.robot if name not in joints]
         if missing:
-            raise BadInput(
-                f"An image has no position of joint {missing[0]!r}; 'joints' of a frame in transforms.json must have "
-                f"those of all joints: {', '.join(self.scene.robot)}."
-            )
+            every = ", ".join(self.scene.robot)
+            raise BadInput(f"An image has no position of joint {missing[0]!r}; 'joints' must have all of {every}.")
         return q
 
     def transforms(self, q: Array) -> Array:
@@ -366,8 +358,5 @@ def robot_shapes(scene: Scene) -> RobotShapes:
     shapes = [s for s in exported_shapes(scene) if s.shown and s.body != 0 and s.body not in free]
     moving = [s for s in shapes if model.body_weldid[s.body] != 0]
     if not moving or not scene.robot:
-        raise BadInput(
-            f"Scene {scene.name!r} has no robot with moving shapes to align cameras to; give the scene of the robot as "
-            "--robot."
-        )
+        raise BadInput(f"Scene {scene.name!r} has no robot with moving shapes; give the scene of the robot as --robot.")
     return RobotShapes(scene, moving, [s for s in shapes if model.body_weldid[s.body] == 0])

@@ -118,10 +118,8 @@ def check_library() -> None:
     if find_spec("pycolmap") is not None:
         return
     if sys.platform == "linux" and platform.machine() != "x86_64":
-        raise Unsupported(
-            f"pycolmap has no wheel for Linux on {platform.machine()}; pose the photographs on an x86-64 computer, or "
-            "by a board that all of them show (--board)."
-        )
+        words = "pose the photographs on an x86-64 computer, or by a board in all of them (--board)."
+        raise Unsupported(f"pycolmap has no wheel for Linux on {platform.machine()}; {words}")
     raise MissingExtra("pycolmap", "photos")
 
 
@@ -265,10 +263,8 @@ def read_photo(path: Path) -> Array:
     data = read_file(path, MAX_IMAGE)
     width, height = declared_size(data)
     if width * height > MAX_PIXELS:
-        raise BadInput(
-            f"{path.name!r} has {width * height / 1e6:.0f} megapixels, and at most {MAX_PIXELS / 1e6:.0f} are read; "
-            "reduce all photographs by the same factor."
-        )
+        size = f"{width * height / 1e6:.0f} megapixels, and at most {MAX_PIXELS / 1e6:.0f} are read"
+        raise BadInput(f"{path.name!r} has {size}; reduce all photographs by the same factor.")
     return decode_image(data)
 
 
@@ -374,10 +370,8 @@ def checked(found: Reconstruction) -> CheckedReconstruction:
         raise BadInput(_unregistered(found))
     for camera in found.cameras:
         if not _FOCAL_RANGE[0] < camera.focal[0] / max(camera.width, camera.height) < _FOCAL_RANGE[1]:
-            raise BadInput(
-                f"The lens came out with a focal length of {camera.focal[0]:.0f} pixels for {camera.width} pixels of "
-                "width, so the photographs do not overlap enough; add some in between, or give the lens (--lens)."
-            )
+            size = f"{camera.focal[0]:.0f} pixels for {camera.width} pixels of width"
+            raise BadInput(f"The focal length came out as {size}: photographs do not overlap enough; give --lens.")
     errors, agreement = reprojection_errors(found), _agreement(found)
     seen = np.bincount(found.sightings[:, 0].astype(int), minlength=len(found.cameras))
     keep, left_out = list[int](), list[str]()

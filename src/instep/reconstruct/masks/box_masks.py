@@ -102,10 +102,8 @@ class _Behind:
 def _boxed(views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array) -> TriangleMesh:
     """The space above the table that all boxes of an object show."""
     if len(prompt.marks) < MIN_BOXES:
-        raise BadInput(
-            f"{prompt.name!r} has a box in {len(prompt.marks)} view; draw one in {MIN_BOXES} or more views that show "
-            "it whole."
-        )
+        count = f"a box in {len(prompt.marks)} view; draw one in {MIN_BOXES} or more views that show it whole"
+        raise BadInput(f"{prompt.name!r} has {count}.")
     masks: list[ObjectMask] = []
     for view in views:
         box = prompt.marks.get(view.name, ImageMarks()).box
@@ -119,10 +117,8 @@ def _boxed(views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array) -> Tr
     except BadInput:
         hull = None
     if hull is None:
-        raise BadInput(
-            f"The boxes of {prompt.name!r} have no point above the table in common. Draw them around one object, in "
-            "views that show it whole."
-        )
+        words = "have no point above the table in common; draw them around one object, where it is whole."
+        raise BadInput(f"The boxes of {prompt.name!r} {words}")
     return hull
 
 
@@ -145,10 +141,8 @@ def _agreed(name: str, masks: Sequence[ObjectMask], before: TriangleMesh, plane:
     shown = [mask for mask in masks if mask.inside.sum() >= _MIN_PIXELS]
     hull = _hull(shown, plane, int(_TOLERATED_SHARE * len(shown)), before)
     if hull is None:
-        raise BadInput(
-            f"The views do not agree about {name!r}: nothing that differs from the table is inside its boxes in all of "
-            "them. Check the boxes, the camera poses and the table."
-        )
+        words = "nothing that differs from the table is inside all its boxes; check them, the poses and the table."
+        raise BadInput(f"The views do not agree about {name!r}: {words}")
     return hull
 
 

@@ -32,10 +32,8 @@ class ObjectMask:
     def __post_init__(self) -> None:
         shape = (self.camera.height, self.camera.width)
         if self.alpha.shape != shape or self.known.shape != shape:
-            raise BadInput(
-                f"A mask of camera {self.camera.name!r} has {self.alpha.shape[1]} x {self.alpha.shape[0]} pixels; "
-                f"{shape[1]} x {shape[0]} were expected."
-            )
+            has, wanted = self.alpha.shape[::-1], shape[::-1]
+            raise BadInput(f"A mask of camera {self.camera.name!r} has {has} pixels; {wanted} were expected.")
 
     @property
     def inside(self) -> Array:

@@ -66,10 +66,8 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt, segmenter: PromptNetwo
     marks, camera = prompt.marks.get(view.name, ImageMarks()), view.camera
     for x, y in (*marks.clicks, *marks.others):
         if not (0 <= x < camera.width and 0 <= y < camera.height):
-            raise BadInput(
-                f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside the image of camera {view.name!r}, which has "
-                f"{camera.width} x {camera.height} pixels."
-            )
+            size = f"the image of camera {view.name!r}, {camera.width} x {camera.height} pixels"
+            raise BadInput(f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside {size}.")
     if not marks and prompt.colour is None:
         return None
     start, given = _start(view.image, marks, prompt.colour), _given(view.image.shape, marks)
@@ -78,10 +76,8 @@ def mask_by_prompt(view: PosedView, prompt: ObjectPrompt, segmenter: PromptNetwo
     if segmenter is not None and marks:
         mask = _answer(view, prompt.name, marks, segmenter, mask)
     elif marks and not enough:
-        raise BadInput(
-            f"Too few pixels around the prompt of {prompt.name!r} in the image of camera {view.name!r} have one "
-            "colour. Click on a larger even part of the object, or give a box."
-        )
+        words = "click on a larger even part of the object, or give a box."
+        raise BadInput(f"Few pixels at the prompt of {prompt.name!r} in camera {view.name!r} have one colour; {words}")
     if mask.sum() < MIN_PIXELS:
         return None
     known = known_pixels(view, mask)
@@ -98,10 +94,8 @@ def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
         return None
     level = np.asarray(open_stills(lambda _: read_file(path, MAX_IMAGE), 1)[0], np.float32).mean(axis=-1) / 255
     if level.shape != view.image.shape[:2]:
-        raise BadInput(
-            f"The mask {path.name} has {level.shape[1]} x {level.shape[0]} pixels; those of its image, "
-            f"{view.camera.width} x {view.camera.height}, were expected."
-        )
+        has, wanted = level.shape[::-1], (view.camera.width, view.camera.height)
+        raise BadInput(f"The mask {path.name} has {has} pixels; {wanted}, as its image, were expected.")
     known = np.abs(level - 0.5) > 0.1
     binary = bool(((level < 0.02) | (level > 0.98) | ~known).all())
     alpha = soften(view.image, level > 0.5) if binary else np.where(known, level, 0.0)
@@ -210,10 +204,8 @@ def _answer(view: PosedView, name: str, marks: ImageMarks, segmenter: PromptNetw
         if one.inside.sum() >= MIN_PIXELS and all(one.inside[int(y), int(x)] for x, y in marks.clicks)
     ]
     if not found:
-        raise BadInput(
-            f"The segmenter found nothing at the prompt of {name!r} in the image of camera {view.name!r}; click on the "
-            "middle of the object, or give a box."
-        )
+        words = "click on the middle of the object, or give a box."
+        raise BadInput(f"The segmenter found nothing at the prompt of {name!r} in camera {view.name!r}; {words}")
     return max(found, key=lambda one: one.score * (overlap(one.inside, cut) if cut.any() else 1.0)).inside
 
 

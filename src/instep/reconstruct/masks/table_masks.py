@@ -62,10 +62,8 @@ _ColourPair = tuple[ColourMixture, ColourMixture]
 def masks_on_table(views: Sequence[PosedView], plane: Array, report: Progress | None = None) -> list[ObjectMask]:
     """The masks of everything on a table, one per view."""
     if len(views) < MIN_VIEWS:
-        raise BadInput(
-            f"Table segmentation needs at least {MIN_VIEWS} views (got {len(views)}). Use a click prompt instead: "
-            "NAME=click:CAMERA:X,Y."
-        )
+        words = f"at least {MIN_VIEWS} views (got {len(views)}); click instead: NAME=click:CAMERA:X,Y"
+        raise BadInput(f"Table segmentation needs {words}.")
     meetings = [table_meetings(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]

@@ -89,10 +89,8 @@ def object_shape(
     else:
         _check_baseline(name, masks)
     if kind in ("hull", "carved") and len(masks) < MIN_GIVEN_HULL_VIEWS:
-        raise BadInput(
-            f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; use {MIN_GIVEN_HULL_VIEWS} "
-            "views or more from all around, or --shape extrusion."
-        )
+        more = f"use {MIN_GIVEN_HULL_VIEWS} views or more from all around, or --shape extrusion"
+        raise BadInput(f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; {more}.")
     info: dict[str, Any] = {"method": "extrusion", "views": len(masks), "span_deg": round(span, 1)}
     if is_hull(masks, kind, height):
         mesh, how = _hull(masks, plane, views if kind != "hull" else (), report)
@@ -113,10 +111,8 @@ def check_single(what: str, count: int, height: float | None) -> None:
     """Refuse a single view without a height."""
     if count == 0 or height is None:
         seen = "no view" if count == 0 else "one view only"
-        raise BadInput(
-            f"There is {seen} of {what}, which does not show its height or distance; add views from other directions, "
-            "or give its height by --height METRES."
-        )
+        more = "add views from other directions, or give its height by --height METRES"
+        raise BadInput(f"There is {seen} of {what}, which does not show its height or distance; {more}.")
 
 
 def hidden_by(mesh: TriangleMesh, mask: ObjectMask, plane: Array, pixel: float) -> dict[str, Any]:
@@ -247,26 +243,19 @@ def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
     directions = np.array([mask.middle_ray / np.linalg.norm(mask.middle_ray) for mask in masks])
     widest = float(np.degrees(np.arccos(np.clip(directions @ directions.T, -1.0, 1.0)).max()))
     if widest < MIN_BASELINE_DEG:
-        raise BadInput(
-            f"All {len(masks)} views of {name!r} look at it from within {widest:.1f} deg, which does not show its "
-            f"distance or height; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart."
-        )
+        words = f"from within {widest:.1f} deg; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart"
+        raise BadInput(f"All {len(masks)} views of {name!r} look at it {words}.")
 
 
 def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) -> None:
     """Refuse a shape of unlikely size, or one that some masks do not show."""
     if not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
-        raise BadInput(
-            f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected, and these may be in "
-            "another unit."
-        )
+        raise BadInput(f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected.")
     # Least overlap of the silhouette of a shape and each of its masks.
     apart = [camera for camera, value in overlaps.items() if value < 0.4]
     if apart:
-        raise BadInput(
-            f"The masks of {name!r} do not show one object: the shape overlaps the mask of {apart[0]!r} by "
-            f"{overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
-        )
+        words = f"the shape overlaps that of {apart[0]!r} by {overlaps[apart[0]]:.2f}; mark it again, or leave it out"
+        raise BadInput(f"The masks of {name!r} do not show one object: {words}.")
 
 
 def carved_field(

@@ -74,10 +74,8 @@ def coarse_extrusion(masks: Sequence[ObjectMask], plane: Array, *, height: float
             step /= 2
     agreement, offset, found = best
     if agreement < 0.6:  # least mean overlap of the silhouettes of an extruded shape
-        raise BadInput(
-            f"No upright outline explains the masks (best overlap {agreement:.2f}). Take more views all around and use "
-            "--shape hull."
-        )
+        best_is = f"best overlap {agreement:.2f}"
+        raise BadInput(f"No upright outline explains the masks ({best_is}). Add views, and use --shape hull.")
     sigma = 0.0 if height is not None else search.height_sigma(found, agreement)
     return Extrusion(table_from_world, search.outline(found) + offset, grid, found, sigma, agreement)
 
@@ -90,10 +88,8 @@ def _bounds_of_one(mask: ObjectMask, table_from_world: Array, height: float) -> 
     eye = table_from_world[:3, :3] @ mask.camera.body_from_camera[:3, 3] + table_from_world[:3, 3]
     # Least slope towards the table of all rays of a single view [share of their length].
     if (rays[:, 2] > -0.08 * np.linalg.norm(rays, axis=1)).any() or eye[2] <= height:
-        raise BadInput(
-            f"The view of camera {mask.camera.name!r} looks along the table or lies below {height:g} m, so it alone "
-            "does not locate the object. Take it from farther above, or add views."
-        )
+        words = f"looks along the table or lies below {height:g} m; take it from farther above, or add views."
+        raise BadInput(f"The view of camera {mask.camera.name!r} {words}")
     found = [eye[:2] + ((z - eye[2]) / rays[:, 2:]) * rays[:, :2] for z in (0.0, height)]
     points = np.concatenate(found)
     return np.r_[points.min(axis=0), 0.0], np.r_[points.max(axis=0), height]

@@ -270,10 +270,7 @@ def hull_bounds(masks: Sequence[ObjectMask], plane: Array, views: HullViews | No
         points = grid.points()
         inside = table_cut(views.field(points), points, plane) > -0.5 * grid.pitch
         if not inside.any():
-            raise BadInput(
-                "The masks have no point of space in common. Do they show the same object, and do the camera poses "
-                "belong to these images?"
-            )
+            raise BadInput("The masks have no point of space in common: check their object, and the camera poses.")
         found = points[inside]
         low, high = found.min(axis=0) - grid.pitch, found.max(axis=0) + grid.pitch
     return low, high
@@ -352,10 +349,7 @@ def _sphere(masks: Sequence[ObjectMask]) -> tuple[Array, float]:
     centre = np.asarray(np.linalg.solve(total, meeting), float)
     depths = [in_camera(mask.camera, centre)[2] for mask in masks]
     if min(depths) <= 0:
-        raise BadInput(
-            "The rays through the masks meet behind a camera. Are the camera poses those of these images, with the "
-            "axes of docs/formats/cameras.md?"
-        )
+        raise BadInput("The rays through the masks meet behind a camera; are the poses those of these images?")
     return centre, 1.6 * max(span * depth for span, depth in zip(spans, depths, strict=True))
 
 
