@@ -121,7 +121,12 @@ def _layout(mesh: TriangleMesh) -> _Layout:
     cell = rows // _CELL_TEXELS * across + columns // _CELL_TEXELS
     dx, dy = columns % _CELL_TEXELS + 0.5, rows % _CELL_TEXELS + 0.5
     face = np.minimum(2 * cell + (dx + dy > _CELL_TEXELS), len(mesh.faces) - 1)
-    shares = _barycentric(np.stack([columns + 0.5, rows + 0.5], axis=-1), places[face])
+    a, b, c = np.moveaxis(places[face], -2, 0)
+    v, w, p = b - a, c - a, np.stack([columns + 0.5, rows + 0.5], axis=-1) - a
+    area = v[..., 0] * w[..., 1] - v[..., 1] * w[..., 0]
+    second = (p[..., 0] * w[..., 1] - p[..., 1] * w[..., 0]) / area
+    third = (v[..., 0] * p[..., 1] - v[..., 1] * p[..., 0]) / area
+    shares = np.stack([1 - second - third, second, third], axis=-1)  # barycentric coordinates of each texel
     points = np.einsum("yxk,yxki->yxi", np.clip(shares, -0.1, 1.1), mesh.corners[face])
     texels = np.stack([places[..., 0] / size, 1 - places[..., 1] / size], axis=-1)
     return _Layout(size, points.reshape(-1, 3), face.ravel(), (cell < cells).ravel(), texels)
@@ -130,16 +135,6 @@ def _layout(mesh: TriangleMesh) -> _Layout:
 def _textured(layout: _Layout, colours: Array, seen: float) -> MeshTexture:
     image = (255 * np.clip(colours.reshape(layout.size, layout.size, 3), 0, 1) + 0.5).astype(np.uint8)
     return MeshTexture(image, layout.texels, seen)
-
-
-def _barycentric(points: Array, corners: Array) -> Array:
-    """Barycentric coordinates [..., 3] of points [..., 2] in triangles [..., 3, 2]."""
-    a, b, c = corners[..., 0, :], corners[..., 1, :], corners[..., 2, :]
-    v, w, p = b - a, c - a, points - a
-    area = v[..., 0] * w[..., 1] - v[..., 1] * w[..., 0]
-    second = (p[..., 0] * w[..., 1] - p[..., 1] * w[..., 0]) / area
-    third = (v[..., 0] * p[..., 1] - v[..., 1] * p[..., 0]) / area
-    return np.stack([1 - second - third, second, third], axis=-1)
 
 
 def gaussians_on(
@@ -228,7 +223,10 @@ def fit_world(
     found = start
     if options.steps:
         found = fit_gaussians(kept, start, options, surface=SurfaceConstraint(plane), progress=progress).gaussians
-    return WorldGaussians(found.attached_to(WORLD), _score(found, back or kept), bool(back))
+    rasterizer, values = Rasterizer(found), list[float]()
+    for target in (one for one in back or kept if (one.weight > 0.5).any()):
+        values.append(psnr(rasterizer.render(target.camera).colour, target.image, target.weight > 0.5))
+    return WorldGaussians(found.attached_to(WORLD), bootstrap(np.array(values), unit="dB"), bool(back))
 
 
 def _target(view: PosedView, inside: Array) -> WeightedImage:
@@ -242,13 +240,3 @@ def _target(view: PosedView, inside: Array) -> WeightedImage:
     known = known & view.visible
     filled = inpaint(np.asarray(image, np.float32), known) if known.any() else image
     return WeightedImage(view.camera, filled, np.where(known, 1.0, _UNSEEN_WEIGHT).astype(np.float32))
-
-
-def _score(gaussians: Gaussians, targets: Sequence[WeightedImage]) -> Estimate:
-    rasterizer = Rasterizer(gaussians)
-    values = [
-        psnr(rasterizer.render(target.camera).colour, target.image, target.weight > 0.5)
-        for target in targets
-        if (target.weight > 0.5).any()
-    ]
-    return bootstrap(np.array(values), unit="dB")

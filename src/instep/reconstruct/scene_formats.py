@@ -230,7 +230,11 @@ def save_scene_urdf(path: Path, scene: Scene) -> None:
     for body in range(model.nbody):
         origins.append(_add_joints(root, model, body, origins))
         link = ET.SubElement(root, "link", {"name": model.body(body).name})
-        _add_inertia(link, model, body, origins[body])
+        if body > 0 and model.body_mass[body] > 0:
+            turn = matrix_from_quat(np.asarray(model.body_iquat[body], float))
+            I = turn @ np.diag(np.asarray(model.body_inertia[body], float)) @ turn.T
+            centre = np.asarray(model.body_ipos[body], float) - origins[body]
+            _set_inertia(link, centre, float(model.body_mass[body]), I)
         for shape in (shape for shape in shapes if shape.body == body):
             _add_shape(link, path.parent, shape, origins[body])
     ET.indent(root)
@@ -298,14 +302,6 @@ def _set_limits(element: ET.Element, model: Any, joint: int) -> None:
     dof = int(model.jnt_dofadr[joint])
     given = {"damping": f"{model.dof_damping[dof]:.9g}", "friction": f"{model.dof_frictionloss[dof]:.9g}"}
     ET.SubElement(element, "dynamics", given)
-
-
-def _add_inertia(link: ET.Element, model: Any, body: int, origin: Array) -> None:
-    if body == 0 or model.body_mass[body] <= 0:
-        return
-    turn = matrix_from_quat(np.asarray(model.body_iquat[body], float))
-    I = turn @ np.diag(np.asarray(model.body_inertia[body], float)) @ turn.T
-    _set_inertia(link, np.asarray(model.body_ipos[body], float) - origin, float(model.body_mass[body]), I)
 
 
 def _set_inertia(link: ET.Element, centre: Array, mass: float, I: Array) -> None:

@@ -39,7 +39,7 @@ def find_poses(folder: Path) -> None:
     if found.models and found.placed < len(found.names) <= 60:
         # A photograph far from all others sees the same texture foreshortened, which affine features allow for.
         found = max(found, _attempt(colmap, folder, job, _AGAIN, affine=True), key=lambda one: one.placed)
-    largest = max(found.models, key=_size, default=None)
+    largest = max(found.models, key=lambda one: (one.num_reg_images(), one.num_points3D()), default=None)
     registered = [] if largest is None else _placed(largest)
     arrays = {} if largest is None else _model_arrays(largest, registered)
     ids = np.array(sorted(found.names))
@@ -79,10 +79,6 @@ def _attempt(colmap: Any, folder: Path, job: Mapping[str, Any], database: str, *
         names = {image.image_id: image.name for image in opened.read_all_images()}
         pairs = _pairs(colmap, opened, sorted(names))
     return _Found(names, _mapped(colmap, folder, job, database, fixed), pairs)
-
-
-def _size(model: Any) -> tuple[int, int]:
-    return model.num_reg_images(), model.num_points3D()
 
 
 def _extract(colmap: Any, folder: Path, job: Mapping[str, Any], database: str, affine: bool) -> set[int]:

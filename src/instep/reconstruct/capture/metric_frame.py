@@ -161,7 +161,11 @@ def frame_by_board(
     The interval of the scale leaves out one image at a time, so it is known where three or more show the board.
     """
     change = _board_fit(corners, cameras, plane)
-    error = _board_error(corners, cameras, change)
+    by_name, errors = {camera.name: camera for camera in cameras}, list[Array]()
+    for name, (points, pixels) in corners.items():
+        found, _ = projected(by_name[name], (points * _UP - change.shift) @ change.turn / change.scale)
+        errors.append(np.linalg.norm(found - pixels, axis=1) / pixel_scale(by_name[name]))
+    error = float(np.median(np.concatenate(errors)))
     if error > 3.0:
         raise BadInput(f"The board is {error:.1f} pixels off; it must lie still and flat, with even squares.")
     without: list[float] = []
@@ -192,16 +196,6 @@ def _board_fit(
     misfit = np.linalg.norm(change.points(model) - world, axis=1)
     good = misfit <= 4 * float(np.median(misfit))
     return similarity(model[good], world[good]) if good.sum() >= 4 else change
-
-
-def _board_error(corners: Mapping[str, tuple[Array, Array]], cameras: Sequence[Camera], change: FrameChange) -> float:
-    """The median distance of corners from where the frame of the board puts them [pixels of an image of 1280]."""
-    by_name, errors = {camera.name: camera for camera in cameras}, list[Array]()
-    for name, (points, pixels) in corners.items():
-        camera = by_name[name]
-        found, _ = projected(camera, (points * _UP - change.shift) @ change.turn / change.scale)
-        errors.append(np.linalg.norm(found - pixels, axis=1) / pixel_scale(camera))
-    return float(np.median(np.concatenate(errors)))
 
 
 def similarity(source: Array, target: Array) -> FrameChange:

@@ -112,8 +112,12 @@ def check_views(views: Sequence[PosedView], plane: Array) -> None:
         _check_place(camera, plane)
     for camera in cameras if len(cameras) > 1 else ():
         points = _table_points(camera, plane)
-        # Fewest rays of an image that must meet the table inside another image.
-        if not any(_shown(other, points) >= 6 for other in cameras if other is not camera):
+        shared = 0
+        for other in (other for other in cameras if other is not camera):
+            pixels, depth = projected(other, points)
+            inside = (pixels > 0).all(axis=1) & (pixels < [other.width, other.height]).all(axis=1)
+            shared = max(shared, int(((depth > 1e-3) & inside).sum()))
+        if shared < 6:  # rays of the image that meet the table inside another image
             words = "shows no part of the table that another camera shows; check its pose, or add views in between."
             raise BadInput(f"Camera {camera.name!r} {words}")
     _check_sharpness(views)
@@ -192,13 +196,6 @@ def _table_points(camera: Camera, plane: Array) -> Array:
     t = plane_distances(camera, rays, plane)
     hit = (t > 0) & (t * np.linalg.norm(rays, axis=1) < MAX_DISTANCE_M)
     return camera.body_from_camera[:3, 3] + t[hit, None] * rays[hit]
-
-
-def _shown(camera: Camera, points: Array) -> int:
-    """The number of points that a camera shows."""
-    pixels, depth = projected(camera, points)
-    inside = (pixels > 0).all(axis=1) & (pixels < [camera.width, camera.height]).all(axis=1)
-    return int(((depth > 1e-3) & inside).sum())
 
 
 def _check_sharpness(views: Sequence[PosedView]) -> None:

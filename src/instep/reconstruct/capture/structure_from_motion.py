@@ -286,7 +286,10 @@ def prepare_photos(
         if any(photo.name == name for photo in kept):
             raise BadInput(f"Two photographs are named {name!r}; every one needs a name of its own.")
         focal, orientation = (None, 1) if path is None else _exif(path)
-        image = _upright(image, orientation)
+        if orientation in (5, 6, 7, 8):
+            image = image.transpose(1, 0, 2)
+        down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+        image = np.ascontiguousarray(image[:: -1 if down else 1, :: -1 if across else 1])
         factor = int(np.ceil(max(image.shape[:2]) / MAX_SIDE_PX))
         small = shrunk(image, factor)
         if edge_width(small / 255) > MAX_EDGE_PX:
@@ -328,14 +331,6 @@ def _exif(path: Path) -> tuple[float | None, int]:
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError):
         return None, 1  # damaged EXIF counts as none
     return millimetres if 5.0 < millimetres < 500.0 else None, orientation
-
-
-def _upright(image: Array, orientation: int) -> Array:
-    """An image turned upright by the orientation of EXIF."""
-    if orientation in (5, 6, 7, 8):
-        image = image.transpose(1, 0, 2)
-    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
-    return np.ascontiguousarray(image[:: -1 if down else 1, :: -1 if across else 1])
 
 
 @array_dataclass

@@ -202,19 +202,15 @@ def _map_with(
     gains = np.clip(np.nan_to_num(gains, nan=1.0), 0.5, 2.0)
     samples *= gains[:, None, None].astype(np.float32)
     colour, spread = _median(samples)
-    colours = _common_colours(colour[spread < _UNSURE_SPREAD])
+    seen = colour[spread < _UNSURE_SPREAD]
+    colours = TableColours()
+    if len(seen) >= _MIN_CELLS:
+        mixture = colour_mixture(seen, _TABLE_COLOURS)
+        parts = zip(mixture.means, mixture.precisions, mixture.shares(seen), strict=True)
+        colours = [(mean, precision) for mean, precision, share in parts if share >= _RARE_SHARE]
     _see_table(colour, spread, samples, colours)
     foreign = is_foreign(colour, colours)
     return TableMap(np.asarray(middle) - half, pitch, colour, spread, foreign, gains, colours)
-
-
-def _common_colours(seen: Array) -> TableColours:
-    """The colours of a table [n, 3], without those that only a small part of it has."""
-    if len(seen) < _MIN_CELLS:
-        return []
-    colours = colour_mixture(seen, _TABLE_COLOURS)
-    parts = zip(colours.means, colours.precisions, colours.shares(seen), strict=True)
-    return [(mean, precision) for mean, precision, share in parts if share >= _RARE_SHARE]
 
 
 def _see_table(colour: Array, spread: Array, samples: Array, colours: TableColours) -> None:

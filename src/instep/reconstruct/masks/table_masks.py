@@ -154,21 +154,15 @@ def _cut(
             max(0, rows.min() - _CROP_PX) : rows.max() + _CROP_PX,
             max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
         ]
-        looks = np.clip(_foreground(image[cut], found.sure[cut], colours, table), -6.0, 6.0)
+        # Where no other view shows the table, only its colours separate a shadow on it from an object.
+        around = colours[1].log_likelihood(image[cut])
+        anywhere = density_in_any_light(image[cut], table.colours, TABLE_SHADING)
+        behind = np.where(found.sure[cut], around, np.maximum(around, anywhere))
+        looks = np.clip(colours[0].log_likelihood(image[cut]) - behind, -6.0, 6.0)
         wish = np.clip(preference[cut], -4.0, 8.0) + looks
         out[cut] = min_cut(wish + np.where(vote[cut] > 0, 0.5, -1.0) * _VOTE, image[cut])
     out &= view.visible
     return out, known | out
-
-
-def _foreground(image: Array, sure: Array, colours: _ColourPair, table: TableMap) -> Array:
-    """Log likelihood ratio of object to table by the colour of each pixel [height, width].
-
-    Where no other view shows the table, only its colours separate a shadow on it from an object.
-    """
-    around = colours[1].log_likelihood(image)
-    anywhere = density_in_any_light(image, table.colours, TABLE_SHADING)
-    return colours[0].log_likelihood(image) - np.where(sure, around, np.maximum(around, anywhere))
 
 
 def _votes(

@@ -180,7 +180,11 @@ def _joined(parts: Sequence[_Piece], solid: _Solid, mesh: TriangleMesh) -> list[
         total = sum(part.hull for part in by_name.values())
         for i, one in by_name.items():
             for j, other in by_name.items():
-                if i < j and (i, j) not in costs and _touch(one.points(), other.points(), _TOUCHING * solid.pitch):
+                if i >= j or (i, j) in costs:
+                    continue
+                a, b = one.points(), other.points()
+                gap = np.maximum(a.min(axis=0) - b.max(axis=0), b.min(axis=0) - a.max(axis=0))
+                if (gap <= _TOUCHING * solid.pitch).all():
                     whole = solid.union(one, other)
                     costs[i, j] = (whole.hull - one.hull - other.hull, whole)
         # Largest volume that joining two parts may add, as a share of that of the mesh.
@@ -195,12 +199,6 @@ def _joined(parts: Sequence[_Piece], solid: _Solid, mesh: TriangleMesh) -> list[
         by_name[max(by_name) + 1] = costs[pair][1]
         by_name = {name: part for name, part in by_name.items() if name not in pair}
         costs = {key: value for key, value in costs.items() if not set(key) & set(pair)}
-
-
-def _touch(a: Array, b: Array, reach: float) -> bool:
-    """Whether the boxes around points meet."""
-    gap = np.maximum(a.min(axis=0) - b.max(axis=0), b.min(axis=0) - a.max(axis=0))
-    return bool((gap <= reach).all())
 
 
 def _few_vertices(mesh: TriangleMesh) -> TriangleMesh:
