@@ -121,12 +121,11 @@ def _layout(mesh: TriangleMesh) -> _Layout:
     cell = rows // _CELL_TEXELS * across + columns // _CELL_TEXELS
     dx, dy = columns % _CELL_TEXELS + 0.5, rows % _CELL_TEXELS + 0.5
     face = np.minimum(2 * cell + (dx + dy > _CELL_TEXELS), len(mesh.faces) - 1)
-    a, b, c = np.moveaxis(places[face], -2, 0)
-    v, w, p = b - a, c - a, np.stack([columns + 0.5, rows + 0.5], axis=-1) - a
-    area = v[..., 0] * w[..., 1] - v[..., 1] * w[..., 0]
-    second = (p[..., 0] * w[..., 1] - p[..., 1] * w[..., 0]) / area
-    third = (v[..., 0] * p[..., 1] - v[..., 1] * p[..., 0]) / area
-    shares = np.stack([1 - second - third, second, third], axis=-1)  # barycentric coordinates of each texel
+    local = np.where(
+        (face % 2 == 1)[..., None], _CELL_TEXELS - np.stack([dx, dy], axis=-1), np.stack([dx, dy], axis=-1)
+    )
+    along = (local - inset) / (far - inset)
+    shares = np.concatenate([1 - along.sum(axis=-1, keepdims=True), along], axis=-1)  # barycentric coordinates
     points = np.einsum("yxk,yxki->yxi", np.clip(shares, -0.1, 1.1), mesh.corners[face])
     texels = np.stack([places[..., 0] / size, 1 - places[..., 1] / size], axis=-1)
     return _Layout(size, points.reshape(-1, 3), face.ravel(), (cell < cells).ravel(), texels)
