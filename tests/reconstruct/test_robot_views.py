@@ -13,9 +13,16 @@ from build_scenes import ORANGE, box, composed
 from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
-from instep.reconstruct.capture.feature_adjustment import FeatureTracks, FeatureView, adjust_cameras
 from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.capture.robot_views import FixedFrames, align_to_robot, background_behind, robot_shapes
+from instep.reconstruct.capture.robot_views import (
+    FeatureTracks,
+    FeatureView,
+    FixedFrames,
+    adjust_cameras,
+    align_to_robot,
+    background_behind,
+    robot_shapes,
+)
 from instep.reconstruct.masks.box_masks import masks_by_boxes
 from instep.reconstruct.masks.prompts import parse_prompts
 from instep.reconstruct.shape.visual_hull import depth_image
