@@ -23,8 +23,8 @@ from instep.reconstruct.capture.robot_views import (
     background_behind,
     robot_shapes,
 )
-from instep.reconstruct.masks.box_masks import masks_by_boxes
 from instep.reconstruct.masks.prompts import parse_prompts
+from instep.reconstruct.masks.table_masks import masks_by_boxes
 from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene

@@ -11,11 +11,10 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from build_scenes import box, ring
 from instep.core.errors import BadInput
 from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.masks.box_masks import masks_by_boxes
 from instep.reconstruct.masks.object_mask import overlap
 from instep.reconstruct.masks.prompts import parse_prompts
 from instep.reconstruct.masks.table_map import density_in_any_light, map_table
-from instep.reconstruct.masks.table_masks import masks_on_table
+from instep.reconstruct.masks.table_masks import masks_by_boxes, masks_on_table
 from instep.reconstruct.shape.visual_hull import coverage
 from instep.splat.fitting import pixel_rays
 

@@ -31,11 +31,10 @@ from instep.splat.rendering import save_png
 
 from .capture.posed_views import PosedView, check_views, seen_on_table, table_of, views_of
 from .capture.robot_views import has_robot, robot_views, scene_cameras
-from .masks.box_masks import masks_by_boxes, propagated
 from .masks.object_mask import ObjectMask
 from .masks.prompted_masks import background_without, prompted_masks
 from .masks.prompts import ObjectPrompt, check_cameras, open_segmenter, prompt_words
-from .masks.table_masks import split_objects
+from .masks.table_masks import masks_by_boxes, propagated, split_objects
 from .object_appearance import (
     HELD_OUT_EVERY,
     WORLD,
