@@ -9,7 +9,7 @@ import pytest
 
 from build_scenes import box, ring
 from instep.reconstruct.masks.object_mask import ObjectMask, soften
-from instep.reconstruct.shape.stereo import REACH, STRIDE, search_planes
+from instep.reconstruct.shape.stereo import REACH, STRIDE, FoundPlanes, OtherViews, SearchedView, search_planes
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.reconstruct.shape.visual_hull import coverage, depth_image
 from instep.scene.camera import look_at, pinhole
@@ -54,10 +54,10 @@ def test_the_compiled_correlation_of_a_patch_is_that_of_its_points_on_the_plane(
     normal /= np.linalg.norm(normal)
     guess, near = np.tile(normal, (SIZE, SIZE, 1)), np.full((SIZE, SIZE), 1.0)
     depth, score = np.full((SIZE, SIZE), 1.0), np.full((SIZE, SIZE), -1.0)
-    search_planes(
-        images[0], inside, near, near, guess, lens, images[1:], poses, np.tile(lens, (3, 1)), 0.01, 0.0, 1,
-        np.random.default_rng(0), depth, guess.copy(), score, np.zeros((SIZE, SIZE), bool),
-    )  # fmt: skip
+    view = SearchedView(images[0], inside, near, near, guess, lens)
+    planes = FoundPlanes(depth, guess.copy(), score, np.zeros((SIZE, SIZE), bool))
+    others = OtherViews(images[1:], poses, np.tile(lens, (3, 1)), 0.0)
+    search_planes(view, others, 0.01, 1, np.random.default_rng(0), planes)
     middle = [(x, y) for x in range(14, 18) for y in range(14, 18) if depth[y, x] == 1.0]
     expected = [plain_correlation(images, poses, lens, pixel, 1.0, normal) for pixel in middle]
     # Where the plane itself was the best of what was tried, its score is the plain one.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -266,10 +266,10 @@ def _searched(
     images = np.zeros((len(used) - 1, *sizes), np.float32)  # padded to the largest
     for k, one in enumerate(used[1:]):
         images[k, : one.image.shape[0], : one.image.shape[1]] = one.image
-    search_planes(
-        image, inside, near, far, guess, lenses[0], images, poses, lenses[1:], search.contrast, search.unsteady,
-        search.rounds, np.random.default_rng(search.seed), depth, normal, score, textured,
-    )  # fmt: skip
+    view = SearchedView(image, inside, near, far, guess, lenses[0])
+    others = OtherViews(images, poses, lenses[1:], search.unsteady)
+    planes = FoundPlanes(depth, normal, score, textured)
+    search_planes(view, others, search.contrast, search.rounds, np.random.default_rng(search.seed), planes)
     if before is not None:  # where wide patches saw more than narrow ones
         kept = inside & ~textured & np.isfinite(begun)
         depth, score = np.where(kept, begun, depth), np.where(kept, _enlarged(before.score, shape), score)
@@ -285,28 +285,66 @@ def _enlarged(values: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(values[rows][:, columns])
 
 
-@njit(**KERNEL)
-def search_planes(
-    image: Any, inside: Any, near: Any, far: Any, guess: Any, lens: Any, images: Any, poses: Any, lenses: Any,
-    contrast: Any, unsteady: Any, rounds: Any, rng: Any, depth: Any, normal: Any, score: Any, textured: Any,
-) -> None:  # fmt: skip
-    """Find depth and normal of the pixels `inside`, which may hold a first guess, with their correlation.
+class SearchedView(NamedTuple):
+    """The view whose planes are searched, for the kernels."""
 
-    `guess` are normals of the hull, `poses` rotation and translation from this camera to each other one [views, 12],
-    `lenses` their focal lengths, centre, width and height [views, 6]. `unsteady` is the correlation that a squared
-    difference of brightness costs.
-    """
-    height, width = image.shape
-    patch, pixels = np.empty((3, SIDE * SIDE), np.float32), np.empty((2, SIDE * SIDE), np.float32)
-    scores, trial, tilt, count = np.empty(images.shape[0]), np.zeros(3), np.zeros(3), np.zeros(3)
+    image: Array
+    inside: Array
+    """Pixels with a plane [height, width]."""
+    near: Array
+    far: Array
+    guess: Array
+    """Normals of the hull [height, width, 3]."""
+    lens: Array
+    """Focal lengths, centre, width and height [6]."""
+
+
+class OtherViews(NamedTuple):
+    """The views that it is compared with, for the kernels."""
+
+    images: Array
+    poses: Array
+    """Rotation and translation from the searched view to each other one [views, 12]."""
+    lenses: Array
+    unsteady: float
+    """Correlation that a squared difference of brightness costs."""
+
+
+class FoundPlanes(NamedTuple):
+    """Planes of all pixels, which may hold a first guess, with their correlation; which pixels have contrast."""
+
+    depth: Array
+    normal: Array
+    score: Array
+    textured: Array
+
+
+class _Scratch(NamedTuple):
+    patch: Array
+    pixels: Array
+    scores: Array
+    tilt: Array
+    count: Array  # Number, mean and deviation of the samples of a patch
+
+
+@njit(**KERNEL)
+def search_planes(view: Any, others: Any, contrast: Any, rounds: Any, rng: Any, planes: Any) -> None:
+    """Find the planes of the pixels of a view, by comparing patches on them with other views."""
+    near, far, guess, lens, (depth, normal, score, _) = view.near, view.far, view.guess, view.lens, planes
+    height, width = view.image.shape
+    samples, trial = SIDE * SIDE, np.zeros(3)
+    scratch = _Scratch(
+        np.empty((3, samples), np.float32), np.empty((2, samples), np.float32), np.empty(others.images.shape[0]),
+        np.zeros(3), np.zeros(3),
+    )  # fmt: skip
     for turn in range(rounds):
         step = -1 if turn % 2 == 0 else 1
         for i in range(height * width):
             at = i if step < 0 else height * width - 1 - i
             y, x = at // width, at % width
-            if not inside[y, x] or not _patch(image, inside, y, x, contrast, lens, patch, count):
+            if not view.inside[y, x] or not _patch(view, y, x, contrast, scratch):
                 continue
-            textured[y, x] = True
+            planes.textured[y, x] = True
             ax, ay = (x + 0.5 - lens[2]) / lens[0], (y + 0.5 - lens[3]) / lens[1]
             span = far[y, x] - near[y, x]
             for attempt in range(6):
@@ -346,19 +384,16 @@ def search_planes(
                 if length < 1e-9 or d < 0.999 * near[y, x] or d > 1.001 * far[y, x]:
                     continue
                 trial /= length if trial[0] * ax + trial[1] * ay + trial[2] < 0 else -length
-                value = _correlation(
-                    ax, ay, d, trial, lens, images, poses, lenses, patch, count, scores, pixels, tilt, unsteady
-                )
+                value = _correlation((ax, ay), d, trial, lens, others, scratch)
                 if value > score[y, x]:
-                    score[y, x] = value
-                    depth[y, x] = d
-                    normal[y, x] = trial
+                    score[y, x], depth[y, x], normal[y, x] = value, d, trial
 
 
 @njit(**KERNEL)
-def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, patch: Any, count: Any) -> bool:
+def _patch(view: Any, y: Any, x: Any, contrast: Any, scratch: Any) -> bool:
     """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and offsets of
     their rays; number, mean and deviation. False if the patch has too little contrast."""
+    image, inside, lens, patch, count = view.image, view.inside, view.lens, scratch.patch, scratch.count
     height, width = image.shape
     n, s, ss = 0, 0.0, 0.0
     for dy in range(-REACH, REACH + 1, STRIDE):
@@ -380,24 +415,20 @@ def _patch(image: Any, inside: Any, y: Any, x: Any, contrast: Any, lens: Any, pa
 
 
 @njit(**KERNEL)
-def _correlation(
-    ax: Any, ay: Any, depth: Any, normal: Any, lens: Any, images: Any, poses: Any, lenses: Any, patch: Any,
-    count: Any, scores: Any, pixels: Any, tilt: Any, unsteady: Any,
-) -> float:  # fmt: skip
+def _correlation(at: Any, depth: Any, normal: Any, lens: Any, others: Any, scratch: Any) -> float:
     """Mean correlation of a patch with its image in the better half of the other views, at least two."""
-    n, slope = int(count[0]), normal[0] * ax + normal[1] * ay + normal[2]
+    patch, scores = scratch.patch, scratch.scores
+    n, slope = int(scratch.count[0]), normal[0] * at[0] + normal[1] * at[1] + normal[2]
     if slope + REACH * (abs(normal[0]) / lens[0] + abs(normal[1]) / lens[1]) > _STEEPEST:
         for k in range(n):
             if slope + normal[0] * patch[1, k] + normal[1] * patch[2, k] > _STEEPEST:
                 return -1.0
     level = depth * slope
     for a in range(3):
-        tilt[a] = normal[a] / level
-    for v in range(images.shape[0]):
-        scores[v] = -1.0
-        if _projected(ax, ay, tilt, v, poses, lenses, patch, n, pixels):
-            scores[v] = _likeness(v, images, pixels, patch, n, count, unsteady)
-    kept, total = max(2, images.shape[0] // 3), 0.0
+        scratch.tilt[a] = normal[a] / level
+    for v in range(len(scores)):
+        scores[v] = _likeness(v, n, others, scratch) if _projected(at, v, n, others, scratch) else -1.0
+    kept, total = max(2, len(scores) // 3), 0.0
     for _ in range(kept):
         best = np.argmax(scores)
         total += scores[best]
@@ -406,14 +437,13 @@ def _correlation(
 
 
 @njit(**INLINE)
-def _projected(
-    ax: Any, ay: Any, tilt: Any, v: Any, w: Any, l: Any, patch: Any, n: Any, pixels: Any
-) -> bool:  # fmt: skip
+def _projected(at: Any, v: Any, n: Any, others: Any, scratch: Any) -> bool:
     """Pixels of another view for the samples of a patch on the plane tilt . p = 1; false if some are outside.
 
     The homography R + t tilt^T takes rays of one view to those of the other: here at the middle of the patch, and its
     changes along the rays.
     """
+    w, l, tilt, patch, pixels, (ax, ay) = others.poses, others.lenses, scratch.tilt, scratch.patch, scratch.pixels, at
     gx, gy = w[v, 6] + w[v, 11] * tilt[0], w[v, 7] + w[v, 11] * tilt[1]
     g = gx * ax + gy * ay + w[v, 8] + w[v, 11] * tilt[2]
     ex, ey = w[v, 0] + w[v, 9] * tilt[0], w[v, 1] + w[v, 9] * tilt[1]
@@ -445,9 +475,10 @@ def _projected(
 
 
 @njit(**INLINE)
-def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, unsteady: Any) -> float:
+def _likeness(v: Any, n: Any, others: Any, scratch: Any) -> float:
     """Correlation of a patch with the brightness of an image at some pixels, less the cost of another brightness; -1 if
     those pixels have no contrast."""
+    images, pixels, patch, count = others.images, scratch.pixels, scratch.patch, scratch.count
     one, mean = np.float32(1.0), np.float32(count[1])
     s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for k in range(n):
@@ -463,4 +494,4 @@ def _likeness(v: Any, images: Any, pixels: Any, patch: Any, n: Any, count: Any, 
     variance = ss / n - (s / n) ** 2
     if variance <= 1e-6:
         return -1.0
-    return max(sp / n / (count[2] * np.sqrt(variance)) - unsteady * (s / n) ** 2, -1.0)
+    return max(sp / n / (count[2] * np.sqrt(variance)) - others.unsteady * (s / n) ** 2, -1.0)
