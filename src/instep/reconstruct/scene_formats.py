@@ -338,7 +338,7 @@ def _set_origin(element: ET.Element, place: Array, turn: Array) -> None:
 
 def save_scene_gltf(path: Path, scene: Scene, gaussians: Gaussians | None = None) -> None:
     """Write the visible shapes of a scene at its start as binary glTF, and Gaussians by KHR_gaussian_splatting."""
-    buffer, root = GltfBuffer(), {**Z_UP_NODE, "children": list[int]()}
+    buffer, root = GltfBuffer(), dict[str, Any](Z_UP_NODE, children=[])
     nodes, meshes, materials, images = [root], list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     splats = False
     for name, pose, shapes, part in _drawn_bodies(scene, gaussians):

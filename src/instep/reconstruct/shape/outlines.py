@@ -219,7 +219,7 @@ class PrismOutline:
         if self.right is None:
             sizes = [count for counts in self.corners for count in counts]
             starts = np.cumsum([0, *sizes])
-            order = np.concatenate([np.roll(np.arange(a, b), -1) for a, b in pairwise(starts)])
+            order: Array = np.concatenate([np.roll(np.arange(int(a), int(b)), -1) for a, b in pairwise(starts)])
             change = np.kron(np.eye(len(order))[order] - np.eye(len(order)), np.eye(2))
             out[:-1, :-1] = change.T @ change
         return out
