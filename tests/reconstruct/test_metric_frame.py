@@ -12,9 +12,7 @@ import pytest
 from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.reconstruct.capture.metric_frame import (
-    FrameChange,
     frame_by_board,
-    frame_on,
     parse_lengths,
     scale_by_lengths,
     similarity,
@@ -107,10 +105,9 @@ def test_lengths_on_the_table_and_off_it_give_the_scale():
         scale_by_lengths(parse_lengths(["0.2=x:1,2/p1:3,4"]), given, plane, 0)
 
 
-@pytest.mark.parametrize("word", ["0.2", "0.2=p0:1,2", "a=p0:1,2/p0:3,4", "0.2=p0:1/p0:3,4", "0.2=:1,2/p0:3,4"])
-def test_a_length_that_is_written_otherwise_is_refused(word):
+def test_a_length_that_is_written_otherwise_is_refused():
     with pytest.raises(BadInput, match="--length takes METRES=IMAGE:X,Y/IMAGE:X,Y"):
-        parse_lengths([word])
+        parse_lengths(["0.2=p0:1/p0:3,4"])
 
 
 def board_corners(shift_of_one: float = 0.0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -132,12 +129,6 @@ def test_a_board_in_three_images_gives_frame_and_scale_with_an_interval():
     assert change.points(own(np.array([0.02, 0.05, 0.0]))) == pytest.approx(np.zeros(3), abs=1e-3)
     with pytest.raises(BadInput, match="must lie still"):
         frame_by_board(board_corners(0.06), given, None)
-
-
-def test_a_frame_on_a_plane_has_the_plane_at_zero_and_the_origin_below_the_middle():
-    plane = plane_of(scene_points(np.random.default_rng(0)))
-    change: FrameChange = frame_on(plane, TURN[:, 0], own(np.array([0.0, 0.0, 0.5])), 1 / UNIT)
-    assert change.points(own(np.array([0.2, 0.0, 0.1]))) == pytest.approx([0.2, 0.0, 0.1], abs=2e-3)
 
 
 def pairs_of(still: float, count: int = 6) -> PhotoPairs:

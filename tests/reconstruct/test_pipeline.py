@@ -153,15 +153,6 @@ def test_prompts_of_a_file_are_those_in_words(tmp_path):
         load_prompts(path)
 
 
-def test_what_stands_on_a_table_is_found_without_a_prompt():
-    cameras = ring(8, size=(96, 72))
-    views = [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in cameras]
-    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
-    assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
-    with pytest.raises(BadInput, match="at least 6 views"):
-        masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))
-
-
 @pytest.mark.parametrize(
     ("size", "colour"),
     [

@@ -87,7 +87,3 @@ def test_another_colour_or_a_darker_one_than_a_shadow_is_not_the_table():
     image = np.array([[PLAIN, 0.6 * RED, RED, 0.3 * PLAIN]])
     [table, *others] = density_in_any_light(image, COLOURS, SHADING)[0]
     assert max(others) < table - 8
-
-
-def test_a_table_of_no_known_colour_is_not_likely_anywhere():
-    assert (density_in_any_light(np.ones((2, 3, 3)), [], SHADING) == -np.inf).all()
