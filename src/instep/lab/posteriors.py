@@ -187,7 +187,10 @@ class _NoTracker:
     log_dir = None
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+        return self._discard
+
+    def _discard(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 @contextmanager

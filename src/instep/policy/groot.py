@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class GrootClient:
             self._socket = None
 
     def _call(self, endpoint: str, data: dict[str, Any] | None) -> Any:
-        known = self._layout is not None or endpoint != "get_action"
+        known, reply = self._layout is not None or endpoint != "get_action", cast(Any, None)
         for layout in (self._layout or LAYOUTS[0],) if known else LAYOUTS:
             reply = self._reply({"endpoint": endpoint, "data": data, "api_token": self._token or None}, layout)
             if not (is_table(reply) and "error" in reply):
