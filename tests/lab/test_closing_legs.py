@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +14,9 @@ from instep.lab.gait import GAIT_PARAMS, GaitBody, shipped_gait
 from instep.lab.policy_search import TrainableGait
 from instep.lab.simulation_training import TrainingSetup, given_gait
 from instep.report.page import render
-from instep.scene.folder import Scene
-from instep.scene.new_scene import make_scene
 from instep.scene.tasks import task_of
 
-QUADRUPED = Path(__file__).resolve().parents[2] / "examples/quadruped/quadruped.xml"
 TINY = ClosingBudget(starts=1, seconds=0.15, recordings=2, rehearsals=4, generations=1, population=4, samples=1)
-
-
-@pytest.fixture(scope="module")
-def dog(tmp_path_factory) -> Scene:
-    return make_scene(QUADRUPED, tmp_path_factory.mktemp("legs") / "dog", rate=100, legs=True).scene
 
 
 def test_a_robot_that_lies_has_failed_and_one_that_stands_is_off_by_the_speed_it_should_walk_at(dog):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mujoco
 import numpy as np
 import pytest
@@ -26,16 +24,8 @@ from instep.lab.gait import (
 from instep.lab.leg_estimation import BaseFilter, LeggedEstimate, foot_contacts, noisy_robot, wheel_velocity
 from instep.lab.legs_study import FEEDBACK, LegOptions, leg_experiment
 from instep.physics.engines import open_world
-from instep.scene.folder import Scene
 from instep.scene.legs import legs_of
 from instep.scene.new_scene import make_scene
-
-ROBOT = Path(__file__).resolve().parents[2] / "examples" / "quadruped" / "quadruped.xml"
-
-
-@pytest.fixture(scope="module")
-def dog(tmp_path_factory) -> Scene:
-    return make_scene(ROBOT, tmp_path_factory.mktemp("legs") / "dog", rate=100, legs=True).scene
 
 
 def test_feet_are_where_mujoco_has_them_and_the_inverse_brings_them_back(dog):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -21,16 +19,7 @@ from instep.lab.leg_estimation import (
 )
 from instep.lab.legs_study import PLAIN, LegBudget, close_on_legs, hidden_legs, record_legs
 from instep.physics.engines import open_world
-from instep.scene.folder import Scene
-from instep.scene.new_scene import make_scene
 from instep.tune.posterior.beliefs import estimates
-
-ROBOT = Path(__file__).resolve().parents[2] / "examples" / "quadruped" / "quadruped.xml"
-
-
-@pytest.fixture(scope="module")
-def dog(tmp_path_factory) -> Scene:
-    return make_scene(ROBOT, tmp_path_factory.mktemp("legs") / "dog", rate=100, legs=True).scene
 
 
 def test_a_factor_multiplies_every_parameter_of_its_group(dog):

@@ -16,10 +16,11 @@ import pytest
 from instep.app.cli import main
 from instep.core.errors import BadInput, LinkLost
 from instep.core.websocket import ListenOptions
-from instep.core.world import Array, Channel, Observation, Spec, vector
+from instep.core.world import Array, Observation
 from instep.policy.groot import LANGUAGE_KEY, GrootClient, GrootServer, groot_policy
 from instep.policy.openpi import MAX_BYTES
 from instep.policy.policy_map import checked_map, read_map
+from small_specs import joints_spec
 
 MAP = """
 prompt = "hand it over"
@@ -51,13 +52,7 @@ class Follow:
         return at[..., None, :] + 0.1 * np.arange(3)[:, None]
 
 
-def channel() -> Spec:
-    both = vector(("a", "b"), ("rad", "rad"))
-    image = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")
-    return Spec(0.02, both, both, both, {"observation.state": both, "observation.images.top": image})
-
-
-SPEC = channel()
+SPEC = joints_spec(top=(4, 6))
 SEEN = {"observation.state": np.array([0.1, -0.2]), "observation.images.top": np.full((4, 6, 3), 7, np.uint8)}
 
 

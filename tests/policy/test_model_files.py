@@ -14,7 +14,7 @@ import pytest
 
 from instep import BadInput
 from instep.core.errors import MissingExtra
-from instep.core.world import Channel, Spec, vector
+from instep.core.world import vector
 from instep.policy.chunking import Chunked
 from instep.policy.model_files import (
     NetworkClient,
@@ -31,12 +31,10 @@ from instep.policy.model_files import (
 from instep.policy.policy_map import MappedPolicy, PolicyMap, VectorEntry, default_map
 from instep.policy.policy_specs import policy_kind
 from onnx_files import write_onnx
+from small_specs import joints_spec
 
-IMAGE = Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8")
-STATE = vector(["a", "b"], "rad")
-SPEC = Spec(0.02, STATE, vector(["a", "b"], "rad/s"), STATE, {"observation.state": STATE})
-IMAGES = SPEC.with_observations({"observation.images.top": IMAGE})
-WIDE = SPEC.with_observations({"observation.velocity": vector(["a", "b"], "rad/s"), "observation.images.top": IMAGE})
+SPEC, IMAGES = joints_spec(), joints_spec(top=(4, 6))
+WIDE = joints_spec(top=(4, 6), velocity=vector(["a", "b"], "rad/s"))
 SEEN = {"observation.state": np.array([0.5, -0.25])}
 MAP = """
 [[state]]

@@ -15,22 +15,14 @@ from websockets.sync.server import serve
 
 from instep import BadInput, LinkLost, UnknownName
 from instep.core.websocket import ListenOptions
-from instep.core.world import Array, Channel, Observation, Spec, vector
+from instep.core.world import Array, Observation
 from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy, pack, unpack
 from instep.policy.policy_map import ImageEntry, MappedPolicy, PolicyMap, VectorEntry, default_map, padded, read_map
+from small_specs import joints_spec
 
 pytestmark = pytest.mark.realtime
 
-SPEC = Spec(
-    0.02,
-    vector(["a", "b", "grip"], ["rad", "rad", "m"]),
-    vector(["a", "b", "grip"], "rad/s"),
-    vector(["a", "b", "grip"], ["rad", "rad", "m"]),
-    {
-        "observation.state": vector(["a", "b", "grip"], ["rad", "rad", "m"]),
-        "observation.images.top": Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8"),
-    },
-)
+SPEC = joints_spec(("a", "b", "grip"), ("rad", "rad", "m"), top=(4, 6))
 
 
 class Echo:

@@ -11,22 +11,13 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, UnknownName
-from instep.core.world import Channel, Spec, vector
 from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
 from instep.policy.image_adaptation import fit_adapter, restyled
 from instep.policy.training import AdaptOptions, adapt_policy, fine_tune, is_fixed, some_images
+from small_specs import joints_spec
 
 SIZE = 64
-SPEC = Spec(
-    0.02,
-    vector(["x"], "m"),
-    vector(["x"], "m/s"),
-    vector(["x"], "m"),
-    {
-        "observation.state": vector(["x"], "m"),
-        "observation.images.top": Channel(("height", "width", "channels"), "", (SIZE, SIZE, 3), "uint8"),
-    },
-)
+SPEC = joints_spec(["x"], "m", top=(SIZE, SIZE))
 METHODS = ["colour", "background", "translator", "normalize", "auto"]
 
 

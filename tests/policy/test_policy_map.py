@@ -6,19 +6,10 @@ import pytest
 
 from instep import BadInput
 from instep.app.cli import main
-from instep.core.world import Channel, Spec, vector
 from instep.policy.policy_map import checked_map, read_map
+from small_specs import joints_spec
 
-SPEC = Spec(
-    0.02,
-    vector(["a", "b"], "rad"),
-    vector(["a", "b"], "rad/s"),
-    vector(["a", "b"], "rad"),
-    {
-        "observation.state": vector(["a", "b"], "rad"),
-        "observation.images.top": Channel(("height", "width", "channels"), "", (4, 6, 3), "uint8"),
-    },
-)
+SPEC = joints_spec(top=(4, 6))
 ACTION = "[[action]]\nkey = 'actions'\njoints = ['a', 'b']\n"
 WRONG = {
     "no file": (None, "There is no file"),

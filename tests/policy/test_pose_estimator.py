@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, UnknownName
-from instep.core.world import Channel, Spec, vector
+from instep.core.world import vector
 from instep.policy.flow_policy import POSES
 from instep.scene.tasks.manipulation_tasks import heading
+from small_specs import joints_spec
 
 POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
-SPEC = Spec(
-    0.02,
-    vector(["x", "y"], "m"),
-    vector(["x", "y"], "m/s"),
-    vector(["x", "y"], "m"),
-    {
-        "observation.state": vector(["x", "y"], "m"),
-        POSES: vector(["lid.angle", *POSE]),
-        "observation.images.top": Channel(("height", "width", "channels"), "", (32, 32, 3), "uint8"),
-    },
-)
+SPEC = joints_spec(["x", "y"], "m", top=(32, 32), environment_state=vector(["lid.angle", *POSE]))
 BLIND = replace(SPEC, observation={k: v for k, v in SPEC.observation.items() if k != POSES})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, UnknownName
-from instep.core.world import Channel, Spec, vector
+from instep.core.world import Channel, vector
 from instep.policy.flow_policy import (
     FlowNet,
     FlowPolicy,
@@ -24,14 +24,9 @@ from instep.policy.flow_policy import (
     time_features,
     write_weights,
 )
+from small_specs import joints_spec
 
-SPEC = Spec(
-    0.02,
-    vector(["x", "y"], "m"),
-    vector(["x", "y"], "m/s"),
-    vector(["x", "y"], "m"),
-    {"observation.state": vector(["x", "y"], "m"), "observation.goal": vector(["gx", "gy"], "m")},
-)
+SPEC = joints_spec(["x", "y"], "m", goal=vector(["gx", "gy"], "m"))
 
 
 def towards(seed: int, rows: int = 40) -> Episode:
