@@ -244,7 +244,7 @@ class Stage:
         return runs, sim
 
     def commanded(self, seed: int, scale: float, shake: float) -> Any:
-        """Runs of a policy, usual runs, and the limits of the commands."""
+        """Runs of a policy, and usual runs."""
         rng = np.random.default_rng((seed, 5))
         world = open_world(self.arm)
 
@@ -253,7 +253,7 @@ class Stage:
             return rollout(world, Script(commands), steps=ROWS, seed=0)
 
         usual = [made(1.0, 0.0) for _ in range(24)]
-        return [made(scale, shake) for _ in range(3)], usual, {"shoulder": (-1.2, 1.2), "elbow": (-1.2, 1.2)}
+        return [made(scale, shake) for _ in range(3)], usual
 
     def looped(self, seed: int, bias: float) -> Any:
         """A policy that leans away from where it sees itself, in a world whose camera is off by a little."""

@@ -33,7 +33,7 @@ from instep.core.statistics import (
 from instep.core.world import Spec, vector
 from instep.gap.gap_result import ErrorGrowth
 from instep.gap.joint_error import JointErrorProfile, profile_scores
-from instep.gap.measure import clock_offset, error_growth, growth_difference
+from instep.gap.measure import clock_offset, error_growth
 from instep.gap.paired_runs import compare_runs, noise_floor
 
 Trial = tuple[Estimate, float]
@@ -111,11 +111,6 @@ def growing(rng: np.random.Generator) -> Trial:
     """The rate at which errors of six runs grow; another shape counts as covered."""
     found = grown(rng, rng.normal(1.5, 0.2, 6))
     return (found.rate if found.shape == "exponential" else Estimate(1.5, 1.5, 1.5, 6)), 1.5
-
-
-def faster(rng: np.random.Generator) -> Trial:
-    """How much faster errors grow in a closed loop."""
-    return growth_difference(*(grown(rng, rng.normal(rate, 0.2, 6)) for rate in (1.9, 1.2))), 0.7
 
 
 def clock(rng: np.random.Generator) -> Trial:

@@ -120,11 +120,10 @@ def test_commands_this_body_does_not_know_are_a_mismatch():
         return joint(0.0, seed, np.clip(scale * np.sin((2 + rng.random()) * T + rng.random())[:, None], -1, 1))
 
     usual = [commands(0.7, k) for k in range(24)]
-    limits = {"a": (-1.0, 1.0)}
-    assert embodiment_mismatch([commands(2.5, 50 + k) for k in range(3)], usual, limits).found
-    assert not embodiment_mismatch([commands(0.7, 70 + k) for k in range(3)], usual, limits).found
+    assert embodiment_mismatch([commands(2.5, 50 + k) for k in range(3)], usual).found
+    assert not embodiment_mismatch([commands(0.7, 70 + k) for k in range(3)], usual).found
     with pytest.raises(BadInput, match="needs 19 usual runs"):
-        embodiment_mismatch(usual[:2], usual[:10], limits)
+        embodiment_mismatch(usual[:2], usual[:10])
 
 
 def test_a_conformal_threshold_needs_enough_runs():

@@ -12,7 +12,6 @@ from instep.core.world import Spec, vector
 from instep.gap.gap_result import RunPair
 from instep.gap.measure import (
     error_growth,
-    growth_difference,
     measure_gap,
     measure_pairs,
     measure_recordings,
@@ -85,17 +84,6 @@ def test_an_exponential_error_doubles_in_a_time():
 def test_an_error_that_does_not_rise_has_no_growth():
     with pytest.raises(BadInput, match="no growth to fit"):
         error_growth(*noisy(np.full(len(T), 0.1)))
-
-
-def test_closed_loop_compounding_is_a_difference_of_rates():
-    fast, slow = (
-        error_growth(*noisy(1e-3 * np.exp(2 * T), seed=1)),
-        error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=2)),
-    )
-    found = growth_difference(fast, slow)
-    assert found.low > 0 and found.value == pytest.approx(0.8, abs=0.1)
-    same = growth_difference(slow, error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=3)))
-    assert same.low < 0 < same.high
 
 
 SPEC = Spec(0.01, vector(["arm", "pole"], "rad"), vector(["arm", "pole"], "rad/s"), vector(["u"], "V"))

@@ -143,7 +143,11 @@ class _Search:
         for i in range(len(self.fits.candidates)):
             self.watch(self.named([i]))
             if self.fits.negligible(i):
-                fit = CauseFit({i: np.zeros(len(self.fits.candidates[i].coordinates))}, *self.fits.nominal.errors)
+                fit = CauseFit(
+                    {i: np.zeros(len(self.fits.candidates[i].coordinates))},
+                    self.fits.nominal.residuals,
+                    self.fits.nominal.held_out,
+                )
             else:
                 self.active.append(i)
                 fit = self.fits.fitted(self.fits.extended(self.fits.nominal, i)[1], SCREEN_STEPS)
@@ -279,11 +283,6 @@ class CauseFit:
     """Errors of the fitted windows [windows, times, channels], as parts of the overall error."""
     held_out: Array
     """Squared error of each piece that was kept for evaluation [pieces]; empty if it was not taken yet."""
-
-    @property
-    def errors(self) -> tuple[Array, Array]:
-        """Those of the fitted windows, and of the others."""
-        return self.residuals, self.held_out
 
     @property
     def cost(self) -> float:

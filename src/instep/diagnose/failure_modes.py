@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil, exp, inf, isfinite, log, nan
 
 import numpy as np
@@ -15,7 +15,7 @@ from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array, Policy, Simulator, State, frozen_dataclass
 from instep.gap.gap_result import Gap, RunPair
 from instep.gap.horizon import QUAT, HorizonOptions, channels, error_over_time, rms
-from instep.gap.measure import error_growth, growth_difference
+from instep.gap.measure import error_growth
 from instep.gap.paired_runs import compare_runs, noise_floor, repeated_runs, split_by_outcome
 from instep.gap.preparation import scalar_joints
 
@@ -66,11 +66,6 @@ class FailureMode:
     """One sentence: the measurement and its threshold."""
 
 
-def ruled_out(name: str, strength: Estimate, evidence: str) -> FailureMode:
-    """A mode that was tested for and not found."""
-    return FailureMode(name, False, strength, evidence)
-
-
 def found_modes(modes: Sequence[FailureMode]) -> list[FailureMode]:
     """The modes that were found, the strongest physical cause first."""
     found = [m for m in modes if m.found]
@@ -95,8 +90,8 @@ def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
     """
     name = "dynamics gap"
     if "overall" not in gap.floor:
-        return ruled_out(
-            name, Estimate(nan, nan, nan, 0), "No command was repeated, so the robot's scatter is unknown."
+        return FailureMode(
+            name, False, Estimate(nan, nan, nan, 0), "No command was repeated, so the robot's scatter is unknown."
         )
     ratios: list[tuple[Estimate, str]] = []
     for horizon, words in zip(gap.curves["overall"].horizons, gap.curves["overall"].names(), strict=True):
@@ -105,7 +100,7 @@ def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
             high = error.high / max(scatter.low, 1e-300)
             ratios.append((Estimate(error.value / scatter.value, error.low / scatter.high, high, error.n), words))
     if not ratios:
-        return ruled_out(name, Estimate(nan, nan, nan, 0), "The runs are too short to decide.")
+        return FailureMode(name, False, Estimate(nan, nan, nan, 0), "The runs are too short to decide.")
     ratio, when = min(ratios, key=lambda entry: entry[0].low)
     sentence = f"The error is {ratio.value:.2g} times the scatter of repeats at {when} and more elsewhere"
     return FailureMode(
@@ -131,7 +126,7 @@ def static_scene(pairs: Sequence[RunPair]) -> FailureMode:
                 worst, where = lasted, body
     strength = Estimate(worst, worst, worst, len(pairs), "s")
     if worst <= LASTING_S:
-        return ruled_out(name, strength, "Every body that moved in reality moved in the simulator too.")
+        return FailureMode(name, False, strength, "Every body that moved in reality moved in the simulator too.")
     words = f"{where!r} moved in reality and stayed in the simulator for {worst:.2g} s, in {runs} of {len(pairs)} runs."
     return FailureMode(name, True, strength, words)
 
@@ -149,12 +144,12 @@ def sensor_noise(pairs: Sequence[RunPair], *, least: float = 3.0) -> FailureMode
         # Below a millionth of the motion there is no noise worth its name, only rounding.
         logs.append(float(np.median(np.log(np.maximum(real, 1e-6 * span) / np.maximum(sim, 1e-6 * span)))))
         levels.append(float(np.median(real)))
-    if len(logs) < 2:
-        strength = Estimate(float(np.exp(logs[0])) if logs else nan, nan, nan, len(logs), "1")
-        return FailureMode(name, bool(logs) and logs[0] > np.log(2 * least), strength, _noisy(strength.value, levels))
     ratio = jackknife(np.array(logs))
-    strength = Estimate(float(np.exp(ratio.value)), float(np.exp(ratio.low)), float(np.exp(ratio.high)), len(logs), "1")
-    return FailureMode(name, strength.low > least, strength, _noisy(strength.value, levels))
+    strength = Estimate(exp(ratio.value), exp(ratio.low), exp(ratio.high), len(logs), "1")
+    # Of one run there is no interval: it must be twice as noisy.
+    loud = strength.low > least if len(logs) > 1 else strength.value > 2 * least
+    level = f"{float(np.median(levels)):.2g}, {strength.value:.2g} times that of the simulated ones"
+    return FailureMode(name, loud, strength, f"Measured positions carry noise of {level}.")
 
 
 def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> FailureMode:
@@ -162,7 +157,7 @@ def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> F
     name = "stochasticity"
     kinds = split_by_outcome(real)
     if not kinds:
-        return ruled_out(name, Estimate(nan, nan, nan, 0), "No command was repeated.")
+        return FailureMode(name, False, Estimate(nan, nan, nan, 0), "No command was repeated.")
     scatter = noise_floor(kinds)
     compared = channels(kinds[0][0].spec.q)
     best = Estimate(0.0, 0.0, 0.0, 0, "1")
@@ -247,7 +242,9 @@ def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3)
             moved.append(jump)
             worst = body if jump >= max(moved) else worst
     if not moved:
-        return ruled_out(name, Estimate(nan, nan, nan, 0, "m"), "No body was seen to rest, so shapes were not tested.")
+        return FailureMode(
+            name, False, Estimate(nan, nan, nan, 0, "m"), "No body was seen to rest, so shapes were not tested."
+        )
     value = float(np.median(moved))
     strength = Estimate(value, min(moved), max(moved), len(moved), "m")
     words = f"{worst!r}, put if it was seen to rest, moves by {1e3 * value:.1f} mm (allowed {1e3 * REST_M:.0f} mm)."
@@ -267,11 +264,6 @@ def at_rest(position: Array, dt: float, *, lasting: float = 0.2) -> Array:
 def _positions(episode: Episode, body: str) -> Array:
     labels = episode.spec.q.labels
     return np.asarray(episode.q, float)[:, [labels.index(f"{body}.{part}") for part in "xyz"]]
-
-
-def _noisy(ratio: float, levels: Sequence[float]) -> str:
-    level = float(np.median(levels)) if levels else nan
-    return f"Measured positions carry noise of {level:.2g}, {ratio:.2g} times that of the simulated ones."
 
 
 def _jump(sim: Simulator, run: Aligned, starts: Array, place: Sequence[int], steps: int) -> float:
@@ -296,7 +288,9 @@ def _shaking(position: Array, dt: float, rows: Array) -> float:
 
 def _mode(name: str, values: Sequence[float], limit: float, unit: str, words: str) -> FailureMode:
     if not values:
-        return ruled_out(name, Estimate(nan, nan, nan, 0, unit), "No body was seen to rest, so this was not tested.")
+        return FailureMode(
+            name, False, Estimate(nan, nan, nan, 0, unit), "No body was seen to rest, so this was not tested."
+        )
     value = _worst(values)
     strength = Estimate(value, min(values), max(values), len(values), unit)
     sentence = f"{words.format(value)[:-1]} (named above {limit:g} {unit})."
@@ -353,7 +347,7 @@ def closed_loop_modes(
     closed = error_over_time(compare_runs([pair.real for pair in pairs], runs, options=options).pairs, options=options)
     modes = [compounding(closed, error_over_time(pairs, options=options))]
     if len(episodes) >= MIN_USUAL_RUNS:
-        modes.append(embodiment_mismatch(runs, episodes, {}))
+        modes.append(embodiment_mismatch(runs, episodes))
     return modes
 
 
@@ -399,17 +393,11 @@ def compounding(closed: Sequence[tuple[Array, Array]], open_loop: Sequence[tuple
     try:
         fast = error_growth([t for t, _ in closed], [e for _, e in closed])
     except BadInput:
-        return ruled_out(name, Estimate(nan, nan, nan, 0), "Closed-loop errors do not grow.")
+        return FailureMode(name, False, Estimate(nan, nan, nan, 0), "Closed-loop errors do not grow.")
     ends = [log(max(_end(c), 1e-12) / max(_end(o), 1e-12)) for (_, c), (_, o) in zip(closed, open_loop, strict=True)]
     ratio = jackknife(np.array(ends))
     strength = Estimate(exp(ratio.value), exp(min(ratio.low, 50.0)), exp(min(ratio.high, 50.0)), ratio.n, "1")
     words = f"Closed-loop errors grow ({fast.shape}) and end {strength.value:.2g} times as large as replayed ones"
-    try:
-        slow = error_growth([t for t, _ in open_loop], [e for _, e in open_loop])
-        # Rates of different shapes are different things.
-        words += f", {growth_difference(fast, slow).value:+.2g} per second faster" if slow.shape == fast.shape else ""
-    except BadInput:
-        words += ", which do not grow"
     return FailureMode(name, strength.low > 2, strength, f"{words} (at least {strength.low:.2g}; named from 2 on).")
 
 
@@ -432,28 +420,24 @@ def perceptual_sensitivity(real: Array, rendered: Array, control: Array) -> Fail
     return FailureMode("perceptual sensitivity", strength.low > 1.5, strength, words)
 
 
-def embodiment_mismatch(
-    runs: Sequence[Episode], usual: Sequence[Episode], limits: Mapping[str, tuple[float, float]]
-) -> FailureMode:
+def embodiment_mismatch(runs: Sequence[Episode], usual: Sequence[Episode]) -> FailureMode:
     """Whether a policy commands what this body cannot do, against commands that are known to suit it.
 
-    Each run scores by its saturation share, its jerk, its tracking residual and how far its actions lie from the usual
-    ones; the threshold is the conformal quantile of the usual runs.
+    Each run scores by its jerk, its tracking residual and how far its actions lie from the usual ones; the threshold is
+    the conformal quantile of the usual runs.
     """
     name = "embodiment mismatch"
     if len(usual) < MIN_USUAL_RUNS:
         raise BadInput(f"A threshold for 5 % false alarms needs {MIN_USUAL_RUNS} usual runs, not {len(usual)}.")
-    table = np.array([_command_features(e, usual, limits) for e in usual])
+    table = np.array([_command_features(e, usual) for e in usual])
     middle, spread = np.median(table, axis=0), 1.4826 * np.median(np.abs(table - np.median(table, axis=0)), axis=0)
     spread = np.maximum(spread, 0.05 * np.abs(middle) + 1e-9)
     scores = ((table - middle) / spread).max(axis=1)
     threshold = conformal(scores, 0.05)
-    found = np.array([_command_features(e, usual, limits) for e in runs])
+    found = np.array([_command_features(e, usual) for e in runs])
     standard = (found - middle) / spread
     own = standard.max(axis=1)
-    worst = ("saturation", "jerk", "tracking residual", "distance from the usual actions")[
-        int(standard.mean(axis=0).argmax())
-    ]
+    worst = ("jerk", "tracking residual", "distance from the usual actions")[int(standard.mean(axis=0).argmax())]
     share = float((own > threshold).mean())
     value = float(np.median(own))
     strength = Estimate(value, float(own.min()), float(own.max()), len(own), "1")
@@ -469,23 +453,14 @@ def conformal(scores: Array, alpha: float) -> float:
     return inf if place > len(ordered) else float(ordered[place - 1])
 
 
-def _command_features(episode: Episode, usual: Sequence[Episode], limits: Mapping[str, tuple[float, float]]) -> Array:
-    action = np.asarray(episode.action, float)[:-1]
-    labels = episode.spec.action.labels
-    saturated = [
-        float(((action[:, i] >= high - 1e-9) | (action[:, i] <= low + 1e-9)).mean())
-        for i, label in enumerate(labels)
-        for low, high in [limits.get(label, (-inf, inf))]
-    ]
-    spread = np.maximum(np.std(np.concatenate([e.action[:-1] for e in usual]), axis=0), 1e-9)
+def _command_features(episode: Episode, usual: Sequence[Episode]) -> Array:
+    action, labels = np.asarray(episode.action, float)[:-1], episode.spec.action.labels
+    known = np.concatenate([e.action[:-1] for e in usual])
+    spread = np.maximum(np.std(known, axis=0), 1e-9)
     jerk = rms(np.diff(action, n=3, axis=0) / spread) if len(action) > 3 else nan
     places = [episode.spec.q.labels.index(label) for label in labels if label in episode.spec.q.labels]
-    residual = 0.0
-    if len(places) == len(labels):
-        residual = rms((action - episode.q[:-1, places]) / spread)
-    mean = np.concatenate([e.action[:-1] for e in usual]).mean(axis=0)
-    distance = rms((action - mean) / spread)
-    return np.array([max(saturated, default=0.0), jerk, residual, distance])
+    residual = rms((action - episode.q[:-1, places]) / spread) if len(places) == len(labels) else 0.0
+    return np.array([jerk, residual, rms((action - known.mean(axis=0)) / spread)])
 
 
 def _end(error: Array) -> float:

@@ -271,27 +271,15 @@ class Channels:
     wraps: Array
     """Whether a channel is an angle that wraps [channels]."""
 
-    @property
-    def plain(self) -> bool:
-        """Whether channels are the first coordinates themselves, in order, and no orientation is among them."""
-        return self.columns == tuple((i,) for i in range(len(self.columns)))
-
     def difference(self, sim: Array, real: Array) -> Array:
         """sim - real of each channel [..., channels]; orientations give the angle between, which has no sign."""
         sim, real = np.asarray(sim, float), np.asarray(real, float)
-        if self.plain:
-            n = len(self.columns)
-            out = sim[..., :n] - real[..., :n]
-            out[..., self.wraps] = wrapped(out[..., self.wraps])
-            return out
-        shape = np.broadcast_shapes(sim.shape, real.shape)[:-1]
-        out = np.empty((*shape, len(self.names)))
+        first = [columns[0] for columns in self.columns]
+        out = sim[..., first] - real[..., first]
+        out[..., self.wraps] = wrapped(out[..., self.wraps])
         for i, columns in enumerate(self.columns):
             if len(columns) == 4:
                 out[..., i] = angle_between(normalized(sim[..., columns]), normalized(real[..., columns]))
-            else:
-                out[..., i] = sim[..., columns[0]] - real[..., columns[0]]
-        out[..., self.wraps] = wrapped(out[..., self.wraps])
         return out
 
     def drift(self, sim: tuple[Array, Array], real: tuple[Array, Array]) -> Array:

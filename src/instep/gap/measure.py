@@ -187,20 +187,6 @@ def fit_shape(shape: GrowthShape, t: Array, y: Array) -> tuple[Array, float]:
     return parameters, n * log(square) + 2 * k + 2 * k * (k + 1) / max(n - k - 1, 1)
 
 
-def growth_difference(first: ErrorGrowth, second: ErrorGrowth) -> Estimate:
-    """How much faster the first grows than the second, with Welch's interval."""
-    a, b = np.array(first.rates), np.array(second.rates)
-    difference = float(a.mean() - b.mean())
-    if len(a) < 2 or len(b) < 2:
-        return Estimate(difference, np.nan, np.nan, min(len(a), len(b)), "1/s")
-    va, vb = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
-    if va + vb == 0:
-        return Estimate(difference, difference, difference, len(a) + len(b), "1/s")
-    degrees = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
-    half = student_quantile(0.975, max(1, int(degrees))) * (va + vb) ** 0.5
-    return Estimate(difference, difference - half, difference + half, len(a) + len(b), "1/s")
-
-
 def _with_details(gap: Gap, scene: Scene | None, options: HorizonOptions, events: Sequence[EventRule] | None) -> Gap:
     """The gap with the errors of the arms whose joints were all compared, error growth and events."""
     arms = [arm for arm in arms_of(scene) if all(n in gap.curves for n in arm.labels)] if scene is not None else []

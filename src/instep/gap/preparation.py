@@ -341,18 +341,18 @@ def _frozen(runs: RecordedRuns) -> Iterator[DataProblem]:
 def _gains(runs: RecordedRuns) -> Iterator[DataProblem]:
     """Answers that are 57 or 1000 times their command, or that part of it."""
     for label, place, commanded in runs.servos:
-        parts = [(np.asarray(e.action, float)[:-1, commanded], np.asarray(e.q, float)[:-1, place])
-                 for e in runs.sample()]  # fmt: skip
+        parts = [(e.action[:-1, commanded], e.q[:-1, place]) for e in runs.sample()]
         command, answer = (np.concatenate([x - x.mean() for x in side]) for side in zip(*parts, strict=True))
-        if len(command) < 20 or np.std(command) < 1e-9:
+        if len(command) < 20 or np.std(command) < 1e-9 or np.std(answer) == 0:
             continue
-        strength = float(np.corrcoef(command, answer)[0, 1]) if np.std(answer) > 0 else 0.0
-        gain = float(np.std(answer) / np.std(command))
-        factor, _ = OTHER_UNIT.get(runs.units[place], OTHER_UNIT["m"])
-        if abs(strength) > 0.5 and (0.6 < gain / factor < 1.6 or 0.6 < gain * factor < 1.6):
-            which = "degrees and radians" if runs.units[place] == "rad" else "millimetres and metres"
-            sentence = f"{label!r} answers its command {gain:.3g}-fold: are command and state in {which}?"
-            yield DataProblem(label, sentence)
+        gain, unit = float(np.std(answer) / np.std(command)), runs.units[place]
+        factor, _ = OTHER_UNIT.get(unit, OTHER_UNIT["m"])
+        other = 0.6 < gain / factor < 1.6 or 0.6 < gain * factor < 1.6
+        if other and abs(float(np.corrcoef(command, answer)[0, 1])) > 0.5:
+            which = "degrees and radians" if unit == "rad" else "millimetres and metres"
+            yield DataProblem(
+                label, f"{label!r} answers its command {gain:.3g}-fold: are command and state in {which}?"
+            )
 
 
 def _order(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -459,43 +459,37 @@ def _responses(runs: RecordedRuns) -> Array:
     Rates rather than positions: slow common motion makes positions of all joints alike. Both are smoothed over the
     same 0.2 s, because an answer trails its command.
     """
-    servos = runs.servos
-    answers: list[Array] = []
-    commands: list[Array] = []
-    for episode in runs.sample() if servos else ():
+    places, actions = ([servo[k] for servo in runs.servos] for k in (1, 2))
+    rates: list[Array] = []
+    for episode in runs.sample() if runs.servos else ():
         span = max(1, round(0.2 / episode.spec.dt))
-        if len(episode) < 3 * span:
-            continue
-        q = np.asarray(episode.q, float)[:, [place for _, place, _ in servos]]
-        a = np.asarray(episode.action, float)[:, [commanded for _, _, commanded in servos]].copy()
-        a[-1] = a[-2]
-        answers.append(q[span:] - q[:-span])
-        commands.append(a[span:] - a[:-span])
-    if not answers:
-        return np.full((len(servos), len(servos)), np.nan)
-    x, y = (np.concatenate(side) for side in (answers, commands))
-    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
-    size = np.sqrt((x**2).sum(axis=0))[:, None] * np.sqrt((y**2).sum(axis=0))[None, :]
-    idle = (np.sqrt((y**2).mean(axis=0)) < 1e-4)[None, :] | (np.sqrt((x**2).mean(axis=0)) < 1e-4)[:, None]
+        if len(episode) >= 3 * span:
+            values = np.concatenate([episode.q[:, places], episode.action[:, actions]], axis=1, dtype=float)
+            values[-1, len(places) :] = values[-2, len(places) :]
+            rates.append(values[span:] - values[:-span])
+    n = len(places)
+    if not rates:
+        return np.full((n, n), np.nan)
+    moved = np.concatenate(rates)
+    idle = moved.std(axis=0) < 1e-4
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(idle | (size == 0), np.nan, x.T @ y / size)
+        found = np.corrcoef(moved, rowvar=False).reshape(2 * n, 2 * n)[:n, n:]
+    return np.where(idle[:n, None] | idle[n:], np.nan, found)
 
 
 def _rest_offset(runs: RecordedRuns, place: int, commanded: int) -> float | None:
     """The median distance of an answer from its command while the command has been still for half a second."""
     found: list[Array] = []
     for episode in runs.sample():
-        span = max(1, round(0.5 / episode.spec.dt))
-        command, answer = np.asarray(episode.action, float)[:-1, commanded], np.asarray(episode.q, float)[:-1, place]
+        span, command = max(1, round(0.5 / episode.spec.dt)), np.asarray(episode.action, float)[:-1, commanded]
         if len(command) > 2 * span:
             steady = np.abs(command[span:] - command[:-span]) < 1e-3
-            found.append((answer - command)[span:][steady])
+            found.append((episode.q[:-1, place] - command)[span:][steady])
     values = np.concatenate(found) if found else np.zeros(0)
     if len(values) < 20:
         return None
     middle = float(np.median(values))
-    scatter = float(np.median(np.abs(values - middle)))
-    return middle if abs(middle) > 3 * scatter else None
+    return middle if abs(middle) > 3 * float(np.median(np.abs(values - middle))) else None
 
 
 def _jumping(episode: Episode) -> list[str]:

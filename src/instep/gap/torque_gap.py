@@ -115,21 +115,18 @@ def torque_scores(errors: Sequence[Array], torques: Sequence[Array], joints: Seq
     for k, (joint, rms) in enumerate(zip(joints, pooled(square, count, unit="Nm"), strict=True)):
         scores[f"{joint} rms"] = rms
         scores[f"{joint} of rms torque"] = _ratio(square[:, k], power[:, k])
-        span = max(float(np.ptp(every[:, k])), 1e-12)
-        scores[f"{joint} of range"] = Estimate(
-            100 * rms.value / span, 100 * rms.low / span, 100 * rms.high / span, rms.n, "%"
-        )
+        share = 100 / max(float(np.ptp(every[:, k])), 1e-12)
+        scores[f"{joint} of range"] = Estimate(share * rms.value, share * rms.low, share * rms.high, rms.n, "%")
     return scores
 
 
 def _ratio(square: Array, power: Array) -> Estimate:
     """100 sqrt(sum of squares / sum of powers) [%] over blocks [blocks]."""
     whole = np.array([square.sum() / max(float(power.sum()), 1e-300)])
-    if len(square) < 2:
-        value = 100 * float(whole[0]) ** 0.5
-        return Estimate(value, float("nan"), float("nan"), 1, "%")
     without = (square.sum() - square) / np.maximum(power.sum() - power, 1e-300)
-    found = log_jackknife(whole, without[:, None])[0]
+    found = (
+        log_jackknife(whole, without[:, None])[0] if len(square) > 1 else Estimate(whole[0] ** 0.5, np.nan, np.nan, 1)
+    )
     return Estimate(100 * found.value, 100 * found.low, 100 * found.high, found.n, "%")
 
 
@@ -218,11 +215,6 @@ class TorqueRun:
         return replace(self, t=self.t[which], motion=self.motion.rows(which), torque=self.torque[which])
 
 
-def has_torques(episode: Episode) -> bool:
-    """Whether a recording has measured torques, or commands that are torques."""
-    return _source(episode) is not None
-
-
 def torque_runs(scene: Scene, episodes: Sequence[Episode], options: TorqueOptions | None = None) -> list[TorqueRun]:
     """The rows of motion and torque of recordings, for the joints of the scene whose torque was recorded.
 
@@ -237,14 +229,6 @@ def torque_runs(scene: Scene, episodes: Sequence[Episode], options: TorqueOption
     return [_run(scene, episode, i, options) for i, episode in enumerate(episodes)]
 
 
-def _source(episode: Episode) -> str | None:
-    """The column of torques: measured ones, or commands in Nm."""
-    if TORQUE in episode:
-        return TORQUE
-    units = episode.spec.action.units
-    return "action" if "action" in episode and units and all(unit in ("Nm", "N") for unit in units) else None
-
-
 def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) -> TorqueRun:
     name = episode.meta.get("name") or episode.meta.get("source") or f"episode {number}"
     joints, torque, source = _torques(scene, episode, name)
@@ -254,11 +238,8 @@ def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) ->
     if len(stamps) < MIN_ROWS or (np.diff(stamps) <= 0).any():
         raise BadInput(f"The times of {name!r} do not advance, or it is too short.")
     recorded = {"q": episode.q[:, places], "torque": torque}
-    if (
-        ACCELERATION in episode
-        and "v" in episode
-        and episode["v"].shape == episode[ACCELERATION].shape == episode.q.shape
-    ):
+    shapes = {episode[name].shape for name in ("q", "v", ACCELERATION) if name in episode}
+    if ACCELERATION in episode and "v" in episode and len(shapes) == 1:
         recorded |= {"v": episode["v"][:, places], "a": episode[ACCELERATION][:, places]}
     t = np.linspace(float(stamps[0]), float(stamps[-1]), len(stamps))  # filters need even times
     columns = {key: onto(t, stamps, np.asarray(values, float), "linear") for key, values in recorded.items()}
@@ -295,8 +276,10 @@ def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) ->
 
 def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Array, str]:
     """The joints whose torques were recorded, in the scene's order, their torques, and the column they come from."""
-    source = _source(episode)
-    if source is None:
+    units = episode.spec.action.units
+    commanded = "action" in episode and units and all(unit in ("Nm", "N") for unit in units)
+    source = TORQUE if TORQUE in episode else "action"
+    if TORQUE not in episode and not commanded:
         raise BadInput(
             f"{name!r} has no measured torques: a column {TORQUE!r} [Nm] with one number for each joint was expected "
             "(a mapping adds it), or commands in Nm. Compare positions with: instep gap DATA SCENE"

@@ -1,9 +1,9 @@
 """Joint motors, friction and equality constraints of a MuJoCo model in rapier.
 
 Rapier's force-based motor is an implicit spring and damper with a largest force: `k (target - q) + d (speed - v)`.
-A servo of MuJoCo is exactly that where one actuator acts on one joint and its range is symmetric. A plain torque is a
-motor whose target speed is out of reach and whose largest force is the torque. Everything else is computed before each
-physics step from MuJoCo's actuator model (`ComputedTorques`) and applied as such a torque.
+A position servo of MuJoCo is exactly that where one actuator acts on one joint and its range is symmetric. Every other
+torque is computed before each physics step from MuJoCo's actuator model (`ComputedTorques`), and applied by a motor
+whose target speed is out of reach and whose largest force is the torque.
 
 Actuators, springs, dampers and couplings of a MuJoCo model, for engines that do not have them.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import mujoco
 import numpy as np
@@ -33,11 +33,12 @@ RUNAWAY_SPEED = 1e6
 
 @frozen_dataclass
 class JointMotor:
-    """The motor of one hinge or slide."""
+    """The motor of one hinge or slide: a servo or spring of rapier's, or a computed torque."""
 
     at: RapierJoint
     axis: Any
-    kind: Literal["position", "speed", "torque", "computed"]
+    computed: bool = False
+    """Whether its torque is computed before each physics step."""
     actuator: int = -1
     """Actuator whose command it follows; -1 for a spring alone."""
     scale: float = 0.0
@@ -51,12 +52,7 @@ class JointMotor:
     def follow(self, multibody: Any, command: float) -> None:
         """Set the target of a command."""
         target = self.scale * command + self.offset
-        if self.kind == "position":
-            multibody.set_link_motor(self.at.link, self.axis, target, 0.0, self.stiffness, self.damping)
-        elif self.kind == "speed":
-            multibody.set_link_motor(self.at.link, self.axis, 0.0, target, 0.0, self.damping)
-        else:
-            self.apply_torque(multibody, max(-self.limit, min(self.limit, target)))
+        multibody.set_link_motor(self.at.link, self.axis, target, 0.0, self.stiffness, self.damping)
 
     def apply_torque(self, multibody: Any, torque: float) -> None:
         """Apply a torque until the next call."""
@@ -73,12 +69,12 @@ def joint_motors(
     for at in built.axes:
         axis, actuators = axis_of(model, at.joint), np.flatnonzero(actuation.moment[:, at.dof])
         if at.dof in computed:
-            found.append(JointMotor(at, axis, "computed"))
+            found.append(JointMotor(at, axis, computed=True))
         elif len(actuators) == 0:
             if actuation.stiffness[at.dof] > 0:
                 target = float(actuation.spring[at.dof] - model.qpos0[at.q_index])
                 stiffness = float(actuation.stiffness[at.dof])
-                found.append(JointMotor(at, axis, "position", offset=target, stiffness=stiffness))
+                found.append(JointMotor(at, axis, offset=target, stiffness=stiffness))
         else:
             found.append(_actuated(model, actuation, at, [int(a) for a in actuators]))
     return tuple(found)
@@ -100,8 +96,11 @@ def set_motors(built: RapierModel, actuation: JointActuation, motors: Sequence[J
         for motor in motors:
             if motor.at.multibody == index:
                 multibody.set_link_motor_model(motor.at.link, motor.axis, rapier.MotorModel.FORCE_BASED)
+                if motor.computed:
+                    motor.apply_torque(multibody, 0.0)
+                    continue
                 motor.follow(multibody, 0.0)
-                if motor.kind in ("position", "speed") and np.isfinite(motor.limit):
+                if np.isfinite(motor.limit):
                     multibody.set_link_motor_max_force(motor.at.link, motor.axis, motor.limit)
 
 
@@ -117,17 +116,13 @@ def _actuated(model: mujoco.MjModel, actuation: JointActuation, at: RapierJoint,
     limit, symmetric = float(high), bool(np.isclose(-low, high, rtol=1e-9) or (np.isinf(low) and np.isinf(high)))
     spring = float(actuation.stiffness[dof])
     plain = len(actuators) == 1 and np.count_nonzero(actuation.moment[a]) == 1 and g1 == 0 and g2 == 0
-    # A spring may share the motor of a servo that has no limit of its own, since the spring has none.
-    if not (plain and symmetric and b1 <= 0 and b2 <= 0) or (spring > 0 and np.isfinite(limit)):
-        return JointMotor(at, axis, "computed", a)
     stiffness, damping = -b1 * gear * gear + spring, -b2 * gear * gear
-    rest = spring * float(actuation.spring[dof])
-    if stiffness > 0:
-        offset = (gear * b0 + rest) / stiffness - float(model.qpos0[at.q_index])
-        return JointMotor(at, axis, "position", a, gear * g0 / stiffness, offset, stiffness, damping, limit)
-    if damping > 0:
-        return JointMotor(at, axis, "speed", a, gear * g0 / damping, gear * b0 / damping, 0.0, damping, limit)
-    return JointMotor(at, axis, "torque", a, gear * g0, gear * b0, limit=limit)
+    # A spring may share the motor of a servo that has no limit of its own, since the spring has none.
+    shared = spring > 0 and np.isfinite(limit)
+    if not (plain and symmetric and b1 <= 0 and b2 <= 0 and stiffness > 0) or shared:
+        return JointMotor(at, axis, True, a)
+    offset = (gear * b0 + spring * float(actuation.spring[dof])) / stiffness - float(model.qpos0[at.q_index])
+    return JointMotor(at, axis, False, a, gear * g0 / stiffness, offset, stiffness, damping, limit)
 
 
 _CONNECT, _WELD = int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)
@@ -216,7 +211,7 @@ class ComputedTorques:
         cls, model: mujoco.MjModel, built: RapierModel, actuation: JointActuation, motors: tuple[JointMotor, ...]
     ) -> Self:
         """The computed torques of a model's motors."""
-        some = tuple(motor for motor in motors if motor.kind == "computed")
+        some = tuple(motor for motor in motors if motor.computed)
         reference = np.array([model.qpos0[at.q_index] for at in built.axes])
         return cls(some, tuple(built.axes), actuation, joint_couplings(model), reference)
 

@@ -274,7 +274,7 @@ class RapierEngine:
         joints = self._world.multibody_joints
         self._multibodies = [joints.get(handle)[0] for handle in setup.built.multibodies]
         self._diverged = False
-        self._followers = [motor for motor in setup.motors if motor.kind != "computed" and motor.actuator >= 0]
+        self._followers = [motor for motor in setup.motors if not motor.computed and motor.actuator >= 0]
 
     @classmethod
     def placed(cls, setup: RapierSetup, q: Array, v: Array) -> Self:
@@ -330,11 +330,7 @@ class RapierEngine:
         (x, y, z, w), spin = body.rotation.to_tuple(), (speeds[3], speeds[4], speeds[5])
         # Rapier's frame is at the centre of mass and moves with it.
         arm = _rotated(w, x, y, z, at.com)
-        sideways = (
-            spin[1] * arm[2] - spin[2] * arm[1],
-            spin[2] * arm[0] - spin[0] * arm[2],
-            spin[0] * arm[1] - spin[1] * arm[0],
-        )
+        sideways = [spin[i] * arm[j] - spin[j] * arm[i] for i, j in ((1, 2), (2, 0), (0, 1))]
         position = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
         speed = [a - b for a, b in zip(speeds[:3], sideways, strict=True)]
         q[at.q_index : at.q_index + 7] = (*position, w, x, y, z)

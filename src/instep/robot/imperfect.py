@@ -187,7 +187,7 @@ class Dropping(Wrapper[W]):
         def remembered(after: State) -> dict[str, Any]:
             return {
                 "keys": keys,
-                "line": {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)},
+                "line": sent[..., None, :],
                 "seen": _newest(memory["seen"], after, through),
                 "stamp": np.where(through, after.t, memory["stamp"]),
             }
@@ -222,8 +222,7 @@ class CommandFilter(Wrapper[W], ABC):
         action = checked_action(action, self.spec, state.batch)
         _, at = _shifted(state.hidden[self.key], action)
         sent = self.follow(at, action)
-        line = {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)}
-        return self.step_inside(state, sent, lambda _: line)
+        return self.step_inside(state, sent, lambda _: sent[..., None, :])
 
     def unroll(self, state: State, actions: Array) -> Trajectory | None:
         """Several actions [steps, ...] in one call, where the world inside can: what is sent depends on them alone."""
@@ -235,8 +234,7 @@ class CommandFilter(Wrapper[W], ABC):
         found = unroll(self.world, state, sent)
         if found is None:
             return None
-        line = {"actions": at[..., None, :], "empty": np.zeros(state.batch, bool)}
-        return replace(found, state=found.state.with_hidden(self.key, line))
+        return replace(found, state=found.state.with_hidden(self.key, at[..., None, :]))
 
 
 @array_dataclass
@@ -328,22 +326,19 @@ def _rounded(values: Array, size: Amount) -> Array:
     return np.where(step > 0, np.round(values / safe) * safe, values)
 
 
-def _line(spec: Spec, state: State, past: Array | None, length: int) -> dict[str, Array]:
-    """The commands still under way, oldest first; `empty` where none is known yet."""
-    size = spec.action.shape[0]
+def _line(spec: Spec, state: State, past: Array | None, length: int) -> Array:
+    """The commands still under way [..., length, nu], oldest first; NaN where none is known yet."""
     if past is None:
-        actions = np.zeros((*state.batch, length, size))
-        return {"actions": actions, "empty": np.ones(state.batch, bool)}
+        return np.full((*state.batch, length, spec.action.shape[0]), np.nan)
     known = np.broadcast_to(past, (*state.batch, *past.shape[-2:]))
-    index = np.maximum(np.arange(-length, 0) + known.shape[-2], 0)
-    return {"actions": known[..., index, :].astype(float), "empty": np.zeros(state.batch, bool)}
+    return known[..., np.maximum(np.arange(-length, 0) + known.shape[-2], 0), :].astype(float)
 
 
-def _shifted(line: Mapping[str, Array], action: Array) -> tuple[dict[str, Array], Array]:
+def _shifted(line: Array, action: Array) -> tuple[Array, Array]:
     """The line one command later, and the command that comes out of it."""
-    actions = np.where(line["empty"][..., None, None], action[..., None, :], line["actions"])
-    actions = np.concatenate([actions, action[..., None, :]], axis=-2)
-    return {"actions": actions[..., 1:, :], "empty": np.zeros_like(line["empty"])}, actions[..., 0, :]
+    known = np.where(np.isnan(line), action[..., None, :], line)
+    actions = np.concatenate([known, action[..., None, :]], axis=-2)
+    return actions[..., 1:, :], actions[..., 0, :]
 
 
 def _through(past: Array, follow: Callable[[Array, Array], Array]) -> Array:
