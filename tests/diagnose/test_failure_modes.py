@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, MujocoWorld
-from instep.core.statistics import Estimate
 from instep.core.world import Spec, vector
 from instep.diagnose.candidates import candidate_causes
 from instep.diagnose.cause_selection import identify_causes, physical_modes
 from instep.diagnose.failure_modes import (
-    MODES,
-    FailureMode,
     at_rest,
     compounding,
     conformal,
     contact_faults,
     embodiment_mismatch,
-    found_modes,
     noise_level,
     perceptual_sensitivity,
     sensor_noise,
@@ -43,10 +39,6 @@ def cube(x=0.0, z=0.03, shake=0.0):
 
 def found(modes):
     return {m.name for m in modes if m.found}
-
-
-def test_every_mode_has_a_name_and_words():
-    assert len(MODES) == 18
 
 
 def test_a_body_that_moved_only_in_reality_is_a_static_scene():
@@ -130,15 +122,6 @@ def test_a_conformal_threshold_needs_enough_runs():
     assert conformal(np.arange(18.0), 0.05) == float("inf")
     assert conformal(np.arange(1, 20.0), 0.05) == 19.0
     assert conformal(np.arange(1, 100.0), 0.05) == 95.0
-
-
-def test_modes_that_were_found_come_first():
-    modes = [
-        FailureMode("latency", True, Estimate(0.4, 0.3, 0.5, 5), ""),
-        FailureMode("friction", False, Estimate(0.9, 0.1, 1, 5), ""),
-        FailureMode("backlash", True, Estimate(0.8, 0.7, 0.9, 5), ""),
-    ]
-    assert [m.name for m in found_modes(modes)] == ["backlash", "latency"]
 
 
 @pytest.mark.parametrize(

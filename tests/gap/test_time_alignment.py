@@ -8,7 +8,6 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
-from instep.gap.horizon import velocity
 from instep.gap.measure import angular_speed, clock_offset
 from instep.gap.paired_runs import lag
 from instep.gap.preparation import prepare
@@ -99,9 +98,3 @@ def test_an_angle_that_jumps_by_a_turn_is_unwrapped_and_wraps_from_then_on():
     assert found.wrapping == ("pole",) and "jumps by a turn" in found.notes[0]
     t = found.episodes[0].t
     np.testing.assert_allclose(found.episodes[0].q[:, 1], 4 * t, atol=1e-9)
-
-
-def test_a_velocity_needs_few_rows():
-    assert velocity(np.zeros((1, 2)), 0.1).shape == (1, 2)
-    np.testing.assert_allclose(velocity(np.arange(4.0)[:, None], 1.0), 1.0)
-    np.testing.assert_allclose(velocity(np.arange(100.0)[:, None] ** 2, 1.0)[:, 0], 2 * np.arange(100.0), atol=1e-6)

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.robot import Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
+from instep.robot import Limits
 from instep.robot.follower import Follower
 from instep.robot.limits import LimitedCommand
 
 sys.path.append(str(Path(__file__).parent))
 import reference_follower as reference
-from point_mass_robot import NAMES, PointMass
 
 JOINTS = tuple("abcdefg")
 FAST = Limits(JOINTS, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0, 5000.0)
@@ -190,22 +189,6 @@ def test_a_joint_outside_its_limits_comes_back():
         assert motion.q.max() <= 1.2
     assert np.allclose(motion.q, 0.5)
     assert np.allclose(SOFT.brake(motion, 1 / 250.0).q, motion.q, atol=1e-9)
-
-
-def test_a_served_robot_reaches_its_target_within_its_jerk():
-    limits = Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0)
-    options = ServerOptions(safety=SafetyOptions(limits=limits))
-    with (
-        RobotServer(WorldDriver(PointMass()), pace="step", options=options) as server,
-        RobotWorld(server.address, server.token) as link,
-    ):
-        state = link.reset(0)
-        rows = [state.q, state.q, state.q]
-        for _ in range(120):
-            state = link.step(state, np.array([0.5, -0.5]))
-            rows.append(link.observe(state)["action.sent"])
-    jerk = np.diff(np.stack(rows), 3, axis=0) / link.spec.dt**3
-    assert np.abs(jerk).max() <= 400.0 * (1 + 1e-6) and np.allclose(rows[-1], [0.5, -0.5], atol=1e-6)
 
 
 def test_a_follower_knows_when_it_brakes_and_when_it_rests():

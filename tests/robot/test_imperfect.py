@@ -63,11 +63,6 @@ def test_noise_has_its_size_and_leaves_the_world_alone():
     assert not np.array_equal(other["observation.state"], episode["observation.state"][:10])
 
 
-def test_noise_of_two_layers_is_independent():
-    episode = rollout(Noisy(Noisy(Follower(), 1.0), 1.0), Script(np.zeros((2000, 2))), steps=2000)
-    assert episode["observation.state"].std() == pytest.approx(np.sqrt(2), rel=0.05)
-
-
 def test_a_drifting_sensor_drifts_by_its_rate():
     episode = run(Drifting(Follower(), rate=2.0), np.zeros((11, 2)))
     assert episode["observation.state"][-1] == pytest.approx([2.0, 2.0])
@@ -85,10 +80,6 @@ def test_lost_commands_are_held_and_lost_observations_shown_again():
     assert held.mean() == pytest.approx(0.5, abs=0.1)
     age = episode.t - episode["observation.state.stamp"]
     assert (age > 0.01).mean() == pytest.approx(0.5, abs=0.1) and age.min() >= 0
-
-
-def test_nothing_is_lost_at_probability_zero():
-    assert np.array_equal(run(Dropping(Follower())).q, run(Follower()).q)
 
 
 def test_a_sluggish_motor_covers_two_thirds_in_its_time_constant():

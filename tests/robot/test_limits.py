@@ -124,13 +124,6 @@ def test_limits_that_nobody_states_are_conservative_and_named():
     assert np.abs(huge).max() <= 1.0 + 1e-9 and np.allclose(huge[-1], [1.0, -1.0], atol=1e-6)
 
 
-def test_the_limit_that_a_command_breaks_is_named():
-    limits, dt = ROBOTS["a fast arm"], 0.01
-    rest, cut = limits.rest(np.zeros(7)), np.ones(7, bool)
-    for wanted, cause in ((5.0, "position"), (1.0, "velocity"), (0.01, "acceleration"), (0.0001, "jerk")):
-        assert limits.cause(rest, np.full(7, wanted), cut, dt) == cause
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -67,21 +67,6 @@ def test_a_batch_of_recordings_walks_together(episode):
     assert world.observe(state)["observation.images.top"].shape == (2, 2, 2, 3)
 
 
-def test_a_step_depends_on_its_state_alone(episode):
-    world = Recording(episode)
-    first = world.step(world.reset(), np.zeros(2))
-    for _ in range(3):
-        world.step(first, np.zeros(2))
-    assert np.array_equal(world.step(first, np.zeros(2)).q, episode.q[2])
-
-
-def test_an_action_of_another_size_or_nan_is_refused(episode):
-    world = Recording(episode)
-    for bad in (np.zeros(3), np.array([0.0, np.nan])):
-        with pytest.raises(BadInput):
-            world.step(world.reset(), bad)
-
-
 def test_an_episode_without_rows_is_refused(episode):
     with pytest.raises(BadInput, match="at least one"):
         Recording(episode.rows(0, 0))

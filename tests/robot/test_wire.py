@@ -199,13 +199,6 @@ def test_a_message_beyond_eight_mebibytes_is_neither_sent_nor_taken():
     assert "is the most" in refusal(b"\0" * (wire.MAX_BYTES + 1))
 
 
-def test_three_images_pass_in_one_message():
-    frames = {f"observation.images.{i}": np.full((270, 480, 3), i, np.uint8) for i in range(3)}
-    report = Report("c", 1, 0, 0, "idle", "", 0.0, 0, 0, np.zeros(14), np.zeros(14), np.zeros(14), frames, {})
-    back = unpack(pack(report))
-    assert isinstance(back, Report) and all(np.array_equal(back.seen[k], frames[k]) for k in frames)
-
-
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_random_bytes_raise_nothing_but_bad_input(data):

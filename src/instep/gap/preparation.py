@@ -459,7 +459,7 @@ def _responses(runs: RecordedRuns) -> Array:
     Rates rather than positions: slow common motion makes positions of all joints alike. Both are smoothed over the
     same 0.2 s, because an answer trails its command.
     """
-    places, actions = ([servo[k] for servo in runs.servos] for k in (1, 2))
+    places, actions = [place for _, place, _ in runs.servos], [commanded for _, _, commanded in runs.servos]
     rates: list[Array] = []
     for episode in runs.sample() if runs.servos else ():
         span = max(1, round(0.2 / episode.spec.dt))
