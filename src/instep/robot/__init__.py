@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
-    from .named_robots import connect_robot
     from .realtime import Clock, realtime_priority
-    from .robot_server import RobotServer, ServerOptions, serve
+    from .robot_server import RobotServer, ServerOptions, connect_robot, serve
     from .safety import ObstacleChecks, SafetyOptions
 
 __all__ = [
@@ -33,9 +32,8 @@ __getattr__ = lazy_names(
         "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
-        "named_robots": "connect_robot",
         "realtime": "Clock realtime_priority",
-        "robot_server": "RobotServer ServerOptions serve",
+        "robot_server": "RobotServer ServerOptions connect_robot serve",
         "safety": "ObstacleChecks SafetyOptions",
     },
 )

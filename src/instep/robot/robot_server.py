@@ -1,7 +1,8 @@
 """Robot server: a driver behind a websocket, for one controller and any number of watchers.
 
 The robot's loop runs in one thread and never waits for the network; the network runs in another and holds, for each
-client, only the newest state.
+client, only the newest state. A driver registers under the entry-point group `instep.robots`: a function that takes the
+address behind the name and returns a context manager of a `Driver`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.imports import extension, extension_names
 from instep.core.websocket import (
     LOOPBACK,
     Authenticator,
@@ -39,6 +42,7 @@ from instep.core.world import Array, Spec, options_dataclass
 from .control_loop import RobotLoop, RobotSnapshot
 from .driver import Driver
 from .jerk_kernels import BOUNDS
+from .link import RobotWorld
 from .realtime import quiet_interpreter
 from .safety import SafetyOptions
 from .wire import (
@@ -368,3 +372,36 @@ def _fits(spec: Spec) -> None:
             f"The robot's observations take {size / 2**20:.1f} MiB, but a message holds {MAX_BYTES / 2**20:g} MiB; "
             f"use smaller images."
         )
+
+
+SHIPPED: dict[str, str] = {}
+"""Drivers that come with instep: name -> `module:function`."""
+DriverOpener: TypeAlias = Callable[[str], AbstractContextManager[Driver]]
+
+
+def connect_robot(
+    address: str, token: str = "", *, timeout: float = 2.0, safety: SafetyOptions | None = None
+) -> AbstractContextManager[RobotWorld]:
+    """A robot as a world, to be used with `with`: behind a link, or by the name of its driver.
+
+    A driver is served inside this process, behind the same limits, checks and watchdog as behind a link; `safety` is
+    for drivers only.
+    """
+    if address.startswith(("ws://", "wss://")):
+        return RobotWorld(address, token, timeout=timeout)
+    name, colon, place = address.partition(":")
+    if not colon:
+        known = ", ".join(f"{one}:ADDRESS" for one in extension_names("robots", SHIPPED))
+        raise BadInput(f"{address!r} is no address of a robot; expected ws://HOST:PORT{known and f', {known}'}.")
+    opener: DriverOpener = extension("robots", name, SHIPPED)
+    return _served(opener, place, timeout, ServerOptions(safety=safety or SafetyOptions()))
+
+
+@contextmanager
+def _served(opener: DriverOpener, place: str, timeout: float, options: ServerOptions) -> Generator[RobotWorld]:
+    with (
+        opener(place) as driver,
+        RobotServer(driver, options=options) as server,
+        RobotWorld(server.address, server.token, timeout=timeout) as robot,
+    ):
+        yield robot
