@@ -167,17 +167,20 @@ def curves_through(
 
 def groups_of(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dict[str, str]]:
     """How squared channel errors add up to each curve [channels, curves], and the unit of each curve."""
-    names = compared.names
-    weights = [np.eye(len(names))]
-    units = dict(zip(names, compared.units, strict=True))
-    for unit in dict.fromkeys(compared.units):
-        same = np.array([u == unit for u in compared.units], float)
+    weights, units = unit_groups(compared.names, compared.units)
+    scaled = np.array([1 / scales[u] ** 2 for u in compared.units])[:, None] / len(compared.names)
+    return np.concatenate([weights, scaled], axis=1), {**units, "overall": "1"}
+
+
+def unit_groups(names: Sequence[str], units: Sequence[str]) -> tuple[Array, dict[str, str]]:
+    """The mean of squares of each channel, and of all channels of a unit [channels, groups]; the unit of each."""
+    weights, found = [np.eye(len(names))], dict(zip(names, units, strict=True))
+    for unit in dict.fromkeys(units):
+        same = np.array([u == unit for u in units], float)
         if same.sum() > 1:
             weights.append((same / same.sum())[:, None])
-            units[f"all {unit}"] = unit
-    scaled = np.array([1 / scales[u] ** 2 for u in compared.units])
-    weights.append((scaled / len(names))[:, None])
-    return np.concatenate(weights, axis=1), {**units, "overall": "1"}
+            found[f"all {unit}"] = unit
+    return np.concatenate(weights, axis=1), found
 
 
 def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:

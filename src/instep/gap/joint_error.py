@@ -21,7 +21,7 @@ from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 
 from .gap_result import CommandFollowing, JointErrorProfile, RunPair
-from .horizon import wrapped
+from .horizon import unit_groups, wrapped
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 MAX_LAG_S = 0.8
@@ -189,17 +189,17 @@ def command_following(episodes: Sequence[Episode]) -> CommandFollowing:
     spec = episodes[0].spec
     reach = min(round(MAX_LAG_S / spec.dt), min(int(e.powered.sum()) for e in episodes) // 3)
     sums, counts = _squares(episodes, servos, reach)  # [lags, runs, joints], [lags, runs]
-    names, groups, units = _joint_groups(servos, spec.q.units)
+    groups, units = unit_groups([label for label, _, _ in servos], [spec.q.units[place] for _, place, _ in servos])
     grouped = sums @ groups
     by_lag = np.sqrt(grouped.sum(axis=1) / counts.sum(axis=1)[:, None])
     best = np.argmin(by_lag, axis=0)
     lags = np.arange(reach + 1) * spec.dt
     rmse, shifted, lag = dict[str, Estimate](), dict[str, Estimate](), dict[str, Estimate]()
-    for i, (name, unit) in enumerate(zip(names, units, strict=True)):
+    for i, (name, unit) in enumerate(units.items()):
         [rmse[name]] = pooled(grouped[0, :, [i]].T, counts[0], unit=unit)
         [shifted[name]] = pooled(grouped[best[i], :, [i]].T, counts[best[i]], unit=unit)
         lag[name] = _best_lag(grouped[:, :, i], counts, lags)
-    return CommandFollowing(rmse, shifted, lag, lags, {n: by_lag[:, i] for i, n in enumerate(names)})
+    return CommandFollowing(rmse, shifted, lag, lags, {n: by_lag[:, i] for i, n in enumerate(units)})
 
 
 def position_servos(episodes: Sequence[Episode]) -> list[tuple[str, int, int]]:
@@ -285,23 +285,6 @@ def _squares(episodes: Sequence[Episode], servos: Sequence[tuple[str, int, int]]
             difference = (q[k:] - a[: len(a) - k])[powered[k:]]
             sums[k, r], counts[k, r] = (difference**2).sum(axis=0), len(difference)
     return sums, counts
-
-
-def _joint_groups(
-    servos: Sequence[tuple[str, int, int]], all_units: Sequence[str]
-) -> tuple[list[str], Array, list[str]]:
-    """Names, weights [joints, groups] and units of each joint alone, and of all joints of a unit."""
-    names = [label for label, _, _ in servos]
-    units = [all_units[place] for _, place, _ in servos]
-    groups = [np.eye(len(servos))]
-    kinds = tuple(units)
-    for unit in dict.fromkeys(kinds):
-        same = np.array([u == unit for u in kinds], float)
-        if same.sum() > 1:
-            groups.append((same / same.sum())[:, None])
-            names.append(f"all {unit}")
-            units.append(unit)
-    return names, np.concatenate(groups, axis=1), units
 
 
 def _best_lag(sums: Array, counts: Array, lags: Array) -> Estimate:
