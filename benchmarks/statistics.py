@@ -197,7 +197,7 @@ INTERVALS: dict[str, Callable[[np.random.Generator], Trial]] = {
     **{f"root mean square over {runs} runs": partial(rmse, runs=runs) for runs in (4, 8, 30)},
     "mean over runs": lambda rng: (jackknife(rng.normal(2.0, 0.7, 6)), 2.0),
     "difference of paired runs": between, "floor of repeats": scatter, "quantile of the joint error": quantile,
-    "growth rate": growing, "closed-loop excess growth": faster,
+    "growth rate": growing,
     "clock offset": clock, "success rate (Wilson)": success, "difference of rates (Newcombe)": difference,
     "difference of paired rates (Tango)": paired, "correlation (Fisher)": linear,
     "rank correlation (Bonett-Wright)": ranked, "rank violation (MMRV)": violation, "prediction-powered rate": powered,
