@@ -12,7 +12,7 @@ import mmap
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -337,11 +337,11 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
         return np.zeros(0)
     if dataset.ndim == 4 and dataset.shape[3] == 3 and dataset.dtype == np.uint8:
         check_pixels(int(dataset.shape[2]), int(dataset.shape[1]), f"{name} of {path}")
-        source = Hdf5Images(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
+        source = StoredImages(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
         return Frames(source, np.arange(int(dataset.shape[0])))
     if dataset.ndim == 2 and dataset.dtype == np.uint8 and header.get("compress") in ("True", "1"):
         first = decode_image(bytes(np.asarray(dataset[0])))
-        return Frames(Hdf5Images(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
+        return Frames(StoredImages(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
     stored = path.stat().st_size
     if dataset.nbytes > min(MAX_DECODED, MAX_COMPRESSION_RATIO * stored + (1 << 20)):
         raise BadInput(
@@ -352,8 +352,8 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
 
 
 @frozen_dataclass
-class Hdf5Images:
-    """Images that stay in an HDF5 file, plain or compressed one by one."""
+class StoredImages:
+    """Images that stay in an HDF5 file or a zarr store: plain, compressed one by one, or floats from 0 to 255."""
 
     file: Path
     name: str
@@ -362,12 +362,16 @@ class Hdf5Images:
 
     def images(self, numbers: Array) -> Iterator[Array]:
         """The images with these numbers."""
-        h5py = library("h5py")
-        with parsing(self.file, "HDF5"), h5py.File(self.file, "r") as file:
-            dataset = file[self.name]
+        with ExitStack() as stack, parsing(self.file, "an array store"):
+            if self.file.is_dir() or zipfile.is_zipfile(self.file):
+                array = _zarr_images(self.file, self.name)
+            else:
+                array = stack.enter_context(library("h5py").File(self.file, "r"))[self.name]
             for number in numbers:
-                stored = np.asarray(dataset[int(number)])
-                yield stored if stored.ndim == 3 else decode_image(bytes(stored))
+                stored = np.asarray(array[int(number)])
+                if stored.ndim != 3:
+                    stored = decode_image(bytes(stored))
+                yield stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)
 
 
 def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -416,29 +420,12 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     if array.dtype.kind not in ALLOWED_KINDS:
         raise BadInput(f"{name!r} of {str(path)!r} holds {array.dtype}, but only numbers are read.")
     if array.ndim == 4 and array.shape[3] == 3:
-        source = ZarrImages(path, name, (int(array.shape[1]), int(array.shape[2])))
+        source = StoredImages(path, name, (int(array.shape[1]), int(array.shape[2])))
         return Frames(source, np.arange(int(array.shape[0])))
     largest = max(math.prod(array.chunks), math.prod(array.shape)) * array.dtype.itemsize
     if min(array.shape, default=0) < 0 or min(array.chunks, default=1) < 1 or largest > MAX_DECODED:
         raise BadInput(f"{name!r} of {str(path)!r} would take {largest / 2**30:.3g} GiB, which is refused.")
     return np.asarray(array[:])
-
-
-@frozen_dataclass
-class ZarrImages:
-    """Images that stay in a zarr store, as integers or as floats from 0 to 255."""
-
-    file: Path
-    name: str
-    size: tuple[int, int]
-    path: Path | None = None
-
-    def images(self, numbers: Array) -> Iterator[Array]:
-        """The images with these numbers."""
-        array = _zarr_images(self.file, self.name)
-        for number in numbers:
-            stored = np.asarray(array[int(number)])
-            yield stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)
 
 
 @lru_cache(maxsize=64)
@@ -458,6 +445,6 @@ NPZ = Format("NPZ", read_npz_runs, _write_npz, (".npz",), isolated=False)
 JSON = Format("a JSON log", read_json_log, isolated=False)
 LINES = Format("lines of a word and numbers", read_text_log, isolated=False)
 CAMERAS = Format("a list of cameras", read_cameras, images=lambda path, name, size: VideoFile(Path(name), size))
-HDF5 = Format("HDF5", read_hdf5, _write_hdf5_files, (".hdf5", ".h5"), mapping="aloha", images=Hdf5Images)
+HDF5 = Format("HDF5", read_hdf5, _write_hdf5_files, (".hdf5", ".h5"), mapping="aloha", images=StoredImages)
 ZARR = Format("a zarr store", read_zarr, suffixes=(".zarr", ".zarr.zip"), contents=(".zgroup", "zarr.json"),
-              mapping="diffusion_policy", images=ZarrImages)  # fmt: skip
+              mapping="diffusion_policy", images=StoredImages)  # fmt: skip
