@@ -322,7 +322,7 @@ TABLES = {
 
 
 def _plys() -> Iterator[Files]:
-    from instep.splat.io.ply import save_ply
+    from instep.splat.files import save_ply
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "world.ply"
@@ -368,17 +368,6 @@ def _glbs() -> Iterator[Files]:
         yield "wrong top level", glb(top)
     for head in ((0xFFFFFFFF, 0, 0), (40, 0xFFFFFFFF, 0x4E4F534A)):
         yield "forged counts", {"world.glb": struct.pack("<4sIIII", b"glTF", 2, *head) + bytes(40)}
-
-
-def _gltfs() -> Iterator[Files]:
-    for uri in ("../outside-the-folder/x.bin", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x", "data:,x"):
-
-        def change(path: Path, uri: Any = uri) -> None:
-            document = json.loads(path.read_text())
-            document["buffers"][0]["uri"] = uri
-            path.write_text(json.dumps(document))
-
-        yield "path out of the folder", {"body.gltf": change}
 
 
 def _usds() -> Iterator[Files]:
@@ -497,7 +486,7 @@ def _parquets() -> Iterator[Files]:
 
 OWN: dict[str, Callable[[], Any]] = {
     "MJCF": _robots, "meshes and textures": _meshes, "URDF": _urdfs, "NPZ": _npz_files, "PLY": _plys, "GLB": _glbs,
-    "glTF": _gltfs, "USDA": _usds, "policy folder": _weights, "zarr": _stores, "HDF5": _hdf5s, "ROS bag": _bags,
+    "USDA": _usds, "policy folder": _weights, "zarr": _stores, "HDF5": _hdf5s, "ROS bag": _bags,
     "LeRobot v3.0": _parquets, "CSV": lambda: [(kind, {"run.csv": text}) for kind, text in TABLES.items()],
     "success rates": lambda: [(kind, {"rates.csv": text}) for kind, text in TABLES.items()],
     "gzipped CSV": lambda: [("archive bomb", {"run.csv.gz": gzip.compress(b"1,2,3\n" * 2_000_000, 1) * 60})],

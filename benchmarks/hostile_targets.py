@@ -263,22 +263,11 @@ def gaussians() -> Any:
 
 def _save_gaussians(name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        from instep.splat.io import save_gaussians
+        from instep.splat.files import save_gaussians
 
         save_gaussians(folder / name, gaussians())
 
     return write
-
-
-def _write_gltf(folder: Path) -> None:
-    """A .gltf document with its numbers in a file beside it."""
-    _save_gaussians("body.glb")(folder)
-    data = (folder / "body.glb").read_bytes()
-    length = int.from_bytes(data[12:16], "little")
-    document = json.loads(data[20 : 20 + length])
-    document["buffers"][0]["uri"] = "body.bin"
-    put(body__bin=data[28 + length :], body__gltf=json.dumps(document))(folder)
-    (folder / "body.glb").unlink()
 
 
 def _write_stills(folder: Path) -> None:
@@ -342,14 +331,13 @@ def image_targets() -> list[Target]:
         "USDC": ("world.usdc", "pxr"), "USDZ": ("world.usdz", "pxr"), "SPZ": ("world.spz", "gsply"),
     }  # fmt: skip
     found = [
-        Target(name, _save_gaussians(file), reader("splat.io", "load_gaussians", file), (file,), needs=needs)
+        Target(name, _save_gaussians(file), reader("splat.files", "load_gaussians", file), (file,), needs=needs)
         for name, (file, needs) in forms.items()
     ]
     posed = ("transforms.json", "points.npy", "ground_plane.json", "images/0.png")
-    gltf, calibration = reader("splat.io", "load_gaussians", "body.gltf"), "cameras.json"
+    calibration = "cameras.json"
     return [
         *found,
-        Target("glTF", _write_gltf, gltf, ("body.gltf", "body.bin")),
         Target("posed images", _write_stills, _read_capture, posed),
         Target("posed videos", _write_video_capture, _read_capture, ("cameras.json", "top.json", "run.mp4")),
         Target("video", _write_video, lambda f: np.asarray(reader("data.frames", "open_video", "run.mp4")(f)),

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,7 @@ from harness import Row, row
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians
-from instep.splat.image import RenderedImage, plain_backdrop, psnr
-from instep.splat.raster import reference
+from instep.splat.image import RenderedImage
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 from splat_scenes import STILL, camera, table_arm_and_tee
@@ -40,7 +37,6 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     rows: list[Row] = []
     for n in (5_000,) if quick else BARS:
         rows += _of_size(n, seconds)
-    rows.append(_finite_differences())
     rows += _first_start()
     return rows
 
@@ -49,26 +45,12 @@ def _of_size(n: int, seconds: float) -> list[Row]:
     """One scene: how many Gaussians a pixel evaluates, how long it takes, how exact it is."""
     gaussians, eye = table_arm_and_tee(n), camera("eye", 320, 240)
     what = f"320x240, {n // 1000} k"
-    # The image in float64, and how many Gaussians count in a pixel on the mean.
-    projected = reference.project(gaussians, eye, STILL)
-    colour, count = np.zeros((eye.height, eye.width, 3)), 0
-    for i, window, weight in reference._weights(projected, gaussians.opacities, plain_backdrop(eye)):
-        colour[window] += weight[..., None] * projected.colours[i]
-        count += int((weight > 0).sum())
-    exact, evaluated = colour, count / (eye.width * eye.height)
     raster = Rasterizer(gaussians)
     forward, both = _in_turn(what, raster, eye, seconds, BARS[n])
     rows = [
-        row(f"{what}: evaluated Gaussians per pixel", evaluated, ""),
         forward,
         both,
         row(f"{what}: forward + backward / forward", both["value"] / forward["value"], "x", at_most=3.0),
-        row(
-            f"{what}: PSNR against the float64 reference",
-            psnr(raster.render(eye, STILL).colour, exact),
-            "dB",
-            at_least=45.0,
-        ),
     ]
     return rows
 
@@ -90,31 +72,6 @@ def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: fl
 def _loss(image: RenderedImage) -> ImageGradient:
     """Half the sum of squares."""
     return ImageGradient(image.colour)
-
-
-def _finite_differences() -> Row:
-    """Gradients of a small scene against central differences of the float64 reference; the worst of all parts."""
-    gaussians, eye = table_arm_and_tee(60, size=0.6, tee=20), camera("eye", 32, 24)
-    weights = np.random.default_rng(1).normal(size=(24, 32, 3))
-
-    def value(scene: Gaussians) -> float:
-        return float((weights * reference.render(scene, eye, STILL).colour).sum())
-
-    ours = Rasterizer(gaussians).render_with_gradients(eye, STILL, lambda image: ImageGradient(weights))[1]
-    worst = 0.0
-    for part in PARTS:
-        start = np.array(getattr(gaussians, part), float)
-        numeric, flat = np.empty(start.size), start.reshape(-1)
-        for i in range(start.size):
-            step = 1e-6 * max(abs(flat[i]), 1e-2)
-            ends = []
-            for sign in (1, -1):
-                moved = flat.copy()
-                moved[i] += sign * step
-                ends.append(value(replace(gaussians, **{part: moved.reshape(start.shape)})))
-            numeric[i] = (ends[0] - ends[1]) / (2 * step)
-        worst = max(worst, _relative(np.asarray(getattr(ours, part)).reshape(-1), numeric))
-    return row("gradients against finite differences, largest difference / largest", worst, at_most=1e-3)
 
 
 _START = """

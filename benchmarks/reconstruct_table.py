@@ -26,7 +26,7 @@ from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.camera_files import camera_element
 from instep.scene.folder import LIBRARY, Scene
-from instep.splat.plane_alignment import relative_pose
+from instep.splat.capture import relative_pose
 from instep.splat.rendering import save_png
 from reconstruct_scans import scan_mesh, table_top
 

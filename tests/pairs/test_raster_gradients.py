@@ -15,11 +15,11 @@ from instep.core.poses import quat_exp, quat_from_matrix, quat_mul
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, RenderedImage
-from instep.splat.raster import reference
 from instep.splat.raster.gradients import Gradients, ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
+import raster_reference as reference
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses
 
 WEIGHTS = np.random.default_rng(7)

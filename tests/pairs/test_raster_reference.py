@@ -12,10 +12,10 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop, RenderedImage
-from instep.splat.raster import reference
 from instep.splat.raster.rasterizer import Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
+import raster_reference as reference
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses
 
 ONE_PIXEL = 2e-2

@@ -13,9 +13,8 @@ import pytest
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
+from instep.splat.files import load_gaussians, load_scanned_body, save_gaussians
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
-from instep.splat.io import load_gaussians, save_gaussians
-from instep.splat.io.ply import load_scanned_body
 
 QUARTER = 0.5**0.5
 LOSSLESS = [".ply", ".glb", ".usda", ".usdc", ".usdz"]
@@ -224,9 +223,6 @@ def test_a_broken_ply_file_is_refused_in_one_sentence(tmp_path: Path, data: byte
         ("a.splat", b"\0" * 33, "32 bytes per Gaussian"),
         ("a.splat", b"\0" * 24 + b"\0\0\0\xff" + bytes([128] * 4), "quaternion of Gaussian 0 is zero"),
         ("a.glb", b"glTF" + struct.pack("<II", 2, 10**9) + b"\0" * 40, "cut off"),
-        ("a.gltf", b'{"scenes": [{"nodes": [0]}], "nodes": [{"children": [0]}], "buffers": [{"uri": "data:,"}]}',
-         "circle"),
-        ("a.gltf", b'{"buffers": [{"uri": "../../etc/passwd"}]}', "same folder"),
         ("a.json", b"{", "not valid JSON"),
         ("a.json", b'{"gaussians": {"means": [[0, 0]]}}', "must be a list"),
         ("a.usda", b"nothing", "could not be opened"),

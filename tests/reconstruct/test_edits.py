@@ -15,8 +15,8 @@ from instep.reconstruct.edits import settled_height
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
 from instep.reconstruct.shape.visual_hull import coverage
 from instep.scene.folder import Scene
+from instep.splat.files import load_gaussians
 from instep.splat.image import to_bytes
-from instep.splat.io import load_gaussians
 from instep.splat.rendering import save_png
 
 BODIES = {"low": box((-0.08, -0.03, 0.0), (-0.02, 0.03, 0.03)), "high": box((0.03, -0.02, 0.0), (0.07, 0.02, 0.06))}

@@ -13,7 +13,7 @@ from instep.reconstruct.shape.object_shape import ShapeOptions, object_shape
 from instep.reconstruct.shape.outline_fit import refine_cameras, seen_object
 from instep.reconstruct.shape.outlines import coarse_extrusion, outline_of
 from instep.reconstruct.shape.visual_hull import contour_points, coverage, mask_field, residuals
-from instep.splat.plane_alignment import moved_camera
+from instep.splat.capture import moved_camera
 
 PLANE = np.array([0.0, 0.0, 1.0, 0.0])
 SIZE = (200, 150)

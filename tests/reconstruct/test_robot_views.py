@@ -28,10 +28,9 @@ from instep.reconstruct.masks.table_masks import masks_by_boxes
 from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
-from instep.splat.capture import load_capture
+from instep.splat.capture import load_capture, moved_camera, relative_pose
+from instep.splat.files import load_gaussians
 from instep.splat.image import to_bytes
-from instep.splat.io import load_gaussians
-from instep.splat.plane_alignment import moved_camera, relative_pose
 from instep.splat.rendering import save_png
 
 PLANE = np.array([0.0, 0.0, 1.0, 0.0])

@@ -11,7 +11,7 @@ import pytest
 from build_scenes import box
 from instep.core.errors import BadInput
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, mesh_form, read_mesh
-from instep.splat.io.gltf import GltfBuffer
+from instep.splat.scene_files import GltfBuffer
 
 BOX = box((-0.1, -0.2, 0.0), (0.3, 0.1, 0.5))
 

@@ -11,6 +11,7 @@ from scenes import a_camera, a_scene, looking_at
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.scene.camera import Camera
+from instep.splat.capture import Plane, align_on_plane
 from instep.splat.fitting import (
     Adam,
     GaussianFitOptions,
@@ -22,7 +23,6 @@ from instep.splat.fitting import (
 )
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import WeightedImage, psnr
-from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.video_background import background_near, colour_mask, foreground_mask, inpaint, static_background
 

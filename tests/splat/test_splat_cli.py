@@ -15,8 +15,8 @@ from instep.core.errors import BadInput
 from instep.scene.camera_files import load_calibration
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
+from instep.splat.files import load_gaussians, save_gaussians
 from instep.splat.gaussians import gaussians_from_colours
-from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import save_png, save_video, side_by_side
 from instep.splat.scene_fit import SceneFit, in_scene, scan_frames

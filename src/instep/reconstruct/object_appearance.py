@@ -14,10 +14,10 @@ from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.reconstruct.masks.prompted_masks import background_without
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh
 from instep.reconstruct.shape.visual_hull import depth_image, projected
+from instep.splat.capture import Plane
 from instep.splat.fitting import GaussianFitOptions, Progress, SurfaceConstraint, fit_gaussians, initial_gaussians
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop, WeightedImage, psnr
-from instep.splat.plane_alignment import Plane
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import orientations
 from instep.splat.video_background import inpaint

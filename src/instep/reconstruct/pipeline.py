@@ -22,11 +22,10 @@ from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
 from instep.scene.camera_files import Calibration
 from instep.scene.folder import Scene
-from instep.splat.capture import Capture
+from instep.splat.capture import Capture, Plane, align_on_plane
+from instep.splat.files import save_gaussians
 from instep.splat.fitting import GaussianFitOptions, Progress, focus_point
 from instep.splat.image import WeightedImage, to_bytes
-from instep.splat.io import save_gaussians
-from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
 from .capture.posed_views import PosedView, check_views, seen_on_table, table_of, views_of

@@ -23,9 +23,8 @@ from instep.core.world import Array, array_dataclass
 from instep.data.frames import encode_png
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
-from instep.splat.io.gltf import NAME, Z_UP_NODE, GltfBuffer, gaussian_primitive
-from instep.splat.io.usd import fill_splat, usd_library
 from instep.splat.rendering import scene_poses
+from instep.splat.scene_files import NAME, Z_UP_NODE, GltfBuffer, fill_splat, gaussian_primitive, usd_library
 
 from .shape.triangle_mesh import TriangleMesh, hull_mesh
 

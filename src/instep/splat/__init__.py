@@ -8,9 +8,9 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .capture import load_capture
+    from .files import load_gaussians, save_gaussians
     from .gaussians import Gaussians, concatenate, gaussians_from_colours
     from .image import psnr, ssim
-    from .io import load_gaussians, save_gaussians
     from .raster.fused import FusedRasterizer
     from .raster.fused_kernels import RenderChannels, RenderedTensors
     from .raster.gradients import Gradients
@@ -45,7 +45,7 @@ __getattr__ = lazy_names(
         "capture": "load_capture",
         "gaussians": "Gaussians concatenate gaussians_from_colours",
         "image": "psnr ssim",
-        "io": "load_gaussians save_gaussians",
+        "files": "load_gaussians save_gaussians",
         "raster.fused": "FusedRasterizer",
         "raster.fused_kernels": "RenderChannels RenderedTensors",
         "raster.gradients": "Gradients",

@@ -18,9 +18,9 @@ from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, qu
 from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera, distort
 
+from .capture import Plane
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
 from .image import RenderedImage, WeightedImage, checked_region
-from .plane_alignment import Plane
 from .raster.gradients import Gradients, ImageGradient
 from .raster.rasterizer import Device, open_rasterizer
 from .raster.simd import KERNEL

@@ -19,7 +19,7 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses, site_poses
 
-from .capture import CameraRecording, Capture
+from .capture import CameraAlignment, CameraRecording, Capture, align_on_plane
 from .fitting import (
     GaussianFitOptions,
     Progress,
@@ -31,7 +31,6 @@ from .fitting import (
 )
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
 from .image import Backdrop, WeightedImage, psnr, ssim
-from .plane_alignment import CameraAlignment, align_on_plane
 from .raster.rasterizer import LayeredRasterizer, Rasterizer
 from .rendering import side_by_side
 from .video_background import (

@@ -20,10 +20,10 @@ from instep.core.poses import normalized, pose, quat_exp, quat_mul, transform
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
+from .capture import Plane
+from .files import ScannedBody
 from .gaussians import gaussians_from_colours
 from .image import Region
-from .io.ply import ScannedBody
-from .plane_alignment import Plane
 from .raster.rasterizer import Rasterizer
 from .raster.simd import KERNEL
 

@@ -34,7 +34,7 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.splat.capture import CameraRecording, Capture
 from instep.splat.fitting import Progress, pixel_rays
-from instep.splat.plane_alignment import moved_camera, pixel_jacobian, relative_pose
+from instep.splat.capture import moved_camera, pixel_jacobian, relative_pose
 
 from .posed_views import PosedView, limited
 

@@ -17,8 +17,8 @@ import numpy as np
 from instep.core.world import Array, array_dataclass
 from instep.reconstruct.masks.object_mask import ObjectMask
 from instep.scene.camera import Camera
+from instep.splat.capture import moved_camera, pixel_jacobian
 from instep.splat.fitting import Progress
-from instep.splat.plane_alignment import moved_camera, pixel_jacobian
 
 from .outlines import PrismOutline, coarse_extrusion, outline_of, right_angled
 from .triangle_mesh import TriangleMesh

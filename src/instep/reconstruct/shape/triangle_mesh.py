@@ -14,7 +14,7 @@ from instep.core.errors import BadInput
 from instep.core.imports import optional_library
 from instep.core.reading import parsing
 from instep.core.world import Array, array_dataclass
-from instep.splat.io.gltf import accessor_table, node_transform, read_glb
+from instep.splat.scene_files import accessor_table, node_transform, read_glb
 
 MAX_FACES = 4_000_000
 """Most faces of a mesh that is read."""

@@ -14,8 +14,8 @@ from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 
 from .cuda_driver import CompiledKernels, compiled, shared_memory, torch_library, why_no_kernels
-from .reference import MAX_ALPHA
-from .workspace import pack
+from .simd import MAX_ALPHA
+from .tiles import pack
 
 FORWARD = ("fused_prepare.cu", "fused_lists.cu", "fused_blend.cu")
 BACKWARD = (*FORWARD, "fused_gradients.cu")

@@ -18,11 +18,10 @@ from instep.scene.camera import Camera, distort
 from instep.splat.gaussians import C0, C1, C2, C3
 from instep.splat.image import Region
 
-from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I
-from .tiles import tile_box
+from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, TILE, F, I
 
 if TYPE_CHECKING:
-    from .workspace import PackedGaussians
+    from .tiles import PackedGaussians
 
 RECORD = 12
 """Numbers per rendered Gaussian: u, v, A, B, C, log2 opacity, red, green, blue, depth, half width, half height.
@@ -132,6 +131,23 @@ def camera_position(means: Any, i: Any, R: Any, b: Any) -> Any:
         R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7],
         R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11],
     )
+
+
+@njit(**INLINE)
+def tile_box(centre: Any, half: Any, size: Any, changes: Any) -> Any:
+    """First and last column, first and last row of the tiles whose pixel centres an ellipse's box holds, a byte each.
+
+    Truncation of numbers above 0 stands for floor, which would be a call into the C library.
+    """
+    left = int(max(F(0.0), centre[0] - half[0])) // TILE
+    right = int(min(centre[0] + half[0], size[0] - F(1.0))) // TILE
+    top = int(max(F(0.0), centre[1] - half[1])) // TILE
+    bottom = int(min(centre[1] + half[1], size[1] - F(1.0))) // TILE
+    changes[top, left] += 1
+    changes[top, right + 1] -= 1
+    changes[bottom + 1, left] -= 1
+    changes[bottom + 1, right + 1] += 1
+    return left | (right << 8) | (top << 16) | (bottom << 24)
 
 
 @njit(**KERNEL)

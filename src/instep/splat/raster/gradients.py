@@ -51,12 +51,20 @@ from .simd import (
     select,
     store,
 )
-from .tiles import ENTRY_GRADIENTS, SortedTile, TileLists, cell_corner, next_tile, tile_buffers
-from .workspace import row_range, run_on_threads
+from .tiles import (
+    ENTRY_GRADIENTS,
+    SortedTile,
+    TileLists,
+    cell_corner,
+    next_tile,
+    row_range,
+    run_on_threads,
+    tile_buffers,
+)
 
 if TYPE_CHECKING:
     from .rasterizer import PreparedFrame
-    from .workspace import PackedGaussians
+    from .tiles import PackedGaussians
 
 
 @array_dataclass

@@ -34,8 +34,17 @@ from .gaussian_projection import (
     world_from_camera,
 )
 from .gradients import Gradients, Loss, image_gradients
-from .tiles import TileLists, allocate_lists, fill_tiles
-from .workspace import PackedGaussians, Workspace, WorkspacePool, pack, row_range, run_on_threads
+from .tiles import (
+    PackedGaussians,
+    TileLists,
+    Workspace,
+    WorkspacePool,
+    allocate_lists,
+    fill_tiles,
+    pack,
+    row_range,
+    run_on_threads,
+)
 
 if TYPE_CHECKING:
     from .fused import FusedRasterizer

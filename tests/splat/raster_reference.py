@@ -16,8 +16,12 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, harmonic_colour
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, plain_backdrop
-
-from .gaussian_projection import camera_from_bodies, lens_jacobian, lens_max_radius2, projection_limits
+from instep.splat.raster.gaussian_projection import (
+    camera_from_bodies,
+    lens_jacobian,
+    lens_max_radius2,
+    projection_limits,
+)
 
 BLUR = 0.3
 """Variance added to every rendered Gaussian [px^2], so that none falls between the pixels."""

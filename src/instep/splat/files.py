@@ -1,4 +1,4 @@
-"""Gaussian files of one body: .ply, .splat, .spz, and the JSON of Embodied Gaussians.
+"""Files of Gaussians by their ending; those of one body: .ply, .splat, .spz, and the JSON of Embodied Gaussians.
 
 .ply, the files of the INRIA code: one little-endian float32 row per Gaussian, x y z nx ny nz f_dc_0..2 f_rest_* opacity
 scale_0..2 rot_0..3. Opacity is a logit, scale the logarithm of a standard deviation, rot_0 is w, and f_rest is channel-
@@ -16,18 +16,20 @@ import gzip
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.imports import optional_library
 from instep.core.poses import normalized
-from instep.core.reading import is_table, read_file, read_json_table
+from instep.core.reading import check_regular, find_inside, is_table, parsing, read_file, read_json_table
 from instep.core.world import Array, array_dataclass
-from instep.splat.gaussians import MAX_DEGREE, Z_UP_FROM_Y_UP, Gaussians, gaussians_from_colours
+
+from .gaussians import MAX_DEGREE, Z_UP_FROM_Y_UP, Gaussians, concatenate, gaussians_from_colours
+from .scene_files import load_gltf, load_usd, save_gltf, save_usd
 
 MAX_HEADER = 65536
 """Longest header that is read [bytes]."""
@@ -330,3 +332,90 @@ def _numbers(table: Mapping[str, Any], key: str, width: int, name: str) -> Array
     except (KeyError, ValueError, TypeError):
         raise BadInput(f"{key!r} of {name} must be a list of {width} numbers per Gaussian or particle.") from None
     return values
+
+
+UpAxis: TypeAlias = Literal["y", "z"]
+"""The axis of a file's coordinates that points up."""
+
+
+MAX_FILE = 16 << 30
+"""Largest file of Gaussians [bytes]."""
+
+
+class _Format(NamedTuple):
+    load: Callable[[Path], Gaussians]
+    save: Callable[[Path, Gaussians], None] | None
+    scene: bool
+    """Whether a file names its bodies and may hold several."""
+    frame: str
+    """Up axis that the format defines; empty if it defines none."""
+
+
+FORMATS = {
+    ".ply": _Format(load_ply, save_ply, scene=False, frame=""),
+    ".splat": _Format(load_splat, save_splat, scene=False, frame=""),
+    ".spz": _Format(load_spz, save_spz, scene=False, frame="y"),
+    ".glb": _Format(load_gltf, save_gltf, scene=True, frame="y"),
+    ".usda": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".usdc": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".usdz": _Format(load_usd, save_usd, scene=True, frame="z"),
+    ".json": _Format(load_embodied, None, scene=True, frame="z"),
+}
+
+
+def load_gaussians(path: str | Path, *, up: UpAxis = "z") -> Gaussians:
+    """Read a Gaussian file, or a folder with one file per body: world.ply, tee.ply, and so on.
+
+    The files of a folder, and files of formats without body names, name the body. Gaussians are Z up, as scenes are:
+    formats that define another up axis are rotated, and so are .ply files that state one. `up` is the axis of .ply and
+    .splat files that state none.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [file for file in find_inside(path, "*") if file.suffix.lower() in FORMATS]
+        if not found:
+            raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(path)!r}.")
+        return concatenate([load_gaussians(file, up=up).attached_to(file.stem) for file in found])
+    form = _format(path)
+    check_regular(path, MAX_FILE)
+    with parsing(path, f"Gaussians ({path.suffix})"):
+        gaussians = form.load(path)
+    if not form.frame:
+        axis = (stated_up_axis(path) if form.load is load_ply else "") or up
+        if axis not in ("y", "z"):
+            raise BadInput(f"{path.name} states the up axis {axis!r}; Gaussians with y or z up are read, so rotate it.")
+        gaussians = gaussians.moved(Z_UP_FROM_Y_UP) if axis == "y" else gaussians
+    return gaussians if form.scene else gaussians.attached_to(path.stem)
+
+
+def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") -> None:
+    """Write Gaussians. Most formats hold one body; glTF and USD hold all.
+
+    Viewers take .ply and .splat files for Y up, as .spz and glTF files are by definition: with `up="y"` all of them
+    open the same way up. A .ply file states its up axis, so that it comes back as it was.
+    """
+    path = Path(path)
+    form = _format(path)
+    if form.save is None:
+        raise BadInput(f"{path.suffix} files of Gaussians are read, not written; write .ply, .glb or .usdc.")
+    if up != "z" and form.frame:
+        raise BadInput(f"The up axis of a {path.suffix} file is {form.frame} by definition; leave `up` out.")
+    used = [name for i, name in enumerate(gaussians.names) if (gaussians.body == i).any()]
+    if len(used) > 1 and not form.scene:
+        raise BadInput(
+            f"A {path.suffix} file holds one body, these Gaussians are on {', '.join(used)}; "
+            f"write each with gaussians.on(name), or write .glb or .usdc."
+        )
+    part = gaussians.on(used[0]) if len(used) == 1 else gaussians
+    part = part.moved(np.linalg.inv(Z_UP_FROM_Y_UP)) if up == "y" else part
+    if form.save is save_ply:
+        save_ply(path, part, up)
+    else:
+        form.save(path, part)
+
+
+def _format(path: Path) -> _Format:
+    form = next((form for ending, form in FORMATS.items() if path.name.lower().endswith(ending)), None)
+    if form is None:
+        raise BadInput(f"{path.name!r} has no ending of a Gaussian file; known are {', '.join(FORMATS)}.")
+    return form

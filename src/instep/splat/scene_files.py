@@ -1,26 +1,32 @@
-"""Gaussians in glTF 2.0 (.glb, .gltf) by the extension KHR_gaussian_splatting.
+"""Files of Gaussians that name their bodies: glTF 2.0 (.glb) and OpenUSD (.usda, .usdc, .usdz).
 
-Each body is a node with a POINTS primitive: linear scales, opacities 0 to 1, rotations xyzw, one VEC3 accessor per
-harmonic. glTF is Y up and we are Z up, so the root node carries the turn and the numbers stay as they are.
+glTF by the extension KHR_gaussian_splatting: each body is a node with a POINTS primitive: linear scales, opacities 0 to
+1, rotations xyzw, one VEC3 accessor per harmonic. glTF is Y up and we are Z up, so the root node carries the turn and
+the numbers stay as they are.
+
+USD as ParticleField3DGaussianSplat prims, one per body: scales are linear, opacities 0 to 1, quaternions real first,
+harmonics one after the other per Gaussian. The stage is Z up in metres. Every file is opened again after it was
+written: exports that show nothing are a known complaint.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import struct
+import tempfile
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from instep.core.errors import BadInput, Unsupported
+from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.core.reading import parse_json, read_file
 from instep.core.world import Array, frozen_dataclass
-from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
+
+from .gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 NAME = "KHR_gaussian_splatting"
 _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
@@ -40,8 +46,6 @@ _MAX_DEPTH = 64
 
 def save_gltf(path: Path, gaussians: Gaussians) -> None:
     """Write every body as a node of its name, in one binary .glb file."""
-    if path.suffix == ".gltf":
-        raise Unsupported(f"Gaussians are written to binary glTF; name the file {path.with_suffix('.glb').name!r}.")
     buffer = GltfBuffer()
     nodes: list[dict[str, Any]] = [{**Z_UP_NODE, "children": []}]
     meshes: list[dict[str, Any]] = []
@@ -65,7 +69,7 @@ def save_gltf(path: Path, gaussians: Gaussians) -> None:
 
 def load_gltf(path: Path) -> Gaussians:
     """Read every primitive with Gaussians; the node above it names its body, the nodes' transforms are applied."""
-    file = _File(path.name, *_read(path))
+    file = _File(path.name, *read_glb(read_file(path, MAX_BLOB), path.name))
     parts: list[Gaussians] = []
     try:
         scene = file.document["scenes"][file.document.get("scene", 0)]
@@ -226,25 +230,10 @@ def _write_glb(path: Path, document: dict[str, Any], blob: bytes) -> None:
         file.write(struct.pack("<II", len(blob), _BIN) + blob)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    data = read_file(path, MAX_BLOB)
-    try:
-        if data[:4] == struct.pack("<I", _GLB):
-            return read_glb(data, path.name)
-        document = parse_json(data, path.name)
-        uri = str(document["buffers"][0].get("uri", ""))
-        if uri.startswith("data:"):
-            return document, base64.b64decode(uri.partition(",")[2])
-        beside = (path.parent / uri).resolve()
-        if not uri or not beside.is_relative_to(path.parent.resolve()) or not beside.is_file():
-            raise BadInput(f"The data {uri!r} of {path.name} must be a file in the same folder.")
-        return document, read_file(beside, MAX_BLOB)
-    except (KeyError, IndexError, TypeError, AttributeError, binascii.Error) as error:
-        raise BadInput(f"{path.name} is not sound glTF: {error}.") from None
-
-
 def read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     """The document and the numbers of binary glTF; `name` is what errors call it."""
+    if data[:4] != struct.pack("<I", _GLB):
+        raise BadInput(f"{name} is not binary glTF: it does not begin with 'glTF'.")
     if len(data) < 20 or struct.unpack_from("<I", data, 8)[0] > len(data):
         raise BadInput(f"{name} is shorter than its header says; the file was cut off.")
     length, kind = struct.unpack_from("<II", data, 12)
@@ -258,3 +247,120 @@ def read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     if after + 8 + size > len(data):
         raise BadInput(f"The data of {name} is shorter than its header says; the file was cut off.")
     return document, data[after + 8 : after + 8 + size]
+
+
+def save_usd(path: Path, gaussians: Gaussians) -> None:
+    """Write every body as a prim of its name under /gaussians."""
+    pxr = usd_library()
+    if path.suffix == ".usdz":
+        with tempfile.TemporaryDirectory() as folder:
+            inner = Path(folder) / f"{path.stem}.usdc"
+            _write_stage(pxr, inner, gaussians)
+            path.unlink(missing_ok=True)
+            if not pxr.UsdUtils.CreateNewUsdzPackage(pxr.Sdf.AssetPath(str(inner)), str(path)):
+                raise BadInput(f"{path.name} could not be packed; is its folder writable?")
+    else:
+        path.unlink(missing_ok=True)
+        _write_stage(pxr, path, gaussians)
+    if len(load_usd(path)) != len(gaussians):
+        raise BadInput(f"{path.name} does not hold the {len(gaussians)} Gaussians that were written to it.")
+
+
+def load_usd(path: Path) -> Gaussians:
+    """Read every Gaussian splat prim; its name is the body's, transforms above it are applied."""
+    pxr = usd_library()
+    try:
+        stage = pxr.Usd.Stage.Open(str(path))
+    except pxr.Tf.ErrorException as error:
+        raise BadInput(f"{path.name} could not be opened as USD: {str(error).splitlines()[0].strip()}.") from None
+    if stage is None:
+        raise BadInput(f"{path.name} could not be opened as USD.")
+    up = np.eye(4) if pxr.UsdGeom.GetStageUpAxis(stage) == pxr.UsdGeom.Tokens.z else Z_UP_FROM_Y_UP
+    metres = pxr.UsdGeom.GetStageMetersPerUnit(stage)
+    metres_from_stage = np.diag([metres, metres, metres, 1.0]) @ up
+    cache = pxr.UsdGeom.XformCache()
+    parts: list[Gaussians] = []
+    for prim in stage.Traverse():
+        if prim.IsA(pxr.UsdVol.ParticleField3DGaussianSplat):
+            here = metres_from_stage @ np.array(cache.GetLocalToWorldTransform(prim)).T
+            part = _from_prim(prim, path.name)
+            parts.append(part if np.allclose(here, np.eye(4), atol=1e-7) else part.moved(here))
+    if not parts:
+        raise BadInput(f"{path.name} holds no ParticleField3DGaussianSplat; a stage with Gaussians was expected.")
+    return concatenate(parts)
+
+
+def usd_library() -> Any:
+    """OpenUSD with the parts that are used; `MissingExtra` where it is not installed."""
+    try:
+        pxr = import_module("pxr")
+        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdPhysics", "UsdUtils", "UsdVol", "Vt"):
+            import_module(f"pxr.{part}")
+    except ImportError:
+        raise MissingExtra("usd-core", "usd") from None
+    return pxr
+
+
+def _write_stage(pxr: Any, path: Path, gaussians: Gaussians) -> None:
+    try:
+        stage = pxr.Usd.Stage.CreateNew(str(path))
+    except pxr.Tf.ErrorException:
+        raise BadInput(f"{path.name} could not be created; is its folder writable?") from None
+    pxr.UsdGeom.SetStageUpAxis(stage, pxr.UsdGeom.Tokens.z)
+    pxr.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    root = pxr.UsdGeom.Xform.Define(stage, "/gaussians")
+    stage.SetDefaultPrim(root.GetPrim())
+    for name in gaussians.names:
+        part = gaussians.on(name)
+        if len(part) == 0:
+            continue
+        label = pxr.Tf.MakeValidIdentifier(name)
+        prim = pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"/gaussians/{label}")
+        prim.GetPrim().SetDisplayName(name)
+        fill_splat(pxr, prim, part)
+    stage.GetRootLayer().Save()
+
+
+def fill_splat(pxr: Any, prim: Any, part: Gaussians) -> None:
+    """Write Gaussians into a ParticleField3DGaussianSplat prim."""
+
+    def vectors(kind: Any, values: Array) -> Any:
+        return kind.FromNumpy(np.ascontiguousarray(values, np.float32))
+
+    quats = normalized(np.asarray(part.quats, float))
+    reach = 3.0 * np.asarray(part.scales).max(axis=1, keepdims=True)
+    extent = np.stack([(part.means - reach).min(axis=0), (part.means + reach).max(axis=0)])
+    prim.CreatePositionsAttr(vectors(pxr.Vt.Vec3fArray, part.means))
+    prim.CreateOrientationsAttr(pxr.Vt.QuatfArray([pxr.Gf.Quatf(*map(float, q)) for q in quats]))
+    prim.CreateScalesAttr(vectors(pxr.Vt.Vec3fArray, part.scales))
+    prim.CreateOpacitiesAttr(vectors(pxr.Vt.FloatArray, part.opacities))
+    prim.CreateRadianceSphericalHarmonicsDegreeAttr(part.degree)
+    prim.CreateRadianceSphericalHarmonicsCoefficientsAttr(vectors(pxr.Vt.Vec3fArray, part.sh.reshape(-1, 3)))
+    prim.CreateExtentAttr(vectors(pxr.Vt.Vec3fArray, extent))
+    prim.CreateProjectionModeHintAttr("perspective")
+    prim.CreateSortingModeHintAttr("zDepth")
+
+
+def _from_prim(prim: Any, name: str) -> Gaussians:
+    def given(attribute: str) -> Any:
+        found = prim.GetAttribute(attribute).Get() or prim.GetAttribute(f"{attribute}h").Get()
+        if found is None:
+            raise BadInput(f"{prim.GetPath()} of {name} has no {attribute!r}; a whole set of Gaussians was expected.")
+        return found
+
+    def values(attribute: str, width: int) -> Array:
+        return np.asarray(given(attribute), np.float32).reshape(-1, width)
+
+    means = values("positions", 3)
+    rows = [[q.GetReal(), *q.GetImaginary()] for q in given("orientations")]
+    quats = np.array(rows, np.float32).reshape(-1, 4)
+    degree = int(prim.GetAttribute("radiance:sphericalHarmonicsDegree").Get())
+    sh = values("radiance:sphericalHarmonicsCoefficients", 3)
+    if not 0 <= degree <= 3 or len(sh) != len(means) * (degree + 1) ** 2:
+        raise BadInput(
+            f"{prim.GetPath()} of {name} has {len(sh)} harmonics for {len(means)} Gaussians of degree {degree}."
+        )
+    sh = sh.reshape(len(means), -1, 3)
+    label = prim.GetDisplayName() or prim.GetName()
+    scales, opacities = values("scales", 3), values("opacities", 1)[:, 0]
+    return Gaussians(means, quats, scales, opacities, sh, np.zeros(len(means), np.int32), (label,))
