@@ -8,7 +8,7 @@ from scenes import a_camera, looking_at
 
 from instep.core.errors import UnknownName
 from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
-from instep.splat.raster.rasterizer import LayeredRasterizer, Rasterizer, backdrop_from_image
+from instep.splat.raster.rasterizer import LayeredRasterizer, Rasterizer
 
 STILL = np.array([0.0, 0, 0, 1, 0, 0, 0])
 
@@ -38,13 +38,6 @@ def test_layers_show_what_rendering_everything_shows() -> None:
     assert np.abs(together_.depth[covered] - layered.depth[covered]).mean() < 0.01
 
 
-def test_a_block_under_the_table_is_hidden_by_the_cached_layer() -> None:
-    scene, camera = table_and_block(), a_camera(120, 90)
-    layers = LayeredRasterizer(scene)
-    under = np.stack([STILL, [0.0, 0.0, -0.15, 1, 0, 0, 0]])
-    np.testing.assert_allclose(layers.render(camera, under).colour, layers.background(camera, under).colour, atol=0.05)
-
-
 def test_the_static_layer_is_rendered_once_and_again_when_the_camera_moves() -> None:
     layers, camera = LayeredRasterizer(table_and_block()), a_camera(60, 50)
     first = layers.background(camera)
@@ -65,10 +58,3 @@ def test_a_mounted_camera_sees_everything_too() -> None:
 def test_static_bodies_must_be_bodies() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'world'"):
         LayeredRasterizer(table_and_block(), ["word"])
-
-
-def test_an_image_becomes_an_opaque_backdrop_where_alpha_is_above_half() -> None:
-    image = Rasterizer(table_and_block()).render(a_camera(60, 50), np.stack([STILL, STILL]))
-    back = backdrop_from_image(image)
-    assert np.isfinite(back.depth[image.alpha > 0.5]).all()
-    assert np.isinf(back.depth[image.alpha <= 0.5]).all()

@@ -64,12 +64,6 @@ def bright(image: Array) -> float:
     return float(yellow.sum(axis=0) @ np.arange(image.shape[1]) / yellow.sum())
 
 
-def width(image: Array) -> float:
-    """The standard deviation of the puck's columns."""
-    weight = (image[..., 0] - image[..., 2]).clip(0).sum(axis=0)
-    return float(np.sqrt(np.average((np.arange(image.shape[1]) - bright(image)) ** 2, weights=weight)))
-
-
 def test_images_join_the_observations_and_the_spec_says_so() -> None:
     world = seen()
     observation = world.observe(world.reset())
@@ -132,11 +126,6 @@ def test_a_sensor_brightens_tints_and_bends() -> None:
     np.testing.assert_array_equal(apply_sensor(grey, Sensor(gamma=0.5)), 128)
     np.testing.assert_array_equal(apply_sensor(grey, Sensor(offset=0.25)), 128)
     assert (apply_sensor(np.full((4, 4, 3), 3.0), Sensor()) == 255).all()
-
-
-def test_shot_noise_grows_with_the_light() -> None:
-    dark, light = (apply_sensor(np.full((200, 200, 3), level), Sensor(shot=0.1)).std() for level in (0.05, 0.45))
-    assert light / dark == pytest.approx(3.0, rel=0.1)
 
 
 def test_poses_of_the_wrong_shape_are_refused() -> None:

@@ -23,7 +23,7 @@ def test_a_file_is_framed_by_a_camera_of_its_own(tmp_path: Path) -> None:
         shown = render(source)
         assert [camera.name for camera in shown.cameras] == ["overview"]
         assert shown.images[0].shape == (480, 640, 3) and shown.images[0].any()
-        assert np.isfinite(shown.depths[0]).any()
+        assert np.isfinite(shown.frames[0].depth).any()
     assert shown.save(tmp_path / "seen.png") == (tmp_path / "seen.png",)
 
 

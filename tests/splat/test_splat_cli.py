@@ -59,65 +59,6 @@ def test_a_gaussian_file_is_rendered(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "orbit.mp4").is_file()
 
 
-def a_ply(tmp_path: Path, change: dict[str, float] | None = None) -> bytes:
-    """A sound file of three Gaussians, or one with a value of the second changed."""
-    save_gaussians(tmp_path / "good.ply", coloured_table().take(slice(0, 3)))
-    data = (tmp_path / "good.ply").read_bytes()
-    start = data.index(b"end_header\n") + 11
-    columns = [line.split()[2].decode() for line in data[:start].splitlines() if line.startswith(b"property")]
-    table = np.frombuffer(data[start:], "<f4").reshape(3, -1).copy()
-    for name, value in (change or {}).items():
-        table[1, columns.index(name)] = value
-    return data[:start] + table.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"scale_1": np.nan}, "'scales' of Gaussian 1 is not finite"),
-        ({"scale_0": 1e9}, "'scales' of Gaussian 1 is not finite"),
-        ({"rot_0": 0.0, "rot_1": 0.0, "rot_2": 0.0, "rot_3": 0.0}, "quaternion of Gaussian 1 is zero"),
-        ({"x": np.inf}, "'means' of Gaussian 1 is not finite"),
-        ({"opacity": np.nan}, "'opacities' of Gaussian 1 is not finite"),
-    ],
-)
-def test_numbers_that_are_none_are_refused_with_exit_2(
-    tmp_path: Path, change: dict[str, float], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.ply").write_bytes(a_ply(tmp_path, change))
-    assert main(["scene", "splat", str(tmp_path / "bad.ply"), "--out", str(tmp_path / "out")]) == 2
-    assert says in capsys.readouterr().err.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        (b"element vertex 3", b"element vertex 3000000", "announces 3000000 Gaussians"),
-        (b"element vertex 3", b"element vertex 99999999999999999999", "announces"),
-        (b"element vertex 3", b"element vertex -3", "does not begin with its vertices"),
-        (b"end_header", b"end", "not a PLY file"),
-        (b"binary_little_endian", b"ascii", "format 'ascii'"),
-        (b"property float opacity", b"property float haze", "no vertex property 'opacity'"),
-    ],
-)
-def test_headers_that_lie_are_refused_with_exit_2(
-    tmp_path: Path, old: bytes, new: bytes, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.ply").write_bytes(a_ply(tmp_path).replace(old, new))
-    assert main(["scene", "splat", str(tmp_path / "bad.ply"), "--out", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err.replace("\n", " ")
-    assert says in printed
-    assert "Traceback" not in printed
-
-
-def test_a_file_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> None:
-    data = a_ply(tmp_path)
-    for length in (0, 3, 40, len(data) // 2, len(data) - 1):
-        (tmp_path / "cut.ply").write_bytes(data[:length])
-        with pytest.raises(BadInput):
-            load_gaussians(tmp_path / "cut.ply")
-
-
 @pytest.mark.parametrize(
     ("edit", "says"),
     [

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import mujoco
 import numpy as np
 import pytest
-from scipy.ndimage import binary_erosion, correlate1d
+from scipy.ndimage import binary_erosion
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera, look_at
-from instep.twin import region_kernels
 from instep.twin.body_appearance import BodyTexture, LearnedAppearance, RegionColours, free_pixels, mask_bodies_in_front
-from instep.twin.body_outlines import Outline, hull_faces, outline_of, project_outline
-from instep.twin.body_search import find_by_regions, refined_start, resting_sides
+from instep.twin.body_outlines import Outline, hull_faces, project_outline
+from instep.twin.body_search import find_by_regions, refined_start
 from instep.twin.camera_rig import CameraFrame
 from instep.twin.pose_solver import (
     compare_silhouette,
@@ -71,35 +69,10 @@ def test_a_grey_body_is_found_by_contrast_and_fitted_by_the_colours_learned_ther
     truth = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
     colours = RegionColours(tee, [camera])
     memory = LearnedAppearance.unknown([camera])
-    found = find_by_regions(colours, [PLACED], UP, [(0, _image(tee, camera, truth))], memory)
+    found = find_by_regions(colours, PLACED, UP, [(0, _image(tee, camera, truth))], memory)
     assert found is not None and colours.learned(memory, 0)
     off = motion_between(found.world_from_body, truth)
     assert np.linalg.norm(off[:3]) < 0.0015 and np.linalg.norm(off[3:]) < 0.02
-
-
-def test_a_body_that_lies_on_another_side_than_expected_is_found(tee: Outline) -> None:
-    camera = looking_down()
-    sides = resting_sides(tee, PLACED, UP)
-    assert 1 <= len(sides) <= 6
-    for number, side in enumerate(sides):
-        lowest = (tee.corners @ side[:3, :3].T + side[:3, 3])[:, 2].min()
-        assert lowest == pytest.approx((tee.corners @ PLACED[:3, :3].T + PLACED[:3, 3])[:, 2].min())
-        truth = moved(side, np.array([0.04, -0.02, 0, 0, 0, 0.7]))
-        colours = RegionColours(tee, [camera])
-        shown = [(0, _image(tee, camera, truth))]
-        found = find_by_regions(colours, [PLACED, *sides], UP, shown, LearnedAppearance.unknown([camera]))
-        assert found is not None, number
-        off = motion_between(found.world_from_body, truth)
-        assert found.ambiguous or (np.linalg.norm(off[:3]) < 0.004 and np.linalg.norm(off[3:]) < 0.1), number
-
-
-def test_sides_on_which_a_body_looks_the_same_are_tried_once() -> None:
-    box = mujoco.MjModel.from_xml_string(
-        '<mujoco><worldbody><body name="box"><freejoint/><geom type="box" size="0.06 0.04 0.02"/></body>'
-        '<body name="can"><freejoint/><geom type="cylinder" size="0.03 0.05"/></body></worldbody></mujoco>'
-    )
-    assert len(resting_sides(outline_of(box, "box"), np.eye(4), UP)) == 2  # not upside down as well
-    assert len(resting_sides(outline_of(box, "can"), np.eye(4), UP)) == 1  # lying, whichever way it rolled
 
 
 def test_something_else_that_stands_out_is_not_a_body_whose_colours_are_known(tee: Outline) -> None:
@@ -109,17 +82,10 @@ def test_something_else_that_stands_out_is_not_a_body_whose_colours_are_known(te
     colours.learn(_image(tee, camera, PLACED), 0, None, PLACED, memory)
     away = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
     other, same = [(0, _image(tee, camera, away, grey=30.0))], [(0, _image(tee, camera, away))]
-    assert find_by_regions(colours, [PLACED], UP, other, memory) is not None, "it stands out"
-    assert find_by_regions(colours, [PLACED], UP, other, memory, above=0.55) is None
-    found = find_by_regions(colours, [PLACED], UP, same, memory, above=0.55)
+    assert find_by_regions(colours, PLACED, UP, other, memory) is not None, "it stands out"
+    assert find_by_regions(colours, PLACED, UP, other, memory, above=0.55) is None
+    found = find_by_regions(colours, PLACED, UP, same, memory, above=0.55)
     assert found is not None and np.linalg.norm(motion_between(found.world_from_body, away)[:3]) < 0.002
-
-
-def test_an_even_image_shows_no_body(tee: Outline) -> None:
-    camera = looking_down()
-    colours = RegionColours(tee, [camera])
-    frame = replace(_image(tee, camera, PLACED), pixels=np.full((160, 240, 3), 120, np.uint8))
-    assert find_by_regions(colours, [PLACED], UP, [(0, frame)], LearnedAppearance.unknown([camera])) is None
 
 
 def test_what_looks_like_neither_body_nor_background_does_not_count(tee: Outline) -> None:
@@ -255,21 +221,6 @@ def test_a_systematic_error_of_the_outline_is_wider_for_one_camera_and_along_its
     depth = systematic_spread([camera], PLACED, 0.1, free)
     assert depth > 3 * one  # size alone tells how far away it is
     assert systematic_spread([camera, other], PLACED, 0.1, free) < 0.5 * depth
-
-
-def test_learned_colours_are_blurred_counts() -> None:
-    bins, rng = region_kernels.BINS, np.random.default_rng(3)
-    counts = np.zeros(bins**3, np.float32)
-    counts[rng.integers(0, bins**3, 300)] = rng.random(300)
-    counts[[0, bins - 1, bins**3 - 1]] = 2.0  # at the ends of the range
-    kept = rng.random(bins**3).astype(np.float32)
-    kept /= kept.sum()
-    blurred = (counts / counts.sum()).reshape(bins, bins, bins)
-    for axis in range(3):
-        blurred = correlate1d(blurred, [0.25, 0.5, 0.25], axis, mode="nearest")
-    expected = 0.9 * kept + 0.1 * blurred.ravel()
-    region_kernels.learn_colours(kept, counts, counts.sum(), np.float32(0.1))
-    assert np.allclose(kept, expected, atol=1e-8)
 
 
 def test_no_point_is_learned_near_an_edge_or_another_point() -> None:

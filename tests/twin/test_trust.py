@@ -34,12 +34,6 @@ def test_a_strange_run_is_noticed_after_it_turns_strange() -> None:
     assert sum(row < 100 for row in found) <= 4
 
 
-def test_trust_falls_as_scores_grow_and_stays_between_zero_and_one() -> None:
-    trust = calibrate_trust([nominal(seed) for seed in range(30)])
-    levels = trust.of(np.linspace(0, 50, 100))
-    assert np.all(np.diff(levels) <= 0) and levels.max() <= 1 and levels.min() > 0
-
-
 def test_between_two_images_the_last_numbers_count_and_a_body_that_is_lost_is_noticed() -> None:
     trust = calibrate_trust([nominal(seed) for seed in range(60)])
     log = nominal(5)

@@ -16,13 +16,12 @@ from instep.physics.engines import open_world
 from instep.report.run_pages import twin_sections
 from instep.robot import Recording, scene_limits
 from instep.scene.folder import Scene
-from instep.twin import CameraRig, NoCorrection, PoseFilter, Twin, TwinOptions, calibrate_trust, open_twin
+from instep.twin import CameraRig, NoCorrection, PoseFilter, Twin, TwinOptions, open_twin
 from instep.twin.tracking import supervised
 from instep.twin.trust import shipped_trust
 from instep.twin.trust_stages import (
     CHANNEL,
     LABELS,
-    SETTLE_S,
     Evidence,
     StageOptions,
     TrustCause,
@@ -116,18 +115,6 @@ def test_a_body_that_is_pushed_to_and_fro_does_not_oscillate() -> None:
         assert watch.stage(memory) == NORMAL
     memory, t = judged(watch, 1.0, memory, t, turn=True)
     assert watch.stage(memory) == NORMAL
-
-
-@pytest.mark.fault(28)
-def test_images_between_which_steps_lie_can_oscillate_too() -> None:
-    watch = monitor()
-    memory, t = judged(watch, 1.0)
-    for k in range(5):
-        moved = np.zeros(9)
-        moved[2] = 0.02 * (-1) ** k
-        memory = watch.judge(memory, Evidence(t := t + DT, WELL, np.zeros(2), moved))
-        memory, t = judged(watch, 5 * DT, memory, t, tee__nis=np.nan)
-    assert watch.stage(memory) == COAST and memory.cause == TrustCause.UNSTABLE
 
 
 def test_three_divergences_in_ten_seconds_hand_over() -> None:
@@ -281,18 +268,6 @@ def test_a_twin_whose_simulation_diverges_is_restored_to_its_last_good_state_and
         rollout(Twin(Diverging(sim), open_world(SCENE), NoCorrection()), Constant(start), steps=90)
 
 
-def test_a_twin_that_holds_is_at_rest_though_contact_shakes_its_simulated_robot() -> None:
-    sim = open_world(SCENE)
-
-    twin = supervised(Twin(Diverging(sim, shake=2e-4), open_world(SCENE), NoCorrection()), TwinOptions())
-    start = scene_limits(SCENE).start(sim.reset(0).q, SCENE.spec)
-    run = rollout(twin, Script(start + np.linspace(0, 0.2, 90)[:, None] * np.array([1.0, 0.0])), steps=90)
-    assert (run[CHANNEL][31:, LABELS.index("stage")] >= HOLD).all()
-    assert np.abs(np.diff(run.q[60:, 0])).max() > 1e-4
-    late = 31 + round((scene_limits(SCENE).stop_time + SETTLE_S) / DT) + 2
-    assert late < 60 and np.all(np.diff(run["twin.sent"][late:], axis=0) == 0)
-
-
 def test_set_points_of_a_slow_servo_are_not_stopped_at_speed() -> None:
     watch, sim = monitor(), open_world(SCENE).reset(0)
     memory = replace(watch.begin(0.0), stage=HOLD, held_since=-1.0)
@@ -371,13 +346,6 @@ def test_without_a_terminal_a_run_that_is_handed_over_ends_with_a_sentence(monke
     console(state, {CHANNEL: row}, np.zeros(2))
     console._asking.join(5.0)
     assert console.resumes() and not console.resumes()
-
-
-def test_own_nominal_runs_take_the_place_of_the_shipped_calibration() -> None:
-    rng = np.random.default_rng(4)
-    runs = [{n: np.abs(v + 0.1 * rng.normal(size=200)) for n, v in WELL.items()} for _ in range(12)]
-    own = calibrate_trust(runs)
-    assert not np.array_equal(own.centre, shipped_trust().centre) and own.limit > 0
 
 
 @pytest.mark.parametrize("kind", ["noise", "black", "elsewhere", "frozen"])

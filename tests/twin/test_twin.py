@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.core.rollout import Constant, Script, rollout
+from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.scene.folder import Scene
@@ -32,25 +32,6 @@ def test_physics_alone_does_not(recording, follow) -> None:
     free = rollout(Twin(sim, Recording(recording.episode), NoCorrection()), Script(recording.episode.action), steps=60)
     apart = np.linalg.norm(free.q[-1, 2:4] - recording.episode.q[-1, 2:4])
     assert apart > 5 * MM  # the scene's own start is elsewhere: the twin does not know
-
-
-def test_a_step_depends_only_on_its_arguments(recording) -> None:
-    twin = Twin(MujocoWorld(recording.scene), Recording(recording.episode), NoCorrection())
-    state = twin.reset(0)
-    first, second = twin.step(state, recording.episode.action[0]), twin.step(state, recording.episode.action[0])
-    assert np.array_equal(first.q, second.q) and np.array_equal(first.v, second.v)
-
-
-def test_replaying_a_run_gives_every_set_point_again(recording, follow) -> None:
-    def sent() -> np.ndarray:
-        run_twin = follow(recording).twin
-        state, out = run_twin.reset(0), []
-        for action in recording.episode.action[:20]:
-            state = run_twin.step(state, action)
-            out.append(run_twin.sent(state))
-        return np.stack(out)
-
-    assert np.array_equal(sent(), sent())
 
 
 def test_the_real_robot_is_told_the_simulated_joints(recording) -> None:
@@ -114,14 +95,6 @@ def test_a_late_robot_is_told_where_the_joints_will_be(recording) -> None:
 
     behind, led_on = apart(JointBlend(gain=0.0, max_lead=0.0)), apart(JointBlend(gain=0.0))
     assert led_on < 0.25 * behind and behind > 5 * MM
-
-
-def test_the_twin_of_a_still_world_stands_still(recording) -> None:
-    scene = recording.scene
-    twin = Twin(MujocoWorld(scene), MujocoWorld(scene), NoCorrection())
-    episode = rollout(twin, Constant(scene.rest_action()), steps=20)
-    assert np.abs(episode.q[-1, :2] - episode.q[0, :2]).max() < 5e-4  # servos give way a little on a tilted table
-    assert episode["twin.counts"][-1][COUNTS.index("dropouts")] == 0
 
 
 def test_a_painted_body_is_found_where_it_is() -> None:

@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line, twin_log, twin_part, twin_problems
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
-from instep.report.run_pages import _joined, twin_numbers, twin_sections
+from instep.report.run_pages import twin_numbers, twin_sections
 from instep.twin import calibrate_trust
 from instep.twin.trust import shipped_trust
 
@@ -48,17 +48,6 @@ def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
     assert "lost" not in status_line(calm) and "excluded" not in status_line(calm) and "NIS 2.5" in status_line(calm)
 
 
-def test_between_images_the_line_shows_the_last_one() -> None:
-    log = {
-        "tee.nis": np.array([4.0, np.nan]),
-        "tee.residual": np.array([0.1, np.nan]),
-        "a.latency": np.array([0.1, 0.2]),
-    }
-    assert (
-        "NIS 4.0" in status_line(log) and "residual 0.10" in status_line(log) and "latency 200 ms" in status_line(log)
-    )
-
-
 def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
     run = follow(recording)
     assert twin_problems(run.episode) == []
@@ -73,15 +62,6 @@ def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
         "Time of each stage",
     ):
         assert words in page
-
-
-def test_lines_join_the_images_of_a_slow_camera_and_break_where_none_come() -> None:
-    t = np.arange(60) / 60
-    values = np.where(np.arange(60) % 6 == 0, 2.0, np.nan)
-    values[24:50] = np.nan
-    times, shown = _joined(t, values)
-    assert np.isfinite(shown).sum() == 5 and np.isnan(shown).sum() == 1 and (np.diff(times) >= 0).all()
-    assert np.flatnonzero(np.isnan(shown)).tolist() == [4]
 
 
 def test_the_page_names_a_camera_at_fault_in_words(recording, follow) -> None:

@@ -153,9 +153,9 @@ class CameraOptions:
             files = [Path(word) for word in self.cameras if word.endswith(CALIBRATION_SUFFIX)]
             marks = [content_hash(file) for file in files if file.exists()]
             return "/".join(["", *marks, ",".join(self.cameras), str(self.image_every)]) if self.cameras else ""
-        from instep.splat.rendered_world import cameras_table
+        from instep.core.reading import read_toml
 
-        table = cameras_table(self.virtual)
+        table = read_toml(self.virtual)
         named = [table[key] for key in ("gaussians", "calibration") if key in table]
         files = [self.virtual, *(self.virtual.parent / str(name) for name in named)]
         marks = "".join(f"/{content_hash(file)}" for file in files if file.exists()) + f"/{','.join(self.cameras)}"

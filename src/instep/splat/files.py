@@ -200,57 +200,38 @@ _MAGIC = 0x5053474E
 
 def load_spz(path: Path) -> Gaussians:
     """Read Gaussians; the header is checked before anything is unpacked."""
-    gsply = _gsply()
+    gsply = optional_library("gsply", "spz")
     _check(path)
     try:
         table = gsply.read_spz(str(path))
     except (ValueError, RuntimeError, zlib.error, OSError) as error:
         raise BadInput(f"{path.name} could not be unpacked as SPZ: {error}.") from None
-    return _from_gsply(table).moved(Z_UP_FROM_Y_UP)
-
-
-def _from_gsply(table: Any) -> Gaussians:
-    """The Gaussians of gsply, whose opacities are logits and whose scales are logarithms."""
+    # Opacities are logits and scales logarithms.
     logits, logs = np.asarray(table.opacities, float), np.asarray(table.scales, float)
     bands = [np.asarray(table.sh0, np.float32)[:, None, :]]
     if table.shN is not None and table.shN.size:
         bands.append(np.asarray(table.shN, np.float32))
-    n = len(logits)
-    return Gaussians(
-        np.asarray(table.means), np.asarray(table.quats), np.exp(logs), 1.0 / (1.0 + np.exp(-logits)),
-        np.concatenate(bands, axis=1), np.zeros(n, np.int32),
-    )  # fmt: skip
+    means, quats, body = np.asarray(table.means), np.asarray(table.quats), np.zeros(len(logits), np.int32)
+    found = Gaussians(means, quats, np.exp(logs), 1.0 / (1.0 + np.exp(-logits)), np.concatenate(bands, axis=1), body)
+    return found.moved(Z_UP_FROM_Y_UP)
 
 
 def save_spz(path: Path, gaussians: Gaussians) -> None:
     """Write the Gaussians of one body; positions keep about 0.01 mm in a scene of some metres, the rest bytes."""
-    gsply = _gsply()
+    gsply = optional_library("gsply", "spz")
     turned = gaussians.moved(np.linalg.inv(Z_UP_FROM_Y_UP))
     # 24 bits per coordinate: as fine as the largest coordinate allows.
     reach = float(np.abs(turned.means).max()) if len(turned) else 1.0
     bits = int(np.clip(22 - np.ceil(np.log2(max(reach, 1e-3))), 1, 20))
-    gsply.write_spz(str(path), _to_table(turned), fractional_bits=bits)
-
-
-def _to_table(gaussians: Gaussians) -> Any:
-    p = np.clip(np.asarray(gaussians.opacities, float), 1e-7, 1 - 1e-7)
-    return _gsply().GSData.from_arrays(
-        means=_floats(gaussians.means),
-        scales=_floats(np.log(np.maximum(np.asarray(gaussians.scales, float), 1e-9))),
-        quats=_floats(gaussians.quats / np.linalg.norm(gaussians.quats, axis=1, keepdims=True)),
-        opacities=_floats(np.log(p) - np.log1p(-p)),
-        sh0=_floats(gaussians.sh[:, 0]),
-        shN=_floats(gaussians.sh[:, 1:]) if gaussians.degree else None,
-        format="ply",
-    )
-
-
-def _floats(values: Array) -> Array:
-    return np.ascontiguousarray(values, np.float32)
-
-
-def _gsply() -> Any:
-    return optional_library("gsply", "spz")
+    p = np.clip(np.asarray(turned.opacities, float), 1e-7, 1 - 1e-7)
+    arrays = {
+        "means": turned.means, "scales": np.log(np.maximum(np.asarray(turned.scales, float), 1e-9)),
+        "quats": normalized(turned.quats), "opacities": np.log(p) - np.log1p(-p), "sh0": turned.sh[:, 0],
+    }  # fmt: skip
+    arrays |= {"shN": turned.sh[:, 1:]} if turned.degree else {}
+    floats = {name: np.ascontiguousarray(values, np.float32) for name, values in arrays.items()}
+    table = gsply.GSData.from_arrays(**{"shN": None, **floats}, format="ply")
+    gsply.write_spz(str(path), table, fractional_bits=bits)
 
 
 def _check(path: Path) -> None:
@@ -321,11 +302,6 @@ def load_scanned_body(path: Path) -> ScannedBody:
     return ScannedBody(gaussians.attached_to(str(table.get("name", path.stem))), pose)
 
 
-def load_embodied(path: Path) -> Gaussians:
-    """Read the Gaussians of a body, in its frame."""
-    return load_scanned_body(path).gaussians
-
-
 def _numbers(table: Mapping[str, Any], key: str, width: int, name: str) -> Array:
     try:
         values = np.asarray(table[key], float).reshape(-1, width)
@@ -359,7 +335,7 @@ FORMATS = {
     ".usda": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdc": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdz": _Format(load_usd, save_usd, scene=True, frame="z"),
-    ".json": _Format(load_embodied, None, scene=True, frame="z"),
+    ".json": _Format(lambda path: load_scanned_body(path).gaussians, None, scene=True, frame="z"),
 }
 
 

@@ -129,7 +129,9 @@ def initial_gaussians(
     else:
         known = None
     cameras = [image.camera for image in images]
-    distance, opposite = _distance(cameras), _opposite(cameras)
+    ahead = np.array([camera.body_from_camera[:2, 2] for camera in cameras])
+    # Opposite cameras look against each other, as seen from above or below.
+    distance, opposite = _distance(cameras), bool((ahead @ ahead.T).min() < 0)
     far = [_along_rays(image, plane, distance, opposite, rng) for image in images]
     parts = [part for part in (known, *far) if part is not None and len(part)]
     if not parts:
@@ -334,17 +336,13 @@ class _Optimizer:
         surface = self.surface
         if surface is None:
             return
-        normal = surface.plane.normal[:3] / np.linalg.norm(surface.plane.normal[:3])
-        height = self.means @ normal + surface.plane.normal[3] / np.linalg.norm(surface.plane.normal[:3])
+        length = np.linalg.norm(surface.plane.normal[:3])
+        normal, offset = surface.plane.normal[:3] / length, surface.plane.normal[3] / length
+        height = self.means @ normal + offset
         over = height - np.clip(height, -surface.tolerance, surface.tolerance)
         self.means -= np.where(self.held, over, 0.0)[:, None] * normal
-        self._flatten(normal)
-
-    def _flatten(self, normal: Array) -> None:
-        """Rotate the third axes of constrained Gaussians to the normal, and bound their thickness along it.
-
-        From three cameras a blade normal to the surface looks like a spot on it; from any other it does not.
-        """
+        # The third axes are rotated to the normal, and the thickness along it is bounded: from three cameras a blade
+        # normal to the surface looks like a spot on it; from any other it does not.
         quats = normalized(self.quats[self.held])
         w, x, y, z = quats.T
         up = np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=-1)
@@ -407,9 +405,8 @@ def _on_plane(images: Sequence[WeightedImage], plane: Plane, count: int, rng: np
     side = np.cross([0.0, 1.0, 0.0], normal)
     side /= np.linalg.norm(side)
     rotation = quat_from_matrix(np.stack([side, np.cross(normal, side), normal], axis=1))
-    flat = np.array([0.6, 0.6, 0.1]) * pitch
-    kept = points[seen]
-    return gaussians_from_colours(kept, flat, colours[seen], quats=np.tile(rotation, (len(kept), 1)), opacities=0.7)
+    flat, turned = np.array([0.6, 0.6, 0.1]) * pitch, np.tile(rotation, (int(seen.sum()), 1))
+    return gaussians_from_colours(points[seen], flat, colours[seen], quats=turned, opacities=0.7)
 
 
 def _on_points(images: Sequence[WeightedImage], points: Array) -> Gaussians:
@@ -419,12 +416,6 @@ def _on_points(images: Sequence[WeightedImage], points: Array) -> Gaussians:
     near = np.asarray(cKDTree(points).query(points, k=min(4, len(points)))[0]).reshape(len(points), -1)
     size = np.maximum(near[:, 1:].mean(axis=1) if near.shape[1] > 1 else np.full(len(points), 0.01), 1e-4)
     return gaussians_from_colours(points[seen], 0.6 * size[seen, None] * np.ones(3), colours[seen], opacities=0.7)
-
-
-def _opposite(cameras: Sequence[Camera]) -> bool:
-    """Whether two cameras look in opposite directions, as seen from above or below."""
-    ahead = np.array([camera.body_from_camera[:2, 2] for camera in cameras])
-    return bool((ahead @ ahead.T).min() < 0)
 
 
 def _along_rays(
@@ -444,10 +435,7 @@ def _along_rays(
     chosen = missed & (image.weight[pixels[:, 1], pixels[:, 0]] > 0.5)
     depth = distance * np.exp(0.15 * rng.normal(size=int(chosen.sum()))) * (1.0 if plane is None else _BEHIND)
     if plane is not None and opposite:
-        farther = _BEYOND / _BEHIND * depth
-        towards = rays[chosen] @ plane.normal[:3]
-        origin = camera.body_from_camera[:3, 3] @ plane.normal[:3] + plane.normal[3]
-        meets = -origin / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
+        farther, meets = _BEYOND / _BEHIND * depth, plane_distances(camera, rays[chosen], plane.normal)
         depth = np.where((meets > 0) & (meets < farther), meets, farther)
     points = camera.body_from_camera[:3, 3] + depth[:, None] * rays[chosen]
     size = 0.5 * _SPACING_PX * depth / camera.focal[0]

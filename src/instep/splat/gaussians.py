@@ -23,14 +23,9 @@ C0 = 0.28209479177387814
 C1 = 0.4886025119029199
 C2 = (1.0925484305920792, -1.0925484305920792, 0.31539156525252005, -1.0925484305920792, 0.5462742152960396)
 C3 = (
-    -0.5900435899266435,
-    2.890611442640554,
-    -0.4570457994644658,
-    0.3731763325901154,
-    -0.4570457994644658,
-    1.445305721320277,
-    -0.5900435899266435,
-)
+    -0.5900435899266435, 2.890611442640554, -0.4570457994644658, 0.3731763325901154, -0.4570457994644658,
+    1.445305721320277, -0.5900435899266435,
+)  # fmt: skip
 MAX_DEGREE = 3
 
 
@@ -101,32 +96,20 @@ def harmonic_colour(sh: Array, direction: Array) -> Array:
     return np.maximum(0.5 + np.einsum("...k,...kc->...c", weights, np.asarray(sh, float)), 0.0)
 
 
-def harmonic_rotation(matrix: Array, degree: int) -> Array:
-    """The matrix by which coefficients [(degree + 1)^2] change under a rotation matrix.
+def rotated_harmonics(sh: Array, matrix: Array) -> Array:
+    """Coefficients [n, (degree + 1)^2, 3] under a rotation matrix.
 
     A rotated body has along d the colour that it had along matrix^T d. Each band is mapped onto itself, so its
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
-    out = np.zeros(((degree + 1) ** 2,) * 2)
-    # n directions spread over the sphere, on a golden spiral.
-    k = np.arange(32) + 0.5
-    height = 1 - 2 * k / 32
-    turn = math.pi * (1 + 5**0.5) * k
-    ring = np.sqrt(1 - height**2)
-    directions = np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=-1)
+    degree, out = degree_of(sh.shape[-2]), sh.copy()
+    directions = normalized(np.random.default_rng(0).normal(size=(32, 3)))
     after, before = harmonic_basis(directions, degree), harmonic_basis(directions @ np.asarray(matrix, float), degree)
-    for band in range(degree + 1):
+    for band in range(1, degree + 1):
         rows = slice(band * band, (band + 1) ** 2)
-        out[rows, rows] = np.linalg.lstsq(after[:, rows], before[:, rows], rcond=None)[0]
+        rotation = np.linalg.lstsq(after[:, rows], before[:, rows], rcond=None)[0]
+        out[:, rows] = np.einsum("ij,njc->nic", rotation, sh[:, rows])
     return out
-
-
-def rotated_harmonics(sh: Array, matrix: Array) -> Array:
-    """Coefficients [n, (degree + 1)^2, 3] under a rotation matrix."""
-    degree = degree_of(sh.shape[-2])
-    if degree == 0:
-        return sh
-    return np.einsum("ij,njc->nic", harmonic_rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
 
 
 Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
@@ -156,8 +139,7 @@ class Gaussians:
         n = len(self.means)
         wanted = {"means": (n, 3), "quats": (n, 4), "scales": (n, 3), "opacities": (n,), "body": (n,)}
         for field, shape in wanted.items():
-            given = np.shape(getattr(self, field))
-            if given != shape:
+            if (given := np.shape(getattr(self, field))) != shape:
                 raise BadInput(f"{field!r} of {n} Gaussians must have the shape {shape}, not {given}.")
         if self.sh.ndim != 3 or self.sh.shape[0] != n or self.sh.shape[2] != 3:
             raise BadInput(f"'sh' of {n} Gaussians must have the shape ({n}, 1|4|9|16, 3), not {self.sh.shape}.")
@@ -268,27 +250,20 @@ def concatenate(parts: Sequence[Gaussians], names: tuple[str, ...] | None = None
     return Gaussians(**stacked, body=np.concatenate(rows), names=names)
 
 
-def _check_values(gaussians: Gaussians) -> None:
-    for field in ("means", "quats", "scales", "opacities", "sh"):
-        values = getattr(gaussians, field)
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
-            raise BadInput(f"{field!r} of Gaussian {row} is not finite; drop or mend that Gaussian.")
-    if len(gaussians) == 0:
+def _check_values(g: Gaussians) -> None:
+    if len(g) == 0:
         return
-    if gaussians.scales.min() < 0:
-        row = int(np.argmin(gaussians.scales.min(axis=1)))
-        raise BadInput(f"Gaussian {row} has a negative scale; standard deviations [m] of 0 or above were expected.")
-    lengths = np.einsum("ni,ni->n", np.asarray(gaussians.quats, float), np.asarray(gaussians.quats, float))
-    if lengths.min() < 1e-24:
-        raise BadInput(
-            f"The quaternion of Gaussian {int(np.argmin(lengths))} is zero; a rotation w, x, y, z was expected."
-        )
-    if gaussians.opacities.min() < 0 or gaussians.opacities.max() > 1:
-        row = int(np.argmax(np.abs(gaussians.opacities - 0.5)))
-        raise BadInput(f"The opacity of Gaussian {row} is {gaussians.opacities[row]:g}; 0 to 1 was expected.")
-    if gaussians.body.min() < 0 or gaussians.body.max() >= len(gaussians.names):
-        raise BadInput(
-            f"Gaussians are carried by bodies {int(gaussians.body.min())} to {int(gaussians.body.max())}, "
-            f"but {len(gaussians.names)} bodies are named; indices from 0 were expected."
-        )
+
+    def refuse(wrong: Array, words: str) -> None:
+        if wrong.any():
+            raise BadInput(words.format(int(np.argmax(wrong))))
+
+    for field in ("means", "quats", "scales", "opacities", "sh"):
+        rows = np.asarray(getattr(g, field)).reshape(len(g), -1)
+        refuse(~np.isfinite(rows).all(axis=1), f"{field!r} of Gaussian {{}} is not finite; drop or mend that Gaussian.")
+    refuse((g.scales < 0).any(axis=1), "Gaussian {} has a negative scale; 0 m or above was expected.")
+    lengths = np.einsum("ni,ni->n", np.asarray(g.quats, float), np.asarray(g.quats, float))
+    refuse(lengths < 1e-24, "The quaternion of Gaussian {} is zero; a rotation w, x, y, z was expected.")
+    refuse((g.opacities < 0) | (g.opacities > 1), "The opacity of Gaussian {} is below 0 or above 1.")
+    named = len(g.names)
+    refuse((g.body < 0) | (g.body >= named), f"Gaussian {{}} is on a body without a name; {named} bodies are named.")

@@ -22,7 +22,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
-from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.poses import matrix_from_quat, normalized, quat_exp
 from instep.core.reading import is_list, is_table, read_toml
 from instep.core.world import (
     Array,
@@ -259,7 +259,7 @@ def load_rendered_cameras(
     path: Path, scene: Scene, only: Sequence[str] = (), *, threads: int | None = None, device: Device = "cpu"
 ) -> RenderedCameras:
     """The rendered cameras of a TOML file, some of them where they are named; see docs/formats/policy_map.md."""
-    table = cameras_table(path)
+    table = read_toml(path)
     bodies = [scene.model.body(b).name for b in range(scene.model.nbody)]
     file = table.get("calibration")
     known = {} if file is None else dict(load_calibration(path.parent / str(file)).cameras)
@@ -280,11 +280,6 @@ def load_rendered_cameras(
     static = [name for name in names if is_static(scene, name)]
     layers = LayeredRasterizer(concatenate([gaussians], names), static, threads=threads, device=device)
     return RenderedCameras(scene, layers, cameras)
-
-
-def cameras_table(path: Path) -> dict[str, Any]:
-    """The TOML of rendered cameras, as it is written."""
-    return read_toml(path)
 
 
 def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:
@@ -347,21 +342,11 @@ def _amount(amounts: Settings, name: str, usual: float) -> float:
 
 
 def _moved(camera: Camera, amounts: Settings, rng: np.random.Generator) -> Camera:
-    aside, axis = (_direction(rng) for _ in range(2))
+    aside, axis = normalized(rng.standard_normal((2, 3)))
     place = np.eye(4)
     place[:3, 3] = _amount(amounts, "shift", 0.0) * aside
     place[:3, :3] = matrix_from_quat(quat_exp(_amount(amounts, "turn", 0.0) * axis))
     zoom, lens = _amount(amounts, "zoom", 1.0), _amount(amounts, "lens", 0.0)
-    distortion = (*camera.distortion, 0.0)[:1]
-    bent = (distortion[0] + lens, *camera.distortion[1:]) if lens else camera.distortion
-    return replace(
-        camera,
-        body_from_camera=camera.body_from_camera @ place,
-        focal=(camera.focal[0] * zoom, camera.focal[1] * zoom),
-        distortion=bent,
-    )
-
-
-def _direction(rng: np.random.Generator) -> Array:
-    way = rng.standard_normal(3)
-    return way / np.linalg.norm(way)
+    bent = ((*camera.distortion, 0.0)[0] + lens, *camera.distortion[1:]) if lens else camera.distortion
+    focal = (camera.focal[0] * zoom, camera.focal[1] * zoom)
+    return replace(camera, body_from_camera=camera.body_from_camera @ place, focal=focal, distortion=bent)

@@ -42,11 +42,6 @@ class Rendering:
         """Colours uint8 [height, width, 3], one per camera."""
         return tuple(frame.bytes for frame in self.frames)
 
-    @property
-    def depths(self) -> tuple[Array, ...]:
-        """Depth along the optical axis [height, width] [m], one per camera; infinite where nothing is."""
-        return tuple(frame.depth for frame in self.frames)
-
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Write a PNG file, or a folder with one per camera; return what was written."""
         path = Path(path)
@@ -185,7 +180,7 @@ Surface = tuple[Array, Array]
 
 def gaussians_from_geoms(scene: Scene) -> Gaussians:
     """Flat Gaussians on every visible geom, in the colour of its material, on its body."""
-    parts = _geom_gaussians(scene.model)
+    parts = [_surface_gaussians(scene.model, geom) for geom in _visible_geoms(scene.model)]
     if not parts:
         raise BadInput(f"Scene {scene.name!r} has no visible geom to render; give the Gaussians of a scan instead.")
     bodies = [scene.model.body(b).name for b in range(1, scene.model.nbody)]
@@ -203,12 +198,8 @@ def scene_gaussians(scene: Scene, scan: Path | None = None) -> Gaussians:
         if name not in known:
             raise UnknownName(f"body (named in {scan.name})", name, known)
     missing = [name for name in known if name not in found.names and not is_static(scene, name)]
-    return concatenate([found, *_geom_gaussians(scene.model, missing)])
-
-
-def _geom_gaussians(model: Any, bodies: Sequence[str] | None = None) -> list[Gaussians]:
-    """Gaussians of each visible geom, of some bodies where they are named."""
-    return [_surface_gaussians(model, geom) for geom in _visible_geoms(model) if bodies is None or geom.body in bodies]
+    lacking = [geom for geom in _visible_geoms(scene.model) if geom.body in missing]
+    return concatenate([found, *(_surface_gaussians(scene.model, geom) for geom in lacking)])
 
 
 def scene_poses(scene: Scene, names: Sequence[str], q: Array) -> Array:
@@ -280,19 +271,17 @@ def _surface_gaussians(model: Any, geom: _Geom) -> Gaussians:
 
 def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Array, float]:
     """Points and normals of a shape, and how far the points are from each other [m]."""
-    makers: dict[int, Callable[[Array, float], Surface]] = {
-        int(mujoco.mjtGeom.mjGEOM_PLANE): _plane,
-        int(mujoco.mjtGeom.mjGEOM_BOX): _box,
-        int(mujoco.mjtGeom.mjGEOM_CYLINDER): _cylinder,
-        int(mujoco.mjtGeom.mjGEOM_CAPSULE): _capsule,
-        int(mujoco.mjtGeom.mjGEOM_SPHERE): lambda size, pitch: _ellipsoid(np.full(3, size[0]), pitch),
-        int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): _ellipsoid,
+    makers: dict[mujoco.mjtGeom, Callable[[Array, float], Surface]] = {
+        mujoco.mjtGeom.mjGEOM_PLANE: _plane,
+        mujoco.mjtGeom.mjGEOM_BOX: _box,
+        mujoco.mjtGeom.mjGEOM_CYLINDER: _cylinder,
+        mujoco.mjtGeom.mjGEOM_CAPSULE: _capsule,
+        mujoco.mjtGeom.mjGEOM_SPHERE: lambda size, pitch: _ellipsoid(np.full(3, size[0]), pitch),
+        mujoco.mjtGeom.mjGEOM_ELLIPSOID: _ellipsoid,
+        mujoco.mjtGeom.mjGEOM_MESH: lambda _, pitch: _mesh(model, mesh, pitch),
     }
-    if kind == int(mujoco.mjtGeom.mjGEOM_MESH):
-        maker: Callable[[Array, float], Surface] = lambda _, pitch: _mesh(model, mesh, pitch)  # noqa: E731
-    elif kind in makers:
-        maker = makers[kind]
-    else:
+    maker = makers.get(mujoco.mjtGeom(kind))
+    if maker is None:
         raise BadInput(
             f"A shape of MuJoCo's type {mujoco.mjtGeom(kind).name} has no surface to render; give a scan instead."
         )
@@ -319,17 +308,14 @@ def _plane(size: Array, pitch: float) -> Surface:
 
 
 def _box(size: Array, pitch: float) -> Surface:
-    points: list[Array] = []
-    normals: list[Array] = []
+    faces: list[Surface] = []
     for axis in range(3):
-        a, b = (axis + 1) % 3, (axis + 2) % 3
-        flat = _grid(size[a], size[b], pitch)
+        flat = _grid(size[(axis + 1) % 3], size[(axis + 2) % 3], pitch)
         for side in (-1.0, 1.0):
-            face, normal = np.zeros((len(flat), 3)), np.zeros((len(flat), 3))
-            face[:, a], face[:, b], face[:, axis], normal[:, axis] = flat[:, 0], flat[:, 1], side * size[axis], side
-            points.append(face)
-            normals.append(normal)
-    return np.concatenate(points), np.concatenate(normals)
+            # Columns along the two axes of the face, then its own; rolled to x, y, z.
+            face = np.column_stack([flat, np.full(len(flat), side * size[axis])])
+            faces.append((np.roll(face, axis + 1, axis=1), np.tile(side * np.eye(3)[axis], (len(flat), 1))))
+    return np.concatenate([points for points, _ in faces]), np.concatenate([normals for _, normals in faces])
 
 
 def _cylinder(size: Array, pitch: float) -> Surface:
@@ -365,9 +351,8 @@ def _ellipsoid(size: Array, pitch: float) -> Surface:
 
 
 def _mesh(model: Any, mesh: int, pitch: float) -> Surface:
-    begin, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     first, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-    corners = model.mesh_vert[begin : begin + count][model.mesh_face[first : first + faces]].astype(float)
+    corners = model.mesh_vert[model.mesh_face[first : first + faces] + model.mesh_vertadr[mesh]].astype(float)
     across = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     area = np.linalg.norm(across, axis=1) / 2
     n, rng = max(8, round(float(area.sum()) / pitch**2)), np.random.default_rng(0)

@@ -87,7 +87,7 @@ def fit_scene(capture: Capture, options: SceneFitOptions | None = None, progress
     """Fit Gaussians to a capture and score them on held-out images."""
     check_in_world(capture)
     options = SceneFitOptions() if options is None else options
-    report = progress or _unreported
+    report: Progress = progress or (lambda share, words: None)
     if all(len(recording.images) == 1 for recording in capture.recordings):
         return _fit_images(capture, options, report)
     return _fit_videos(capture, options, report)
@@ -102,10 +102,6 @@ def check_in_world(capture: Capture) -> None:
                 "cameras fixed in the world were expected. `instep reconstruct IMAGES OUT --robot SCENE` places "
                 "cameras on a robot by its joints and fits Gaussians too."
             )
-
-
-def _unreported(share: float, words: str) -> None:
-    pass
 
 
 def _fit_videos(capture: Capture, options: SceneFitOptions, report: Progress) -> SceneFit:
@@ -326,7 +322,8 @@ def _score_videos(
             poses = np.stack([IDENTITY_POSE, *(tracks[name][trained + i] for name in scene.names[1:])])
             rendered = layers.render(view.camera, poses)
             # The arm, which has no Gaussians, is found in the real images alone: neither table nor body.
-            arm = foreground_mask(frame, background, _body_mask(frame, capture))
+            bodies = [colour_mask(frame, _median_colour(body.gaussians), 0.93) for body in capture.bodies]
+            arm = foreground_mask(frame, background, np.any([np.zeros_like(table), *bodies], axis=0))
             numbers["psnr"].append(psnr(rendered.colour, frame, table & ~arm))
             numbers["ssim"].append(ssim(rendered.colour, frame, table & ~arm))
             numbers["psnr_with_hidden"].append(psnr(rendered.colour, frame, table))
@@ -352,14 +349,6 @@ def table_mask(camera: Camera, capture: Capture) -> Array:
     points, inside = intersect_plane(camera, pixel_rays(camera, np.stack([x, y], axis=-1)), capture.plane)
     near = np.asarray(cKDTree(capture.points[:, :2]).query(points[..., :2].reshape(-1, 2))[0])
     return inside & (near.reshape(inside.shape) < 0.03)
-
-
-def _body_mask(frame: Array, capture: Capture) -> Array:
-    """The pixels of a frame that have the colour of a scanned body."""
-    known = np.zeros(frame.shape[:2], bool)
-    for body in capture.bodies:
-        known |= colour_mask(frame, _median_colour(body.gaussians), 0.93)
-    return known
 
 
 def _fit_images(capture: Capture, options: SceneFitOptions, report: Progress) -> SceneFit:
@@ -413,7 +402,9 @@ def in_scene(fitted: SceneFit, frames: Mapping[str, tuple[str, Array]], scene: S
         if name in fitted.body_poses:
             back = np.linalg.inv(place)
             tracks[target] = np.stack([pose_from_matrix(transform(row) @ back) for row in fitted.body_poses[name]])
-    cameras = tuple(_known(camera, scene) for camera in fitted.cameras)
+    # A camera has the scene's name for it: its own, or cam_ and its serial number.
+    known = {camera.name: f"cam_{camera.name}" for camera in fitted.cameras if f"cam_{camera.name}" in scene.cameras}
+    cameras = tuple(replace(camera, name=known.get(camera.name, camera.name)) for camera in fitted.cameras)
     return replace(fitted, gaussians=concatenate(parts), body_poses=tracks, cameras=cameras)
 
 
@@ -436,11 +427,3 @@ def _object_from_scan(scene: Scene, name: str) -> Array:
     world_from_scan = transform(site_poses(scene.model, q, [f"{name}_scan"])[0])
     world_from_object = transform(body_poses(scene.model, q)[scene.model.body(name).id - 1])
     return np.linalg.inv(world_from_object) @ world_from_scan
-
-
-def _known(camera: Camera, scene: Scene) -> Camera:
-    """A camera by the name the scene gives it: its own, or cam_ and its serial number."""
-    for name in (camera.name, f"cam_{camera.name}"):
-        if name in scene.cameras:
-            return replace(camera, name=name)
-    return camera

@@ -41,22 +41,31 @@ _BLURRED_CELLS = 4.0
 """Least width of a blur, in pixels of a smaller image that it may be done in."""
 
 
-def static_background(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
+def static_background(
+    images: Array, ignore: Array | None = None, reference: Array | None = None
+) -> tuple[Array, Array]:
     """The static background [height, width, 3], 0 to 1, and the share of unoccluded frames that show it at each pixel.
 
     `images` [frames, height, width, 3] uint8; `ignore` [frames, height, width] is where a known body occludes it. The
-    background of a pixel is the mean of the frames near its median brightness.
+    background of a pixel is the mean of the frames near its median brightness, or near that quantile of it which is
+    frequent and near a reference image.
     """
-    return _background(images, ignore, np.zeros((0, 0, 3), np.float32))
+    images = np.ascontiguousarray(images, np.uint8)
+    if len(images) == 0:
+        raise BadInput("A still image needs at least one image, and none was given.")
+    hidden = np.zeros(images.shape[:3], np.bool_) if ignore is None else np.ascontiguousarray(ignore, np.bool_)
+    guess = np.zeros((0, 0, 3), np.float32) if reference is None else np.ascontiguousarray(reference, np.float32)
+    background, share = np.zeros(images.shape[1:], np.float32), np.zeros(images.shape[1:3], np.float32)
+    _background_pixels(images, hidden, guess, min(_MIN_FRAMES, len(images)), background, share)
+    return background, share
 
 
 def background_near(images: Array, reference: Array, ignore: Array | None = None) -> tuple[Array, Array]:
     """As `static_background`, where it may be occluded most of the time.
 
-    Among quantiles of its brightness, a pixel takes one that is frequent and near the reference [height, width, 3]
-    rendered from a fit to several cameras: what occludes one camera does not occlude all.
+    The reference [height, width, 3] is rendered from a fit to several cameras: what occludes one does not occlude all.
     """
-    image, share = _background(images, ignore, np.ascontiguousarray(reference, np.float32))
+    image, share = static_background(images, ignore, reference)
     far = np.abs(image - reference).max(axis=-1) > 0.35
     return image, np.where(far, np.float32(0.0), share)
 
@@ -121,17 +130,6 @@ def _blurred(layers: Array, width: float, rows: Array, columns: Array) -> Array:
     wide = gaussian_filter(cells, (width / factor, width / factor, 0))
     at = [(rows + 0.5) / factor - 0.5, (columns + 0.5) / factor - 0.5]
     return np.stack([map_coordinates(wide[..., k], at, order=1, mode="nearest") for k in range(wide.shape[2])], axis=1)
-
-
-def _background(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
-    images = np.ascontiguousarray(images, np.uint8)
-    if len(images) == 0:
-        raise BadInput("A still image needs at least one image, and none was given.")
-    hidden = np.zeros(images.shape[:3], np.bool_) if ignore is None else np.ascontiguousarray(ignore, np.bool_)
-    background = np.zeros(images.shape[1:], np.float32)
-    share = np.zeros(images.shape[1:3], np.float32)
-    _background_pixels(images, hidden, guess, min(_MIN_FRAMES, len(images)), background, share)
-    return background, share
 
 
 @njit(**KERNEL)
@@ -280,32 +278,25 @@ class BodyTracker:
 
     def _around(self, camera: Camera, where: Array) -> Region:
         """The part of an image around the body."""
-        place = camera.body_from_camera
+        place, size = camera.body_from_camera, np.array([camera.width, camera.height])
         seen = (transform(where)[:3, 3] - place[:3, 3]) @ place[:3, :3]
         if seen[2] < 0.05:
             return (0, 0, camera.width, camera.height)
-        x, y = camera.project(seen)
-        half = 0.22 * camera.focal[0] / seen[2]
-        left, right = int(np.clip(x - half, 0, camera.width - 2)), int(np.clip(x + half, 1, camera.width))
-        top, bottom = int(np.clip(y - half, 0, camera.height - 2)), int(np.clip(y + half, 1, camera.height))
+        middle, half = camera.project(seen), 0.22 * camera.focal[0] / seen[2]
+        left, top = np.clip(middle - half, 0, size - 2).astype(int).tolist()
+        right, bottom = np.clip(middle + half, 1, size).astype(int).tolist()
         return (left, top, max(right, left + 1), max(bottom, top + 1))
 
     def _lost(self, where: Array, labels: Sequence[Array]) -> bool:
         """Whether most of the pixels of the body's hue are outside its silhouette."""
-        covered = total = 0.0
-        for camera, label in zip(self._cameras, labels, strict=True):
-            rendered = self._outline.render(camera, where[None]).alpha > 0.5
-            covered += float((rendered & (label > 0.5)).sum())
-            total += float((label > 0.5).sum())
+        shown = [self._outline.render(camera, where[None]).alpha > 0.5 for camera in self._cameras]
+        covered = sum(int((one & (label > 0.5)).sum()) for one, label in zip(shown, labels, strict=True))
+        total = sum(int((label > 0.5).sum()) for label in labels)
         return total > 200 and covered < 0.4 * total
 
     def _overlap(self, where: Array, images: Sequence[tuple[Camera, Array]]) -> float:
-        both = either = 0.0
-        for camera, label in images:
-            rendered = self._sketch.render(camera, where[None]).alpha > 0.5
-            both += float((rendered & (label > 0.5)).sum())
-            either += float((rendered | (label > 0.5)).sum())
-        return both / max(either, 1.0)
+        pairs = [(self._sketch.render(camera, where[None]).alpha > 0.5, label > 0.5) for camera, label in images]
+        return sum(int((a & b).sum()) for a, b in pairs) / max(sum(int((a | b).sum()) for a, b in pairs), 1)
 
 
 def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:

@@ -4,8 +4,7 @@
 heading, on every fourth pixel and then on every second. The result only has to be near enough for the filter.
 
 `find_by_regions` searches a body of unknown colour: the pose at which the colours inside the silhouette differ most
-from those around it, over all visible positions, headings and resting sides. The best pose is refined by the colours
-learned there.
+from those around it, over all visible positions and headings. The best pose is refined by the colours learned there.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 
@@ -134,8 +132,6 @@ FOUND_CONTRAST = 0.5
 """Contrast from which a body counts as found."""
 FOUND_VISIBLE = 0.3
 """Least visible share of a body of known colours that counts as found."""
-OTHER_SIDE = 0.05
-"""Margin of contrast by which another side than the expected one must be better."""
 SAME_CONTRAST, ANOTHER_RAD = 0.02, 0.4
 """Largest difference of contrast and least angle [rad] of an ambiguous orientation."""
 
@@ -150,15 +146,14 @@ class LocatedBody:
 
 
 def find_by_regions(
-    colours: RegionColours, nears: Sequence[Array], normal: Array, shown: Shown, memory: LearnedAppearance,
-    above: float = 0.0,
-) -> LocatedBody | None:  # fmt: skip
+    colours: RegionColours, near: Array, normal: Array, shown: Shown, memory: LearnedAppearance, above: float = 0.0
+) -> LocatedBody | None:
     """The transform of a body on its plane by contrast, fitted to the colours there; None if nothing stands out.
 
-    `nears` has the body on each side it may rest on, the likeliest first. Cameras without colours learn them.
-    Silhouettes in known colours must overlap by more than `above`, since something else may stand out.
+    The body is as high and as flat as `near`. Cameras without colours learn them. Silhouettes in known colours must
+    overlap by more than `above`, since something else may stand out.
     """
-    found = find_by_contrast(colours.outline, nears, normal, [frame for _, frame in shown]) if shown else None
+    found = find_by_contrast(colours.outline, near, normal, [frame for _, frame in shown]) if shown else None
     if found is None:
         return None
     at = fit_by_regions(colours, found.world_from_body, planar_basis(normal), shown, memory)
@@ -168,31 +163,25 @@ def find_by_regions(
     return LocatedBody(at, found.ambiguous) if not above or mean_overlap(fits) > above else None
 
 
-def find_by_contrast(
-    outline: Outline, nears: Sequence[Array], normal: Array, frames: Sequence[CameraFrame]
-) -> LocatedBody | None:
-    """The transform of largest contrast all over the plane, with each side down as in `nears`; None below a limit."""
+def find_by_contrast(outline: Outline, near: Array, normal: Array, frames: Sequence[CameraFrame]) -> LocatedBody | None:
+    """The transform of largest contrast all over the plane; None below a limit."""
     fine = _coarse_images(frames, STRIDE)
     steps = np.arange(-REACH_M, REACH_M + 1e-9, FIRST_SPACING * outline.reach)
     headings = 2 * np.pi * np.arange(FIRST_HEADINGS) / FIRST_HEADINGS
-    poses = np.concatenate([_shifted(near, normal, steps, headings) for near in nears])
-    side = np.repeat(np.arange(len(nears)), len(poses) // len(nears))
-    first = _contrast(outline, _coarse_images(frames, _first_stride(outline, nears[0], frames)), poses)
-    tried: list[tuple[float, float, Array]] = []
+    poses = _shifted(near, normal, steps, headings)
+    first = _contrast(outline, _coarse_images(frames, _first_stride(outline, near, frames)), poses)
     spacing, turn = FIRST_SPACING * outline.reach / 2, np.pi / FIRST_HEADINGS
-    for i in _apart(poses, first - OTHER_SIDE * (side > 0), outline.reach)[:FIRST_CANDIDATES]:
-        contrast, closer = _best_around(outline, fine, poses[i], normal, (spacing, turn))
-        tried.append((contrast - (OTHER_SIDE if side[i] else 0.0), contrast, closer))
+    starts = [poses[i] for i in _apart(poses, first, outline.reach)[:FIRST_CANDIDATES]]
+    tried = [_best_around(outline, fine, start, normal, (spacing, turn)) for start in starts]
     tried.sort(key=lambda one: -one[0])
-    for k, (judged, before, start) in enumerate(tried[:CANDIDATES]):
-        contrast, closer = _best_around(outline, fine, start, normal, (spacing / 3, turn / 3))
-        tried[k] = judged + contrast - before, contrast, closer
+    for k, (_, start) in enumerate(tried[:CANDIDATES]):
+        tried[k] = _best_around(outline, fine, start, normal, (spacing / 3, turn / 3))
     found = [one for one in tried if one[0] >= FOUND_CONTRAST]
     if not found:
         return None
-    _, contrast, best = max(found, key=lambda one: one[0])
+    contrast, best = max(found, key=lambda one: one[0])
     known = [best]
-    for _, other, at in found:
+    for other, at in found:
         here = np.linalg.norm(best[:3, 3] - at[:3, 3]) < outline.reach
         if other >= contrast - SAME_CONTRAST and here and all(turn_angle(at, one) > ANOTHER_RAD for one in known):
             known.append(at)
@@ -282,88 +271,6 @@ def _apart(poses: Array, score: Array, reach: float) -> list[int]:
 def _turned(T: Array, rotation: Array) -> Array:
     """A transform rotated about its own origin by a rotation vector."""
     return moved(T, np.concatenate([np.zeros(3), rotation]))
-
-
-MAX_SIDES = 6
-"""Most resting sides that are tried, the largest first."""
-FLAT_M = 1e-5
-"""Thickness below which a body has no sides [m]."""
-SAME_PLANE = 1e-3
-"""Largest difference of plane coefficients of triangles of one face."""
-MIN_SHARE = 0.1
-"""Smallest face, as a share of the largest one: nothing rests on a rounded edge."""
-LOOKS_ALIKE, HEADINGS = 0.07, 48
-"""Corner distance up to which two sides look the same [share of reach]: that of half a heading; headings compared."""
-
-
-def resting_sides(outline: Outline, near: Array, normal: Array) -> list[Array]:
-    """Transforms (4 x 4) of a body at the position of `near` with each of its other sides down, the largest first.
-
-    A side is a face of the convex hull below the centroid. The centroid stays above the same point of the plane, and
-    the lowest corner as high as that of `near`. Sides that look the same as another one at some heading are left out.
-    """
-    from scipy.spatial import cKDTree
-
-    up, corners = normal / np.linalg.norm(normal), outline.corners
-    if np.linalg.matrix_rank(corners - corners.mean(axis=0), tol=FLAT_M) < 3:
-        return []
-    middle, faces = _supporting_faces(corners)
-
-    def placed(T: Array) -> Array:
-        """Corners about the vertical through the centroid, their heights above the lowest one [n, 3]."""
-        around = (corners - middle) @ T[:3, :3].T
-        return around - (around @ up).min() * up
-
-    def lowest(T: Array) -> float:
-        return float(((corners @ T[:3, :3].T + T[:3, 3]) @ up).min())
-
-    headings = [matrix_from_quat(quat_exp(2 * np.pi * k / HEADINGS * up)) for k in range(HEADINGS)]
-    kept: list[Any] = [cKDTree(placed(near))]
-    out = list[Array]()
-    for down in faces:
-        T = near.copy()
-        T[:3, :3] = _turn_between(near[:3, :3] @ down, -up) @ near[:3, :3]
-        shape = placed(T)
-        if any(tree.query(shape @ R.T)[0].max() < LOOKS_ALIKE * outline.reach for tree in kept for R in headings):
-            continue
-        kept.append(cKDTree(shape))
-        T[:3, 3] += (near[:3, :3] - T[:3, :3]) @ middle
-        T[:3, 3] += (lowest(near) - lowest(T)) * up
-        out.append(T)
-        if len(out) == MAX_SIDES:
-            break
-    return out
-
-
-def _supporting_faces(corners: Array) -> tuple[Array, Array]:
-    """The centroid of the convex hull, and the outward normals of the faces below it, the largest first."""
-    from scipy.spatial import ConvexHull
-
-    hull: Any = ConvexHull(corners)
-    a, b, c = (corners[np.asarray(hull.simplices)[:, k]] for k in range(3))
-    inside = corners[hull.vertices].mean(axis=0)
-    volumes = np.abs(np.einsum("ij,ij->i", a - inside, np.cross(b - inside, c - inside)))
-    middle = (((a + b + c + inside) / 4) * volumes[:, None]).sum(axis=0) / volumes.sum()
-    equations = np.asarray(hull.equations, float)
-    _, first, face = np.unique(np.round(equations / SAME_PLANE), axis=0, return_index=True, return_inverse=True)
-    areas = np.bincount(np.ravel(face), np.linalg.norm(np.cross(b - a, c - a), axis=1))
-    normals, offsets = equations[first, :3], equations[first, 3]
-    # A face supports the body if the point of its plane below the centroid belongs to the hull.
-    below = middle - (normals @ middle + offsets)[:, None] * normals
-    supports = (below @ normals.T + offsets < SAME_PLANE).all(axis=1)
-    order = [i for i in np.argsort(-areas) if supports[i]]
-    return middle, normals[[i for i in order if areas[i] >= MIN_SHARE * areas[order[0]]]]
-
-
-def _turn_between(before: Array, after: Array) -> Array:
-    """The shortest rotation that takes a unit vector to another."""
-    axis = np.cross(before, after)
-    sine, cosine = float(np.linalg.norm(axis)), float(before @ after)
-    if sine < 1e-9:
-        if cosine > 0:
-            return np.eye(3)
-        axis = np.cross(before, [1.0, 0.0, 0.0] if abs(before[0]) < 0.9 else [0.0, 1.0, 0.0])
-    return matrix_from_quat(quat_exp(axis / np.linalg.norm(axis) * np.arctan2(sine, cosine)))
 
 
 POSITIONS = 61
@@ -479,7 +386,7 @@ class RecordedBody:
         """The transform of the body somewhere on its plane."""
         if self.named:
             return find_body(self._rig, self.outline, near, normal, [(f, self._strengths[c]) for c, f in shown])
-        found = find_by_regions(self._colours, [near], normal, shown, self._memory)
+        found = find_by_regions(self._colours, near, normal, shown, self._memory)
         return None if found is None else found.world_from_body
 
     def prepare(self, shown: Shown, world_from_body: Array, basis: Array) -> None:

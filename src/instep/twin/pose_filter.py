@@ -26,7 +26,6 @@ from .body_search import (
     find_on_joint,
     learned_crops,
     refined_start,
-    resting_sides,
 )
 from .camera_frames import (
     BUDGET_LOG,
@@ -508,8 +507,7 @@ class PoseFilter:
         if isinstance(body, JointedBody):
             hide = partial(self._occluders.hide_standing, b)
             return find_on_joint(body, self._regions[b], shown, hide, state.learned)
-        nears = [near, *(resting_sides(self._solids[b], near, normal) if self._support else ())]
-        found = find_by_regions(self._regions[b], nears, normal, shown, state.learned, above)
+        found = find_by_regions(self._regions[b], near, normal, shown, state.learned, above)
         state.ambiguous[b] = found.ambiguous if found else 0
         return found.world_from_body if found else None
 
