@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from .camera_calibration import HandEyeOptions, PointSighting, calibrate_hand_eye, calibrate_robot
+    from .camera_calibration import PointSighting, RobotCalibrationOptions, calibrate_robot
     from .camera_frames import ImageFault
     from .camera_rig import CameraRig
     from .pose_filter import FilterOptions, PoseFilter
@@ -19,16 +19,15 @@ __all__ = [
     "CameraRig",
     "Correction",
     "FilterOptions",
-    "HandEyeOptions",
     "ImageFault",
     "NoCorrection",
     "PointSighting",
     "PoseFilter",
+    "RobotCalibrationOptions",
     "TrackedRecording",
     "Trust",
     "Twin",
     "TwinOptions",
-    "calibrate_hand_eye",
     "calibrate_robot",
     "calibrate_trust",
     "correction_log",
@@ -39,7 +38,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "camera_calibration": "HandEyeOptions PointSighting calibrate_hand_eye calibrate_robot",
+        "camera_calibration": "PointSighting RobotCalibrationOptions calibrate_robot",
         "camera_frames": "ImageFault",
         "camera_rig": "CameraRig",
         "pose_filter": "FilterOptions PoseFilter",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -92,20 +93,19 @@ def _outline(name: str, parts: list[Array]) -> Outline:
 
 
 def _corners(model: Any, g: int) -> Array:
-    kind, size = int(model.geom_type[g]), model.geom_size[g]
-    if kind == int(mujoco.mjtGeom.mjGEOM_BOX):
-        points = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) * size
-    elif kind == int(mujoco.mjtGeom.mjGEOM_CYLINDER):
+    kind, size = mujoco.mjtGeom(model.geom_type[g]), model.geom_size[g]
+    ball, rise = np.concatenate([_circle(np.cos(a), np.sin(a)) for a in np.linspace(-1.5, 1.5, 7)]), [0, 0, size[1]]
+    if kind == mujoco.mjtGeom.mjGEOM_BOX:
+        points = np.array(list(product((-1.0, 1.0), repeat=3))) * size
+    elif kind == mujoco.mjtGeom.mjGEOM_CYLINDER:
         points = np.concatenate([_circle(size[0], z) for z in (-size[1], size[1])])
-    elif kind == int(mujoco.mjtGeom.mjGEOM_MESH):
+    elif kind == mujoco.mjtGeom.mjGEOM_MESH:
         points = _mesh(model, int(model.geom_dataid[g]))
-    elif kind in (int(mujoco.mjtGeom.mjGEOM_SPHERE), int(mujoco.mjtGeom.mjGEOM_CAPSULE)):
-        half = size[1] if kind == int(mujoco.mjtGeom.mjGEOM_CAPSULE) else 0.0
-        ball = np.concatenate([_circle(size[0] * np.cos(a), size[0] * np.sin(a)) for a in np.linspace(-1.5, 1.5, 7)])
-        rise = np.array([0.0, 0.0, half])
-        points = np.concatenate([ball + rise, ball - rise])
-    elif kind == int(mujoco.mjtGeom.mjGEOM_ELLIPSOID):
-        ball = np.concatenate([_circle(np.cos(a), np.sin(a)) for a in np.linspace(-1.5, 1.5, 7)])
+    elif kind == mujoco.mjtGeom.mjGEOM_SPHERE:
+        points = ball * size[0]
+    elif kind == mujoco.mjtGeom.mjGEOM_CAPSULE:
+        points = np.concatenate([ball * size[0] + rise, ball * size[0] - rise])
+    elif kind == mujoco.mjtGeom.mjGEOM_ELLIPSOID:
         points = ball * size
     else:
         return np.empty((0, 3))  # a plane has no outline
@@ -303,32 +303,33 @@ def clustered(corners: Array, cells: int) -> BodyFaces:
     The vertex x of a cell minimises the sum over its triangles of area (n . (x - p))^2 (quadric clustering), so that a
     curved surface stays where it is.
     """
-    low = corners.reshape(-1, 3).min(axis=0)
-    size = float((corners.reshape(-1, 3).max(axis=0) - low).max()) / cells
-    places = np.floor((corners.reshape(-1, 3) - low) / size).astype(np.int64)
+    points = corners.reshape(-1, 3)
+    low = points.min(axis=0)
+    size = float((points.max(axis=0) - low).max()) / cells
+    places = np.floor((points - low) / size).astype(np.int64)
     _, cell = np.unique(places @ np.array([1, 1 << 20, 1 << 40]), return_inverse=True)
     cell, n = np.asarray(cell).reshape(-1), int(np.max(cell)) + 1
+
+    def summed(values: Array) -> Array:
+        """Sums over the corners of each cell."""
+        out = np.zeros((n, *values.shape[1:]))
+        np.add.at(out, cell, values)
+        return out
+
     cross = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    area = np.linalg.norm(cross, axis=1)
-    normal = cross / np.maximum(area, 1e-18)[:, None]
-    count, middle = np.zeros(n), np.zeros((n, 3))
-    np.add.at(count, cell, 1.0)
-    np.add.at(middle, cell, corners.reshape(-1, 3))
-    middle /= count[:, None]
-    A, b = np.zeros((n, 3, 3)), np.zeros((n, 3))
-    planes = np.repeat(area[:, None, None] * normal[:, :, None] * normal[:, None, :], 3, axis=0)
-    off = np.sum(np.repeat(normal, 3, axis=0) * (corners.reshape(-1, 3) - middle[cell]), axis=1)
-    np.add.at(A, cell, planes)
-    np.add.at(b, cell, np.repeat(area[:, None] * normal, 3, axis=0) * off[:, None])
+    area = np.repeat(np.linalg.norm(cross, axis=1), 3)
+    normal = np.repeat(cross, 3, axis=0) / np.maximum(area, 1e-18)[:, None]
+    middle = summed(points) / summed(np.ones((len(points), 1)))
+    away = area * np.sum(normal * (points - middle[cell]), axis=1)
+    A = summed(area[:, None, None] * normal[:, :, None] * normal[:, None, :])
     pull = PULL * np.trace(A, axis1=1, axis2=2)[:, None, None] * np.eye(3) + 1e-30 * np.eye(3)
-    step: Array = np.asarray(np.linalg.solve(A + pull, b[..., None]), float)[..., 0]
+    step: Array = np.asarray(np.linalg.solve(A + pull, summed(away[:, None] * normal)[..., None]), float)[..., 0]
     vertices: Array = middle + np.clip(step, -size, size)
     triangles = cell.reshape(-1, 3)
     triangles = triangles[(triangles != np.roll(triangles, 1, axis=1)).all(axis=1)]
     triangles = triangles[np.unique(np.sort(triangles, axis=1), axis=0, return_index=True)[1]]
-    cross = np.cross(
-        vertices[triangles[:, 1]] - vertices[triangles[:, 0]], vertices[triangles[:, 2]] - vertices[triangles[:, 0]]
-    )
+    a, b, c = vertices[triangles].swapaxes(0, 1)
+    cross = np.cross(b - a, c - a)
     length = np.linalg.norm(cross, axis=1)
     kept = length > 1e-12
     return BodyFaces(vertices, triangles[kept], cross[kept] / length[kept, None])
@@ -337,8 +338,6 @@ def clustered(corners: Array, cells: int) -> BodyFaces:
 def _triangles(model: Any, g: int) -> Array:
     """Corners of the triangles of a mesh in the frame of its body [m, 3, 3]."""
     mesh = int(model.geom_dataid[g])
-    first, n = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     begin, m = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
-    points = np.asarray(model.mesh_vert[first : first + n], float)
-    points = points @ matrix_from_quat(np.asarray(model.geom_quat[g], float)).T + np.asarray(model.geom_pos[g], float)
-    return points[np.asarray(model.mesh_face[begin : begin + m], int)]
+    points = np.asarray(model.mesh_vert[model.mesh_face[begin : begin + m] + model.mesh_vertadr[mesh]], float)
+    return points @ matrix_from_quat(np.asarray(model.geom_quat[g], float)).T + np.asarray(model.geom_pos[g], float)

@@ -1,10 +1,9 @@
 """Calibration of cameras: against the robot by points that it shows, and from a recording of a body.
 
-`calibrate_hand_eye` takes poses of a link that holds a board somewhere, and finds the camera and the board.
-`calibrate_robot` takes joint readings and points of known links, and finds cameras and the zero offsets of joints. Both
-minimise reprojection errors [pixels], with a robust loss and priors:
+`calibrate_robot` takes joint readings and points of known links, and finds cameras and the zero offsets of joints. It
+minimises reprojection errors [pixels], with a robust loss and priors:
 
-    r = project(camera_from_world @ world_from_link(q + offset) @ link_from_target @ point) - pixel
+    r = project(camera_from_world @ world_from_link(q + offset) @ point) - pixel
 
 `refine_rig` takes a recording: a motion of each camera (6), the body's pose on the table in each frame (3) and its size
 along its axes (3) are fitted to the silhouettes of one body. A common motion over the table changes no image, so the
@@ -20,7 +19,6 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.statistics import Estimate
 from instep.core.world import Array, array_dataclass, options_dataclass
 from instep.scene.camera import Camera
@@ -30,22 +28,17 @@ from .body_outlines import Outline, mujoco, outline_of, project_outline, silhoue
 from .body_search import RecordedBody
 from .camera_rig import CameraFrame, CameraRig, MaskCrop, recorded_cameras, recorded_frames, recorded_rig
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
-from .scene_bodies import MIN_POINTS, free_body, pose_from_points, support_plane
-
-MIN_VIEWS = 3
-"""Views with different orientations from which a camera and a board are found."""
-MIN_TURN_RAD = 0.05
-"""Rotation between two views below which they say nothing about a camera's orientation [rad]."""
+from .scene_bodies import free_body, support_plane
 
 
 @options_dataclass
-class HandEyeOptions:
+class RobotCalibrationOptions:
     """Noise of points, and how far what is refined may be from what is given."""
 
     pixel: float = 1.0
     """Standard deviation of a pixel; beyond about this much a point pulls less [pixels]."""
     camera: tuple[float, float] = (0.02, 0.035)
-    """Standard deviations of a given camera pose [m, rad], for `calibrate_robot`."""
+    """Standard deviations of a given camera pose [m, rad]."""
     offset: float = 0.05
     """Standard deviation of the zero offset of a joint [rad or m]."""
 
@@ -67,19 +60,6 @@ class PointSighting:
 
 
 @array_dataclass
-class HandEye:
-    """A camera that is fixed in the world, and a board on a link."""
-
-    camera: Camera
-    link_from_target: Array
-    """Pose of the board on the link (4 x 4)."""
-    sigma: tuple[float, float]
-    """Standard deviations of the camera's position [m] and orientation [rad]."""
-    errors: Array
-    """Reprojection errors of all points [n] [pixels]."""
-
-
-@array_dataclass
 class RobotCalibration:
     """Cameras and zero offsets of joints."""
 
@@ -92,41 +72,8 @@ class RobotCalibration:
     """Reprojection errors of all points [n] [pixels]."""
 
 
-def calibrate_hand_eye(
-    camera: Camera, world_from_link: Array, sightings: Sequence[PointSighting], options: HandEyeOptions | None = None
-) -> HandEye:
-    """The pose of a fixed camera and of a board on a moving link, whose poses are known [views, 4, 4].
-
-    It starts at the closed form of Park and Martin on the pose of the board in each image, so that no pose is given.
-    """
-    options = options or HandEyeOptions()
-    if len(sightings) != len(world_from_link):
-        raise BadInput(
-            f"There are {len(sightings)} images and {len(world_from_link)} poses of the link; give one each."
-        )
-    used = [i for i, s in enumerate(sightings) if len(s.places) >= MIN_POINTS]
-    if len(used) < MIN_VIEWS:
-        raise BadInput(
-            f"{len(used)} images show at least {MIN_POINTS} points of the board; a hand-eye calibration needs "
-            f"{MIN_VIEWS}, in different orientations."
-        )
-    at_origin, seen = replace(camera, body="world", body_from_camera=np.eye(4)), [sightings[i] for i in used]
-    links = [np.asarray(world_from_link[i], float) for i in used]
-    X, Y = park_martin(links, [pose_from_points(at_origin, s.places, s.pixels) for s in seen])
-
-    def misses(x: Array) -> Array:
-        shown, board = replace(at_origin, body_from_camera=moved(X, x[:6])), moved(Y, x[6:])
-        return np.concatenate([_misses(shown, T @ board, s) for T, s in zip(links, seen, strict=True)])
-
-    x, covariance = _fitted(lambda x: misses(x) / options.pixel, np.zeros(12))
-    spread = np.sqrt(np.diag(covariance))
-    sigma = (float(np.linalg.norm(spread[:3])), float(np.linalg.norm(spread[3:6])))
-    errors = np.linalg.norm(misses(x).reshape(-1, 2), axis=1)
-    return HandEye(replace(at_origin, body_from_camera=moved(X, x[:6])), moved(Y, x[6:]), sigma, errors)
-
-
 def calibrate_robot(
-    scene: Scene, q: Array, sightings: Sequence[PointSighting], options: HandEyeOptions | None = None, *,
+    scene: Scene, q: Array, sightings: Sequence[PointSighting], options: RobotCalibrationOptions | None = None, *,
     joints: Sequence[str] | None = None,
 ) -> RobotCalibration:  # fmt: skip
     """Poses of a scene's cameras and zero offsets of its joints (all of the robot where none are named).
@@ -134,7 +81,7 @@ def calibrate_robot(
     `q` [rows, nq] are the positions as they were read. A joint whose axis is the only thing between a camera and all
     points cannot be told from a motion of that camera; points of the world in the same images decide.
     """
-    options, chosen = options or HandEyeOptions(), tuple(scene.robot if joints is None else joints)
+    options, chosen = options or RobotCalibrationOptions(), tuple(scene.robot if joints is None else joints)
     labels, names = scene.spec.q.labels, list(dict.fromkeys(s.camera for s in sightings))
     for name in chosen:
         if name not in labels:
@@ -216,38 +163,6 @@ def _fitted(residuals: Callable[[Array], Array], start: Array) -> tuple[Array, A
     J, r = np.asarray(found.jac, float), np.asarray(found.fun, float)
     noise = max(float(np.median(np.abs(r))) * 1.4826, 1e-3) ** 2
     return np.asarray(found.x, float), noise * np.linalg.pinv(J.T @ J)
-
-
-def park_martin(links: Sequence[Array], boards: Sequence[Array]) -> tuple[Array, Array]:
-    """world_from_camera X and link_from_target Y of A_i Y = X B_i, by Park and Martin: rotations first.
-
-    A_i are poses of the link in the world, B_i poses of the board in the camera's frame.
-    """
-    pairs = [(i, j) for i in range(len(links)) for j in range(i)]
-    a = [links[i] @ np.linalg.inv(links[j]) for i, j in pairs]
-    b = [boards[i] @ np.linalg.inv(boards[j]) for i, j in pairs]
-    turns = quat_log(quat_from_matrix(np.array([a, b])[..., :3, :3])).swapaxes(0, 1)  # [pairs, 2, 3]
-    turned = np.linalg.norm(turns[:, 0], axis=1) > MIN_TURN_RAD
-    if np.linalg.matrix_rank(turns[turned, 0], tol=MIN_TURN_RAD) < 2:
-        raise BadInput(
-            "The link turned about one axis alone, so the camera's pose cannot be found; turn it about at least two."
-        )
-    X = np.eye(4)
-    X[:3, :3] = nearest_rotation(turns[turned, 0].T @ turns[turned, 1])
-    left = np.concatenate([m[:3, :3] - np.eye(3) for m in a])
-    right = np.concatenate([X[:3, :3] @ k[:3, 3] - m[:3, 3] for m, k in zip(a, b, strict=True)])
-    X[:3, 3] = np.linalg.lstsq(left, right, rcond=None)[0]
-    targets = [np.linalg.inv(link) @ X @ board for link, board in zip(links, boards, strict=True)]
-    Y = np.eye(4)
-    Y[:3, :3] = nearest_rotation(np.sum([T[:3, :3] for T in targets], axis=0))
-    Y[:3, 3] = np.median([T[:3, 3] for T in targets], axis=0)
-    return X, Y
-
-
-def nearest_rotation(matrix: Array) -> Array:
-    """The rotation that is nearest to a matrix [3, 3], by its singular values."""
-    U, _, Vt = np.linalg.svd(matrix)
-    return U @ np.diag([1.0, 1.0, np.linalg.det(U @ Vt)]) @ Vt
 
 
 KEY_FRAMES = 24

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import IntEnum
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -71,18 +72,23 @@ class ImageFault(IntEnum):
     """A view that this camera never showed: it was turned or exchanged."""
 
 
-FAULT_WORDS: Mapping[ImageFault, str] = {
-    ImageFault.UNREADABLE: "images of a wrong size, type or stamp",
-    ImageFault.FUTURE: "images stamped in the future",
-    ImageFault.LATE: "no new images",
-    ImageFault.FROZEN: "the same image again and again",
-    ImageFault.DARK: "black or white images",
-    ImageFault.FLAT: "images of one colour",
-    ImageFault.NOISE: "noise",
-    ImageFault.SWAPPED: "the view of another camera",
-    ImageFault.OTHER_VIEW: "another view than before",
-}
+_WORDS = (
+    "no fault", "images of a wrong size, type or stamp", "images stamped in the future", "no new images",
+    "the same image again and again", "black or white images", "images of one colour", "noise",
+    "the view of another camera", "another view than before",
+)  # fmt: skip
+FAULT_WORDS: Mapping[ImageFault, str] = dict(zip(ImageFault, _WORDS, strict=True))
 """Faults in words."""
+S = TypeVar("S")
+
+
+def copied(state: S) -> S:
+    """A copy of a state whose parts may be changed."""
+    given, made = cast("Any", state), dict[str, Any]()
+    for name in (one.name for one in fields(given)):
+        part = getattr(given, name)
+        made[name] = part.copy() if hasattr(part, "copy") else copied(part) if is_dataclass(part) else part
+    return cast("S", replace(given, **made))
 
 
 @dataclass(slots=True)
@@ -106,13 +112,8 @@ class ImageState:
     @classmethod
     def unknown(cls, cameras: int, t: float = 0.0) -> ImageState:
         """The state before the first image."""
-        count, none = np.zeros(cameras, int), np.full(cameras, np.nan)
-        view = np.full((cameras, *GRID), np.nan)
+        count, none, view = np.zeros(cameras, int), np.full(cameras, np.nan), np.full((cameras, *GRID), np.nan)
         return cls(np.full(cameras, -np.inf), np.zeros(cameras), count, np.full(cameras, t), count.copy(), view, none)
-
-    def copy(self) -> ImageState:
-        """A copy that may be changed."""
-        return ImageState(*(getattr(self, field.name).copy() for field in fields(self)))
 
     def log(self, rig: CameraRig, t: float) -> dict[str, float]:
         """Fault and latency of every camera's newest image."""
@@ -147,13 +148,11 @@ def healthy_frame(rig: CameraRig, c: int, frame: CameraFrame | None, state: Imag
     """The frame if its image has no fault, None otherwise; updates the fault and the usual view."""
     if frame is None:
         return None
-    sample = sample_image(frame.pixels)
+    sample, fixed = sample_image(frame.pixels), rig.cameras[c].in_world
     alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in rig.cameras]
     # An image that repeats to the last bit under new stamps comes from a camera that hangs.
     frozen = state.repeats[c] >= 2
-    state.fault[c] = (
-        ImageFault.FROZEN if frozen else image_fault(sample, c, state, alike, fixed=rig.cameras[c].in_world)
-    )
+    state.fault[c] = ImageFault.FROZEN if frozen else image_fault(sample, c, state, alike, fixed=fixed)
     if state.fault[c]:
         return None
     state.seen[c] = frame.stamp
@@ -210,10 +209,10 @@ def image_fault(
 
 def learn_view(usual: ImageState, camera: int, sample: Array) -> None:
     """Update the usual view and noise of a camera by a good image; the first one is taken as it is."""
-    share = LEARNING if np.isfinite(usual.noise[camera]) else 1.0
-    view, noise = (sample[0], sample_noise(sample)) if share == 1 else (usual.view[camera], float(usual.noise[camera]))
-    usual.view[camera] = view + share * (sample[0] - view)
-    usual.noise[camera] = (1 - share) * noise + share * sample_noise(sample)
+    view, noise, last = usual.view[camera], sample_noise(sample), float(usual.noise[camera])
+    first = not np.isfinite(last)
+    usual.view[camera] = sample[0] if first else view + LEARNING * (sample[0] - view)
+    usual.noise[camera] = noise if first else (1 - LEARNING) * last + LEARNING * noise
 
 
 def sample_noise(sample: Array) -> float:
@@ -270,10 +269,6 @@ class WorkState:
         """The state before any measurement."""
         information = np.full((bodies, cameras), np.inf)
         return cls(np.zeros((bodies, len(WORK))), np.zeros(bodies, int), information, np.ones((bodies, cameras)))
-
-    def copy(self) -> WorkState:
-        """A copy that may be changed."""
-        return WorkState(*(getattr(self, field.name).copy() for field in fields(self)))
 
     def compared(self, b: int, information: Mapping[int, float]) -> None:
         """Remember the information that each compared camera gave about a body; 0 if it did not show the body."""
@@ -365,13 +360,10 @@ class FrameBudget:
             return new
         information, unused = self.state.information[self._body], self.state.unused[self._body]
         most = max((float(information[c]) for c in new if np.isfinite(information[c])), default=1.0)
-        expected = np.where(np.isfinite(information), information / max(most, 1e-12) + MIN_INFORMATION, np.inf) * unused
+        expected = (information / max(most, 1e-12) + MIN_INFORMATION) * unused
         order = sorted(new, key=lambda c: (not usable[c], -expected[c]))
-        taken = len(order)
-        while taken > 0 and not self.fits(image=taken, step=2 * taken, learning=1):
-            taken -= 1
-        if taken == 0 and new and (self._turns == 1 or self.fits(image=1, step=2)):
-            taken = 1
+        fitting = (n for n in range(len(order), 0, -1) if self.fits(image=n, step=2 * n, learning=1))
+        taken = next(fitting, int(bool(new) and (self._turns == 1 or self.fits(image=1, step=2))))
         self.leave("images", len(new) - taken)
         return sorted(order[:taken])
 

@@ -7,9 +7,9 @@ at the image's stamp to the image, and applies the same motion to all estimates 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from .camera_frames import (
     FrameBudget,
     ImageState,
     WorkState,
+    copied,
     healthy_frame,
     new_frames,
 )
@@ -46,6 +47,7 @@ from .pose_solver import (
     SilhouetteFit,
     camera_excess,
     compare_silhouette,
+    image_delay,
     innovation_numbers,
     mean_overlap,
     motion_between,
@@ -73,10 +75,6 @@ HISTORY = 32
 """Past estimates: half a second at 60 Hz, more than the latency of any useful camera."""
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
-SLOW_M_S = 0.02
-"""Speed below which the image delay is not observable [m/s]."""
-
-
 MAX_MOTION_M = 0.01
 """Largest correction that counts as a motion of the body; a larger one corrects the estimate alone [m]."""
 COLOUR_LEARNING_OVERLAP = 0.8
@@ -183,11 +181,6 @@ class FilterState:
             images=ImageState.unknown(cameras, state.t), work=WorkState.unknown(bodies, cameras),
         )  # fmt: skip
 
-    def copy(self) -> FilterState:
-        """A copy that may be changed."""
-        changes: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: None if value is None else value.copy() for name, value in changes.items()})
-
 
 @dataclass(slots=True)
 class _Frame:
@@ -224,7 +217,6 @@ class PoseFilter:
         self.mounts = CameraMounts(scene, rig.cameras)
         if (moving := self.mounts.moving) and not self.options.joints_known:
             raise BadInput(f"Camera {moving[0]!r} moves with the robot, whose joints are unknown here.")
-        self._held = [camera.name in self.options.held_out for camera in rig.cameras]
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -239,7 +231,7 @@ class PoseFilter:
 
     def usable(self, c: int, state: FilterState) -> bool:
         """Whether a camera is neither excluded nor held out."""
-        return not state.excluded[c] and not self._held[c]
+        return not state.excluded[c] and self.rig.cameras[c].name not in self.options.held_out
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
         """Find every body: near where the scene begins, else anywhere on the table."""
@@ -322,7 +314,7 @@ class PoseFilter:
         self, memory: FilterState, observation: Observation, t: float
     ) -> tuple[list[CameraFrame | None], FilterState]:
         """Frames that are newer than the last of their camera and show no fault, and the updated state."""
-        memory = memory.copy()
+        memory = copied(memory)
         return new_frames(self.rig, memory.images, observation, t, self.scene.dt), memory
 
     def _shows_colour(self, q: Array, frame: _Frame, given_at: Mapping[str, Array]) -> bool:
@@ -371,7 +363,15 @@ class PoseFilter:
         used = [c for c, crop in enumerate(crops) if crop is not None and self.usable(c, state)]
         picked = [crop for c in used if (crop := crops[c]) is not None]
         found = self._solved(b, picked, prior, basis, frame) if picked else None
-        good = [i for i, fit in enumerate(found.fits) if fit.confirmed or self._sees(fit)] if found else []
+        good = (
+            [
+                i
+                for i, fit in enumerate(found.fits)
+                if fit.confirmed or (fit.visible > options.min_visible and fit.shown > options.min_shown)
+            ]
+            if found
+            else []
+        )
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = self._solved(b, picked, prior, basis, frame, found.xi)
@@ -437,9 +437,6 @@ class PoseFilter:
                     self._regions[b].learn(image, c, crop, at, state.learned)
                     self._textures[b].learn(image, c, at, crop, crop.points, state.learned)
 
-    def _sees(self, fit: SilhouetteFit) -> bool:
-        return fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
-
     def _basis(self, b: int, T: Array) -> Array:
         """The motion of its joint, three motions on the support plane, or all six."""
         body = self._bodies[b]
@@ -465,8 +462,7 @@ class PoseFilter:
         frame.log[f"{name}.sigma"] = float(np.sqrt(np.trace(state.covariance[b][:3, :3]) + options.bias**2))
         if state.frames_lost[b] < options.lost_after or state.frames_lost[b] % RETRY_FRAMES:
             return None
-        found = self._find(b, T, frame, FOUND_OVERLAP)
-        if found is None:
+        if (found := self._find(b, T, frame, FOUND_OVERLAP)) is None:
             return None
         state.frames_lost[b] = 0
         state.covariance[b] = widest_covariance(options)
@@ -480,8 +476,7 @@ class PoseFilter:
         overdue = int(state.misfits[b]) - options.misfit_after
         if overdue < 0 or overdue % RETRY_FRAMES:
             return None
-        at = self._find(b, T, frame, max(options.min_overlap, overlap + BETTER_OVERLAP))
-        if at is None:
+        if (at := self._find(b, T, frame, max(options.min_overlap, overlap + BETTER_OVERLAP))) is None:
             return None
         xi = motion_between(T, at)
         if np.linalg.norm(xi[:3]) < MAX_MOTION_M and np.linalg.norm(xi[3:]) < 10 * MAX_MOTION_M:
@@ -497,10 +492,9 @@ class PoseFilter:
 
     def _find(self, b: int, T: Array, frame: _Frame, above: float = 0.0) -> Array | None:
         """Global search for a body; silhouettes in learned colours must overlap by more than `above`."""
-        body, near, normal, state = self._bodies[b], T, np.array([0.0, 0.0, 1.0]), frame.state
-        if self._support is not None:
-            near, normal = self._support.rest(self._solids[b], T), self._support.normal
-        shown = self._shown(frame)
+        body, support, state, shown = self._bodies[b], self._support, frame.state, self._shown(frame)
+        normal = np.array([0.0, 0.0, 1.0]) if support is None else support.normal
+        near = T if support is None else support.rest(self._solids[b], T)
         if state.learned is None:
             pairs = [(image, float(state.strength[c])) for c, image in shown]
             return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
@@ -560,17 +554,6 @@ def exclude_outlier(
     if state.disagreeing[worst] >= options.exclude_after:
         state.excluded[worst] = True
     return {c: float(state.disagreement[c]) for c in used}
-
-
-def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
-    """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
-
-    Images that are late by d pull a body that moves at v back by d v. `drag` [2] holds the running means of both over
-    about ten frames; a body at rest gives zero.
-    """
-    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
-    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
-    return float(drag[0] / (drag[1] + SLOW_M_S**2))
 
 
 def adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:

@@ -305,3 +305,18 @@ def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
     own = np.diag(apart).copy()
     np.fill_diagonal(apart, 0.0)
     return list(own - apart.max(axis=1))
+
+
+SLOW_M_S = 0.02
+"""Speed below which the image delay is not observable [m/s]."""
+
+
+def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
+    """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
+
+    Images that are late by d pull a body that moves at v back by d v. `drag` [2] holds the running means of both over
+    about ten frames; a body at rest gives zero.
+    """
+    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
+    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
+    return float(drag[0] / (drag[1] + SLOW_M_S**2))

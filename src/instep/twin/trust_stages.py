@@ -14,9 +14,8 @@ is latched. The state of the monitor is part of the twin's state, so a step depe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from instep.core.world import Array, Spec, State, array_dataclass, frozen_datacl
 from instep.robot import Limits
 from instep.robot.limits import LimitedCommand
 
+from .camera_frames import copied
 from .trust import FEATURES, OWN_SECONDS, WINDOW_FRAMES, Trust, feature_rows
 
 CHANNEL = "twin.trust"
@@ -194,11 +194,6 @@ class TrustState:
     stepping: bool = False
     """Whether commands are limited."""
 
-    def copy(self) -> TrustState:
-        """A copy that may be changed."""
-        changes: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: v.copy() for name, v in changes.items() if isinstance(v, np.ndarray)})
-
     def observed(self) -> Array:
         """The numbers of `LABELS`."""
         return np.array([float(getattr(self, name)) for name in LABELS])
@@ -249,7 +244,7 @@ class TrustMonitor:
         Slow and hold begin at the position and speed of the simulated joints. After recovery targets approach the
         action inside the limits; once they reach it, actions pass unchanged.
         """
-        kept = state.copy()
+        kept = copied(state)
         if self.stage(state) == TrustStage.HANDED_OVER and self.operator():
             kept = self.resume(state, sim.t)
         stage, limits, dt = self.stage(kept), self.limits, self.spec.dt
@@ -273,7 +268,7 @@ class TrustMonitor:
 
     def judge(self, state: TrustState, evidence: Evidence) -> TrustState:
         """The state after a step, with its level and stage."""
-        kept = state.copy()
+        kept = copied(state)
         self._score(kept, evidence)
         self._note(kept, evidence)
         self._note_flips(kept, evidence)
