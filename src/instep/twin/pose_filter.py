@@ -47,6 +47,7 @@ from .pose_solver import (
     SilhouetteFit,
     camera_excess,
     compare_silhouette,
+    grown_covariance,
     image_delay,
     innovation_numbers,
     mean_overlap,
@@ -363,15 +364,9 @@ class PoseFilter:
         used = [c for c, crop in enumerate(crops) if crop is not None and self.usable(c, state)]
         picked = [crop for c in used if (crop := crops[c]) is not None]
         found = self._solved(b, picked, prior, basis, frame) if picked else None
-        good = (
-            [
-                i
-                for i, fit in enumerate(found.fits)
-                if fit.confirmed or (fit.visible > options.min_visible and fit.shown > options.min_shown)
-            ]
-            if found
-            else []
-        )
+        fits = found.fits if found else ()
+        clear = [fit.visible > options.min_visible and fit.shown > options.min_shown for fit in fits]
+        good = [i for i, fit in enumerate(fits) if fit.confirmed or clear[i]]
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = self._solved(b, picked, prior, basis, frame, found.xi)
@@ -380,11 +375,10 @@ class PoseFilter:
         bias = systematic_spread([crop.camera for crop in picked], T, outline.reach, basis) if learns else options.bias
         numbers = innovation_numbers(found, prior, basis, bias)
         frame.log |= {f"{name}.{word}": value for word, value in numbers.items()}
-        fits = dict(zip(used, found.fits, strict=True)) if found is not None else {}
-        state.work.compared(
-            b, {c: float(np.trace(fits[c].information)) if c in fits else 0.0 for c, crop in enumerate(crops) if crop}
-        )
-        self._score_cameras(outline, crops, np.zeros(6) if found is None else found.xi, fits, frame)
+        by_camera = dict(zip(used, found.fits, strict=True)) if found is not None else {}
+        given = dict.fromkeys((c for c, crop in enumerate(crops) if crop), 0.0)
+        state.work.compared(b, given | {c: float(np.trace(fit.information)) for c, fit in by_camera.items()})
+        self._score_cameras(outline, crops, np.zeros(6) if found is None else found.xi, by_camera, frame)
         if found is None:
             unseen = state.learned is not None and not any(
                 self._regions[b].learned(state.learned, c) for c in range(len(crops))
@@ -561,9 +555,3 @@ def adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
     new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
     low, high = np.array([options.position_sigma, options.orientation_sigma]).T
     return np.clip(new, low, high)
-
-
-def grown_covariance(covariance: Array) -> Array:
-    """The covariance [..., 6, 6] of poses after a frame without a correction."""
-    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
-    return np.minimum(covariance + 0.01 * ceiling, ceiling)

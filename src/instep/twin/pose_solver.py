@@ -320,3 +320,9 @@ def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
     v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
     drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
     return float(drag[0] / (drag[1] + SLOW_M_S**2))
+
+
+def grown_covariance(covariance: Array) -> Array:
+    """The covariance [..., 6, 6] of poses after a frame without a correction."""
+    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
+    return np.minimum(covariance + 0.01 * ceiling, ceiling)
