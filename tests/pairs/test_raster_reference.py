@@ -55,12 +55,6 @@ def test_solid_and_faint_gaussians_are_rendered_alike(solid: float) -> None:
     assert_same(Rasterizer(scene).render(a_camera()), reference.render(scene, a_camera()))
 
 
-@pytest.mark.parametrize("size", [0.0005, 0.2])
-def test_tiny_and_huge_gaussians_are_rendered_alike(size: float) -> None:
-    scene = a_scene(150, size=size)
-    assert_same(Rasterizer(scene).render(a_camera()), reference.render(scene, a_camera()))
-
-
 def test_a_camera_in_the_middle_of_it_all_sees_the_same() -> None:
     scene = a_scene(600, 1)
     camera = replace(a_camera(), body_from_camera=looking_at((0.05, 0.02, 0.01), (0.3, 0.2, 0.1)))
@@ -73,13 +67,6 @@ def test_a_lens_bends_both_images_alike() -> None:
     assert_same(Rasterizer(scene).render(camera, some_poses()), reference.render(scene, camera, some_poses()))
     straight = reference.render(scene, a_camera(81, 61), some_poses())
     assert psnr(straight.colour, reference.render(scene, camera, some_poses()).colour) < 30
-
-
-def test_a_region_is_a_part_of_the_whole_image() -> None:
-    scene, camera = a_scene(300), a_camera(100, 70)
-    whole, part = Rasterizer(scene).render(camera), Rasterizer(scene).render(camera, region=(37, 11, 90, 52))
-    np.testing.assert_allclose(part.colour, whole.colour[11:52, 37:90], atol=1e-5)
-    assert_same(part, reference.render(scene, camera, region=(37, 11, 90, 52)))
 
 
 def test_a_backdrop_hides_what_is_behind_it_and_shows_through_the_rest() -> None:

@@ -24,7 +24,7 @@ from instep.splat.fitting import (
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import WeightedImage, psnr
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.splat.video_background import background_near, colour_mask, foreground_mask, inpaint, static_background
+from instep.splat.video_background import colour_mask, foreground_mask, static_background
 
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
 
@@ -174,14 +174,6 @@ def test_what_passes_by_is_not_in_the_static_background() -> None:
     assert share[0, 0] == 1
 
 
-def test_of_two_things_a_pixel_shows_the_one_other_cameras_know_is_still() -> None:
-    frames = np.full((10, 4, 4, 3), 230, np.uint8)
-    frames[:4] = 80
-    wanted = np.full((4, 4, 3), 80 / 255, np.float32)
-    np.testing.assert_allclose(background_near(frames, wanted)[0], 80 / 255, atol=0.01)
-    np.testing.assert_allclose(static_background(frames)[0], 230 / 255, atol=0.01)
-
-
 def test_an_arm_is_told_from_the_table_and_from_a_body_of_known_colour() -> None:
     still = np.full((40, 60, 3), 0.3)
     image = np.full((40, 60, 3), 76, np.uint8)
@@ -194,14 +186,3 @@ def test_an_arm_is_told_from_the_table_and_from_a_body_of_known_colour() -> None
     assert arm[10, 10]
     assert not arm[29, 40]
     assert not colour_mask(image, np.array([0.5, 0.5, 0.5])).any()
-
-
-def test_unknown_pixels_take_the_colour_around_them() -> None:
-    background = np.full((30, 30, 3), 0.4, np.float32)
-    background[:, 15:] = 0.8
-    known = np.ones((30, 30), bool)
-    known[10:20, 0:6] = False
-    background[~known] = 0.0
-    out = inpaint(background, known)
-    np.testing.assert_allclose(out[10:20, 0:6], 0.4, atol=0.02)
-    np.testing.assert_array_equal(out[known], background[known])

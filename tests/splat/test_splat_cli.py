@@ -18,7 +18,7 @@ from instep.splat.capture import load_capture
 from instep.splat.files import load_gaussians, save_gaussians
 from instep.splat.gaussians import gaussians_from_colours
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.splat.rendering import save_png, save_video, side_by_side
+from instep.splat.rendering import save_png
 from instep.splat.scene_fit import SceneFit, in_scene, scan_frames
 
 
@@ -99,11 +99,6 @@ def test_a_file_that_does_not_state_its_up_axis_is_rendered_by_the_one_that_is_g
     assert images[0].std() > 0.02
 
 
-def test_a_folder_without_poses_says_what_was_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scene", "splat", str(tmp_path)]) == 2
-    assert "transforms.json" in capsys.readouterr().err
-
-
 def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
     scene = Scene.load("pusht")
     frames = scan_frames(["tblock"], scene)
@@ -118,15 +113,6 @@ def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
     np.testing.assert_allclose(named.gaussians.means[0], [-0.015145, -0.014239, 0.002481], atol=1e-6)
     with pytest.raises(BadInput, match="none of the scene's objects"):
         scan_frames(["one", "two"], scene)
-
-
-def test_a_video_is_mp4(tmp_path: Path) -> None:
-    images = [np.full((20, 30, 3), 40 * i, np.uint8) for i in range(4)]
-    save_video(tmp_path / "a.mp4", images)
-    assert (tmp_path / "a.mp4").stat().st_size > 100
-    with pytest.raises(BadInput, match=r"written as \.mp4, not as '\.avi'"):
-        save_video(tmp_path / "a.avi", images)
-    assert side_by_side([(images[0], images[1])]).shape == (20, 3 * 30 + 2 * 6, 3)
 
 
 def test_the_real_recording_is_read_as_it_is(recordings: Path) -> None:

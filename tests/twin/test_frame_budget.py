@@ -11,14 +11,10 @@ from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
-from instep.twin.body_appearance import LearnedAppearance, RegionColours
-from instep.twin.body_outlines import Outline
-from instep.twin.camera_frames import LEFT_OUT, MIN_POINTS, WORK, Deadline, FrameBudget, WorkState, left_out
-from instep.twin.pose_solver import moved, planar_basis, solve_pose
+from instep.twin.camera_frames import LEFT_OUT, WORK, Deadline, FrameBudget, WorkState, left_out
 from instep.twin.scene_bodies import StartPose
 
-from .conftest import RenderedRecording, looking_down
-from .test_region import PLACED, PRIOR, UP, _image
+from .conftest import RenderedRecording
 
 
 class Clock:
@@ -59,16 +55,6 @@ def test_expected_times_follow_what_is_measured_and_no_single_interruption() -> 
     assert budget.cost(image=1) == pytest.approx(0.001, rel=0.05)
 
 
-def test_bodies_share_the_time_that_is_left() -> None:
-    clock = Clock()
-    budget = _budget(clock, 0.012, image=0.005)
-    budget.begin_body(0, 3)
-    assert budget.left() == pytest.approx(0.004) and not budget.fits(image=1)
-    clock.now += 0.002  # it needed less than its share: the others have more
-    budget.begin_body(1, 2)
-    assert budget.left() == pytest.approx(0.005) and budget.fits(image=1)
-
-
 def test_images_with_most_information_come_first_and_none_waits_for_ever() -> None:
     state = WorkState.unknown(1, 3)
     state.information[0] = [100.0, 60.0, 0.0]  # the last one sees nothing
@@ -84,14 +70,6 @@ def test_images_with_most_information_come_first_and_none_waits_for_ever() -> No
     assert share[0] >= share[1] > share[2] > 0
 
 
-def test_cameras_that_are_only_scored_come_last() -> None:
-    state = WorkState.unknown(1, 3)
-    state.information[0] = [100.0, 60.0, 50.0]
-    budget = _budget(Clock(), 0.008, state, image=0.002, step=0.001)
-    budget.begin_body(0, 1)
-    assert budget.planned_images([True] * 3, [False, True, True]) == [1, 2]
-
-
 def test_the_first_body_is_corrected_however_late_it_is_and_the_next_one_comes_first_then() -> None:
     state, clock = WorkState.unknown(2, 1), Clock()
     clock.now = 1.0  # long after the deadline
@@ -103,35 +81,6 @@ def test_the_first_body_is_corrected_however_late_it_is_and_the_next_one_comes_f
     state.waiting[1] = 1
     assert budget.body_order() == [1, 0]
     assert FrameBudget(None, state).body_order() == [0, 1]
-
-
-def test_fewer_points_of_the_texture_are_followed_and_never_too_few() -> None:
-    clock = Clock()
-    budget = _budget(clock, 0.010, point=0.0001)
-    budget.begin_body(0, 1)
-    with budget.following() as most:
-        assert most(300) == 100
-    assert budget.counts["points"] == 200
-    clock.now = 1.0
-    with budget.following() as most:
-        assert most(300) == MIN_POINTS
-        assert most(20) == 20
-
-
-def test_steps_without_time_are_left_out_and_one_is_always_taken(tee: Outline) -> None:
-    camera = looking_down()
-    colours, frame = RegionColours(tee, [camera]), _image(tee, camera, PLACED)
-    memory = LearnedAppearance.unknown([camera])
-    colours.learn(frame, 0, None, PLACED, memory)
-    start = moved(PLACED, np.array([0.006, -0.004, 0.0, 0.0, 0.0, 0.08]))
-    crop = colours.crop(frame, 0, start, memory, 20)
-    assert crop is not None
-    basis = planar_basis(UP)
-    whole = solve_pose(tee, [crop], PRIOR, basis)
-    hurried = solve_pose(tee, [crop], PRIOR, basis, more=lambda: False)
-    assert whole.left_out == 0 and hurried.left_out == 2
-    far = [np.linalg.norm(moved(start, found.xi)[:2, 3] - PLACED[:2, 3]) for found in (hurried, whole)]
-    assert far[1] <= far[0] < 0.004  # one step is most of the way
 
 
 @pytest.mark.parametrize("residual", ["mask", "learned"])

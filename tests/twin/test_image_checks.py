@@ -67,18 +67,6 @@ def test_noise_is_named_in_the_first_image_of_all():
     assert image_fault(sample_image(view(0)), 0, ImageState.unknown(2), [True, True]) == ImageFault.NONE
 
 
-def test_a_body_that_crosses_a_plain_view_is_no_other_view():
-    memory = ImageState.unknown(2)
-    for k, left in enumerate(range(0, 120, 4)):
-        for c in range(2):
-            plain = np.random.default_rng((k, c)).normal(90, 2, (120, 160, 3))
-            x = left if c == 0 else 120 - left  # where the other camera usually sees it, on the way
-            plain[40:80, x : x + 40] += 90.0
-            sample = sample_image(np.clip(plain, 0, 255).astype(np.uint8))
-            assert image_fault(sample, c, memory, [True, True]) == ImageFault.NONE, (k, c)
-            learn_view(memory, c, sample)
-
-
 def _with_a_hand(image: np.ndarray) -> np.ndarray:
     out = image.copy()
     out[30:90, 40:90] = (190, 150, 130)

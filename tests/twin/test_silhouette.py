@@ -9,7 +9,6 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.scene.camera import Camera
-from instep.twin import silhouette_kernels
 from instep.twin.body_outlines import Outline, outline_of, project_outline
 from instep.twin.camera_rig import MaskCrop, colour_mask
 from instep.twin.pose_solver import (
@@ -177,22 +176,3 @@ def test_all_six_unknowns_are_found_off_the_table(tee: Outline) -> None:
     found = solve_pose(tee, crops, np.diag([0.05**2] * 3 + [0.5**2] * 3), np.eye(6), 25)
     assert np.linalg.norm(found.xi[:3] - true[:3]) < 1e-3
     assert np.linalg.norm(found.xi[3:] - true[3:]) < 0.02
-
-
-def test_occluded_pixels_have_no_effect(tee: Outline) -> None:
-    camera = looking_down()
-    crop = shown(tee, camera, np.eye(4))
-    hidden = MaskCrop(camera, np.zeros_like(crop.mask), np.zeros_like(crop.weight), crop.region, np.eye(4))
-    prior = np.diag([0.01**2] * 3 + [0.1**2] * 3)
-    found = solve_pose(tee, [hidden], prior, np.eye(6), 3)
-    assert np.allclose(found.xi, 0) and np.allclose(found.covariance, prior)
-
-
-def test_the_hull_goes_round_once() -> None:
-    points = np.random.default_rng(0).normal(size=(40, 2))
-    ring = np.empty(90, np.int64)
-    n = silhouette_kernels.hull(points, 0, 40, ring)
-    corners = points[ring[:n]]
-    ahead = np.roll(corners, -1, axis=0) - corners
-    turns = ahead[:, 0] * np.roll(ahead[:, 1], -1) - ahead[:, 1] * np.roll(ahead[:, 0], -1)
-    assert np.all(turns > 0) and len(set(ring[:n].tolist())) == n

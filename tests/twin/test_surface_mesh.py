@@ -15,7 +15,6 @@ from instep.twin.body_outlines import (
     Outline,
     body_faces,
     clustered,
-    fitted_outline,
     hull_faces,
     mesh_surface,
     outline_of,
@@ -96,8 +95,3 @@ def test_the_silhouette_of_a_mesh_that_is_not_convex_finds_a_pose_again(tee: Out
         plain = solve_pose(tee, [crop], prior, basis, 6)
         ratio = np.diag(found.information) / np.diag(plain.information)
         assert np.all((ratio > 0.5) & (ratio < 2.0))
-
-
-def test_only_a_mesh_that_is_far_from_its_hull_is_drawn(bowl: Scene) -> None:
-    assert fitted_outline(outline_of(bowl.model, "bowl"), bowl).surface is not None
-    assert fitted_outline(outline_of(bowl.model, "block"), bowl).surface is None

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, status_line, twin_log, twin_part, twin_problems
+from instep.app.verbs.twin_run import STATUS_EVERY, TwinStatus, twin_log, twin_part, twin_problems
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
 from instep.report.run_pages import twin_numbers, twin_sections
@@ -36,16 +36,6 @@ def test_the_line_says_what_the_log_holds(recording, follow) -> None:
     assert re.search(r"latency 17 ms .* work \d+\.\d ms  overruns \d+", line)  # one frame late
     assert progress.tasks[task].completed == len(run.episode) // STATUS_EVERY * STATUS_EVERY
     assert np.array_equal(watch.log()["tee.nis"], run.log["tee.nis"][-24:], equal_nan=True)
-
-
-def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
-    log = {
-        name: np.array([value])
-        for name, value in {"tee.frames_lost": 3.0, "tee.nis": np.nan, "a.excluded": 1.0}.items()
-    }
-    assert "lost" in status_line(log) and "1 excluded" in status_line(log)
-    calm = {"tee.frames_lost": np.zeros(1), "a.excluded": np.zeros(1), "tee.nis": np.full(1, 2.5)}
-    assert "lost" not in status_line(calm) and "excluded" not in status_line(calm) and "NIS 2.5" in status_line(calm)
 
 
 def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
