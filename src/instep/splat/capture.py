@@ -131,21 +131,17 @@ def unscaled_capture(folder: str | Path) -> Capture:
 
 def calibrated_capture(capture: Capture, calibration: Calibration) -> Capture:
     """The capture with the cameras of a calibration in place of those of the same name."""
-    names = [recording.camera.name for recording in capture.recordings]
-    if not any(name in names for name in calibration.cameras):
-        raise UnknownName("camera of the images", next(iter(calibration.cameras)), names)
-    recordings = [replace(one, camera=_recalibrated(one.camera, calibration)) for one in capture.recordings]
-    return replace(capture, recordings=tuple(recordings))
-
-
-def _recalibrated(camera: Camera, calibration: Calibration) -> Camera:
-    new = calibration.cameras.get(camera.name, camera)
-    if (new.width, new.height) != (camera.width, camera.height) or new.body != camera.body:
-        raise BadInput(
-            f"Camera {camera.name!r} of the calibration has images of {new.width} x {new.height} pixels on "
-            f"{new.body!r}; {camera.width} x {camera.height} on {camera.body!r} were expected."
-        )
-    return new
+    old = {recording.camera.name: recording.camera for recording in capture.recordings}
+    if not any(name in old for name in calibration.cameras):
+        raise UnknownName("camera of the images", next(iter(calibration.cameras)), old)
+    new = {name: calibration.cameras.get(name, camera) for name, camera in old.items()}
+    for a, b in zip(old.values(), new.values(), strict=True):
+        if (a.width, a.height, a.body) != (b.width, b.height, b.body):
+            raise BadInput(
+                f"Camera {a.name!r} of the calibration has images of {b.width} x {b.height} pixels on {b.body!r}; "
+                f"{a.width} x {a.height} on {a.body!r} were expected."
+            )
+    return replace(capture, recordings=tuple(replace(one, camera=new[one.camera.name]) for one in capture.recordings))
 
 
 def _videos(folder: Path) -> tuple[CameraRecording, ...]:
@@ -265,12 +261,8 @@ def _plane(folder: Path, points: Array, shots: Sequence[CameraRecording]) -> Pla
 
 
 def _bodies(folder: Path) -> tuple[ScannedBody, ...]:
-    return tuple(load_scanned_body(path) for path in find_inside(folder, "*.json") if _describes_body(path))
-
-
-def _describes_body(path: Path) -> bool:
-    small = path.is_file() and path.stat().st_size <= _MAX_JSON
-    return small and b'"gaussians"' in read_file(path, _MAX_JSON)
+    small = [path for path in find_inside(folder, "*.json") if path.is_file() and path.stat().st_size <= _MAX_JSON]
+    return tuple(load_scanned_body(path) for path in small if b'"gaussians"' in read_file(path, _MAX_JSON))
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -326,9 +318,8 @@ def align_on_plane(
     poses = [np.zeros(6)]
     scores: list[tuple[float, float]] = []
     for texture in others:
-        start = _search(
-            _Rectified(base.bands[::2, ::2], base.weight[::2, ::2]), texture, points[::2, ::2], 2 * pitch, reach
-        )
+        coarse = replace(base, bands=base.bands[::2, ::2], weight=base.weight[::2, ::2])
+        start = _search(coarse, texture, points[::2, ::2], 2 * pitch, reach)
         pose = _refine(base, texture, points, start)
         poses.append(pose)
         scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
@@ -348,14 +339,6 @@ class _Texture:
     weight: Array  # [height, width]
 
 
-@array_dataclass
-class _Rectified:
-    """A texture rectified onto the plane."""
-
-    bands: Array  # [rows, columns, bands]
-    weight: Array  # [rows, columns]
-
-
 def _texture(view: WeightedImage) -> _Texture:
     from scipy.ndimage import gaussian_filter
 
@@ -370,14 +353,14 @@ def _texture(view: WeightedImage) -> _Texture:
     return _Texture(view.camera, np.clip(np.stack(bands, axis=-1), -3, 3), view.weight)
 
 
-def _rectify(texture: _Texture, camera: Camera, points: Array) -> _Rectified:
+def _rectify(texture: _Texture, camera: Camera, points: Array) -> _Texture:
     from scipy.ndimage import map_coordinates
 
     pixels, inside = _pixels(camera, points)
     at = [pixels[..., 1], pixels[..., 0]]
     bands = [map_coordinates(band, at, order=1, mode="nearest") for band in np.moveaxis(texture.bands, -1, 0)]
     weight = map_coordinates(texture.weight, at, order=1, mode="nearest") * inside
-    return _Rectified(np.stack(bands, axis=-1), (weight > 0.5).astype(float))
+    return _Texture(camera, np.stack(bands, axis=-1), (weight > 0.5).astype(float))
 
 
 def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
@@ -390,7 +373,7 @@ def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
     return pixels, ahead & inside & (seen[..., 2] < _MAX_PIXEL_FOOTPRINT_M * min(camera.focal))
 
 
-def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
+def _search(base: _Texture, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
     """The translation in the plane and rotation about its normal under which two rectified images correlate best.
 
     A repeating pattern has many good shifts, so the best few are each refined before one is chosen, and of two that are
@@ -409,17 +392,12 @@ def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, re
     found.sort(key=lambda pair: -pair[0])
     tried: list[tuple[float, Array]] = []
     for _, start in found[:_REFINED_CANDIDATES]:
-        pose = _refine(base, texture, points, start, rounds=8)
-        tried.append(
-            (
-                _score(base, texture, points, pose) * (1.0 - 0.5 * min(1.0, float(start[:2] @ start[:2]) / reach**2)),
-                pose,
-            )
-        )
+        pose, far = _refine(base, texture, points, start, rounds=8), min(1.0, float(start[:2] @ start[:2]) / reach**2)
+        tried.append((_score(base, texture, points, pose) * (1.0 - 0.5 * far), pose))
     return max(tried, key=lambda pair: pair[0])[1]
 
 
-def _correlate(a: _Rectified, b: _Rectified, reach: int) -> list[tuple[float, Array]]:
+def _correlate(a: _Texture, b: _Texture, reach: int) -> list[tuple[float, Array]]:
     """The best weighted correlations over whole shifts (x, y) of b, by Fourier transforms; peaks apart from another."""
     shape = [2 * n for n in a.weight.shape]
 
@@ -449,7 +427,7 @@ def _correlate(a: _Rectified, b: _Rectified, reach: int) -> list[tuple[float, Ar
     return peaks
 
 
-def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, rounds: int = 30) -> Array:
+def _refine(base: _Texture, texture: _Texture, points: Array, start: Array, rounds: int = 30) -> Array:
     """Gauss-Newton on the camera's pose, gross errors weighted down; the wide band leads, the narrow one finishes."""
     pose, believed = start.copy(), base.weight > 0
     spots, wanted = points[believed], base.bands[believed]
@@ -492,7 +470,7 @@ def pixel_jacobian(camera: Camera, points: Array) -> Array:
     return np.concatenate([-by_world, by_world @ cross], axis=-1)
 
 
-def _score(base: _Rectified, texture: _Texture, points: Array, pose: Array) -> float:
+def _score(base: _Texture, texture: _Texture, points: Array, pose: Array) -> float:
     flat = _rectify(texture, moved_camera(texture.camera, pose), points)
     weight = (flat.weight * base.weight)[..., None]
     a, b = base.bands * weight, flat.bands * weight
@@ -520,9 +498,4 @@ def _remove_mean_motion(old: Sequence[Camera], new: Sequence[Camera]) -> list[Ca
     back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))
     turned = [replace(c, body_from_camera=back @ c.body_from_camera) for c in new]
     shift = np.mean([relative_pose(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
-    out: list[Camera] = []
-    for camera in turned:
-        place = camera.body_from_camera.copy()
-        place[:3, 3] -= shift
-        out.append(replace(camera, body_from_camera=place))
-    return out
+    return [moved_camera(camera, np.concatenate([-shift, np.zeros(3)])) for camera in turned]

@@ -59,10 +59,8 @@ class TexturePoints:
     @classmethod
     def unknown(cls, n: int) -> TexturePoints:
         """No points, with room for n."""
-        patches = np.zeros((n, texture_kernels.LEVELS, texture_kernels.AREA), np.float32)
-        return cls(
-            np.zeros((n, 3)), np.zeros((n, 3, 2)), np.zeros((n, 3)), patches, np.zeros(n, bool), np.zeros(n, np.int16)
-        )
+        patches, places = np.zeros((n, texture_kernels.LEVELS, texture_kernels.AREA), np.float32), np.zeros((n, 3))
+        return cls(places, np.zeros((n, 3, 2)), places.copy(), patches, np.zeros(n, bool), np.zeros(n, np.int16))
 
 
 @dataclass(slots=True)
@@ -210,9 +208,9 @@ def mask_bodies_in_front(
     from scipy.ndimage import binary_dilation
 
     mine, _ = rendered_faces(crop, own, crop.world_from_body)
-    if not np.isfinite(mine).any():
+    if not (known := np.isfinite(mine)).any():
         return
-    reach = np.where(np.isfinite(mine), mine, mine[np.isfinite(mine)].mean() if beside else -np.inf)
+    reach = np.where(known, mine, mine[known].mean() if beside else -np.inf)
     for faces, world_from_body in others:
         front = rendered_faces(crop, faces, world_from_body)[0] < reach
         if front.any():
@@ -221,11 +219,9 @@ def mask_bodies_in_front(
 
 def rendered_faces(crop: MaskCrop, faces: BodyFaces, world_from_body: Array) -> tuple[Array, Array]:
     """Distance [m] and nearest triangle of a body in the pixels of a crop; inf and -1 outside it."""
-    region = crop.region
-    depth = np.full((region[3] - region[1], region[2] - region[0]), np.inf)
-    owner = np.full(depth.shape, -1)
+    depth, owner = np.full(crop.mask.shape, np.inf), np.full(crop.mask.shape, -1)
     shape = (faces.vertices, faces.triangles)
-    texture_kernels.render_faces(shape, world_from_body, calibrated(crop.camera), region, depth, owner)
+    texture_kernels.render_faces(shape, world_from_body, calibrated(crop.camera), crop.region, depth, owner)
     return depth, owner
 
 

@@ -331,7 +331,11 @@ class Twin:
         rest = self._time_after(memory)
         real = self.real.step(memory.real, sent)
         timer("follow")
-        deadline = self._deadline(rest)
+        deadline = None
+        if self.budget is not None:
+            # A policy that takes all of the period does not leave the bodies uncorrected.
+            until = self._clock() + self.budget - min(rest, MAX_REST_SHARE * self.budget)
+            deadline = Deadline(until, self._clock)
         observation = self.real.observe(real)
         stamps = observation.get("observation.state.stamp")
         stamp = real.t if stamps is None else float(np.max(stamps))
@@ -394,13 +398,6 @@ class Twin:
             return memory.rest
         took, expected = self._clock() - memory.corrected, memory.rest
         return expected + (RISE if took > expected else FALL) * (took - expected)
-
-    def _deadline(self, rest: float) -> Deadline | None:
-        """The time at which the correction should end, so that the next command is in time."""
-        if self.budget is None:
-            return None
-        # A policy that takes all of the period does not leave the bodies uncorrected.
-        return Deadline(self._clock() + self.budget - min(rest, MAX_REST_SHARE * self.budget), self._clock)
 
     def _blended(self, sim: State, real: State, stamp: float, times: Array, joints: Array) -> tuple[State, Array, bool]:
         """The state with joints moved towards the reading, their error, and whether the reading was valid."""

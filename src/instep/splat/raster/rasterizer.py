@@ -213,10 +213,12 @@ class Rasterizer:
             self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.view.frames))
 
 
-def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | FusedRasterizer:
+def open_rasterizer(
+    gaussians: Gaussians, device: Device = "cpu", *, threads: int | None = None
+) -> Rasterizer | FusedRasterizer:
     """A rasterizer on the processor or on a CUDA device."""
     if device == "cpu":
-        return Rasterizer(gaussians)
+        return Rasterizer(gaussians, threads=threads)
     from .fused import FusedRasterizer
 
     return FusedRasterizer(gaussians, device=device)
@@ -224,14 +226,11 @@ def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer 
 
 def _open_layer(gaussians: Gaussians, threads: int | None, device: Device) -> Rasterizer | FusedRasterizer:
     """A rasteriser of one layer; on the processor, with a warning, where there is no CUDA device to use."""
-    if device != "cpu":
-        from .fused import FusedRasterizer
-
-        try:
-            return FusedRasterizer(gaussians, device=device)
-        except (MissingExtra, Unsupported) as error:
-            warnings.warn(f"Images are rendered on the CPU, not on {device}: {error}", stacklevel=3)
-    return Rasterizer(gaussians, threads=threads)
+    try:
+        return open_rasterizer(gaussians, device, threads=threads)
+    except (MissingExtra, Unsupported) as error:
+        warnings.warn(f"Images are rendered on the CPU, not on {device}: {error}", stacklevel=3)
+        return Rasterizer(gaussians, threads=threads)
 
 
 def _bin_into_tiles(frame: PreparedFrame, transforms: Array) -> None:
