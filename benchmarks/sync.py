@@ -145,7 +145,7 @@ def _in_time(scene: Scene, recorded: Episode, folder: Path | None = None) -> Ran
     twin = Twin(open_world(scene), real, PoseFilter(scene, CameraRig.of(scene)))
     if folder is None:
         return Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, real)
-    spec = Twin(twin.sim, real, twin.correct, images=True).spec
+    spec = twin.with_images().spec
     with realtime_priority(inherit=True):
         recorder = Recorder(folder, spec)
         lower_priority(recorder.writer_pid)

@@ -12,6 +12,7 @@ from instep.scene.camera import Camera
 from instep.twin.body_outlines import Outline, outline_of, project_outline
 from instep.twin.camera_rig import MaskCrop, colour_mask
 from instep.twin.pose_solver import (
+    FitWeights,
     PixelNoise,
     compare_silhouette,
     moved,
@@ -90,7 +91,7 @@ def test_the_gradient_is_that_of_the_cost(tee: Outline) -> None:
     crop = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
     crop = MaskCrop(camera, crop.mask, crop.weight, crop.region, T)
     noise = PixelNoise(robust=10.0, sigma=1.0, kappa=1.0)
-    gradient = compare_silhouette(tee, crop, noise=noise).gradient
+    gradient = compare_silhouette(tee, crop, weights=FitWeights(noise=noise)).gradient
     whole = (0, 0, camera.width, camera.height)
 
     def cost(xi: np.ndarray) -> float:
@@ -111,7 +112,7 @@ def test_the_compiled_equations_are_the_readable_ones(tee: Outline, soft: float)
     weight = (np.random.default_rng(1).random(crop.mask.shape) < 0.8).astype(np.float32)
     crop = MaskCrop(camera, crop.mask, weight, crop.region, T)
     noise = PixelNoise(sigma=1.0, kappa=1.0, robust=0.5)
-    view = compare_silhouette(tee, crop, None, soft, noise=noise)
+    view = compare_silhouette(tee, crop, None, soft, weights=FitWeights(noise=noise))
     seen = project_outline(tee, camera, T, 8 if soft < 1 else 32)
     left, top, right, bottom = seen.region
     part = slice(top, bottom), slice(left, right)
@@ -125,7 +126,7 @@ def test_the_compiled_equations_are_the_readable_ones(tee: Outline, soft: float)
     # Beyond six widths of the edge the fast one takes the silhouette as flat.
     assert view.residual == pytest.approx(np.sqrt(tally[0] / tally[1]), rel=3e-3)
     basis = planar_basis(np.array([0.0, 0.0, 1.0]))
-    planar = compare_silhouette(tee, crop, None, soft, basis, noise)
+    planar = compare_silhouette(tee, crop, None, soft, basis, FitWeights(noise=noise))
     assert np.allclose(planar.information, basis.T @ view.information @ basis, rtol=1e-9, atol=1e-9 * scale)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -24,9 +25,6 @@ from .image import RenderedImage, WeightedImage, checked_region
 from .raster.gradients import Gradients, ImageGradient
 from .raster.rasterizer import Device, open_rasterizer
 from .raster.simd import KERNEL
-
-if TYPE_CHECKING:
-    from .fitting_cuda import DeviceOptimizer
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done and a few words."""
@@ -103,7 +101,10 @@ def fit_gaussians(
     if len(start) == 0:
         raise BadInput("Fitting Gaussians needs some to start with, and none was given.")
     rng = np.random.default_rng((options.seed, 0xF17))
-    scene = _open_optimizer(start.with_degree(options.degree), options, surface)
+    given = start.with_degree(options.degree)
+    # On a CUDA device all steps stay there.
+    cuda: Any = None if options.device == "cpu" else import_module("instep.splat.fitting_cuda")
+    scene = _Optimizer(given, options, surface) if cuda is None else cuda.DeviceOptimizer(given, options, surface)
     order: list[int] = []
     for step in range(options.steps):
         order = order or list(rng.permutation(len(targets)))
@@ -242,17 +243,6 @@ def pixel_weights(target: WeightedImage) -> Array:
     out = np.zeros(np.shape(target.weight))
     out[top:bottom, left:right] = target.weight[top:bottom, left:right]
     return out / (3.0 * max(float(out.sum()), 1e-6))
-
-
-def _open_optimizer(
-    start: Gaussians, options: GaussianFitOptions, surface: SurfaceConstraint | None
-) -> _Optimizer | DeviceOptimizer:
-    """An optimiser on the processor, or one whose steps stay on a CUDA device."""
-    if options.device != "cpu":
-        from .fitting_cuda import DeviceOptimizer
-
-        return DeviceOptimizer(start, options, surface)
-    return _Optimizer(start, options, surface)
 
 
 def _loss(target: WeightedImage, losses: Array, step: int) -> Callable[[RenderedImage], ImageGradient]:

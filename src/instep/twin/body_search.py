@@ -24,7 +24,7 @@ from instep.scene.camera import Camera
 from .body_appearance import PHASES, LearnedAppearance, RegionColours, region_kernels
 from .body_outlines import Outline, calibrated
 from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, Shown, body_region
-from .pose_solver import TEXTURED_SHARE, compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
+from .pose_solver import TEXTURED_SHARE, SolveOptions, compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
 from .scene_bodies import JointedBody
 from .silhouette_kernels import CalibratedCamera
 
@@ -329,7 +329,8 @@ def refined_start(
     for _ in range(PASSES):
         crops = learned_crops(colours, (here, start), shown, hide, memory)
         clear = [crop for c, crop in crops.items() if colours.contrast(memory, c) >= MIN_CONTRAST]
-        found = solve_pose(colours.outline, clear, prior, basis, STEPS, share=TEXTURED_SHARE) if clear else None
+        light = SolveOptions(share=TEXTURED_SHARE)
+        found = solve_pose(colours.outline, clear, prior, basis, STEPS, light) if clear else None
         if found is None or mean_overlap(found.fits) < MIN_OVERLAP:
             here = start
             break

@@ -45,6 +45,7 @@ from .pose_solver import (
     PixelNoise,
     PoseSolution,
     SilhouetteFit,
+    SolveOptions,
     camera_excess,
     compare_silhouette,
     grown_covariance,
@@ -408,8 +409,8 @@ class PoseFilter:
             rounds += int(fits := budget.fits(step=len(picked)))
             return fits
 
-        steps, noise = self.options.iterations, self.options.mask_noise
-        found = solve_pose(self._outlines[b], picked, prior, basis, steps, noise, more=more, start=start)
+        options = SolveOptions(noise=self.options.mask_noise, more=more, start=start)
+        found = solve_pose(self._outlines[b], picked, prior, basis, self.options.iterations, options)
         budget.note("step", begun - budget.left(), rounds * len(picked))
         budget.leave("steps", found.left_out)
         return found
@@ -524,7 +525,7 @@ class PoseFilter:
         """Log how well the corrected pose fits every camera, held-out and excluded ones included."""
         for c, (camera, crop) in enumerate(zip(self.rig.cameras, crops, strict=True)):
             if crop is not None and (c in fits or frame.budget.fits(step=1)):
-                fit = fits[c] if c in fits else compare_silhouette(outline, crop, xi, noise=self.options.mask_noise)
+                fit = fits[c] if c in fits else compare_silhouette(outline, crop, xi)
                 frame.log[f"{camera.name}.overlap"] = fit.overlap
                 frame.log[f"{camera.name}.visible_share"] = fit.visible
 

@@ -67,6 +67,30 @@ EDGE_WIDTH_PX = 0.7
 """Width of the edge of a silhouette [pixels]."""
 
 
+@options_dataclass
+class FitWeights:
+    """How pixels of a silhouette and points of texture weigh."""
+
+    noise: PixelNoise = MASK_NOISE
+    share: float = 1.0
+    """Weight of silhouettes beside texture."""
+    far: float = 1.0
+    """How many times as far away as usual points of texture pull from."""
+
+
+@options_dataclass
+class SolveOptions:
+    """Options of the search for a motion."""
+
+    noise: PixelNoise = MASK_NOISE
+    more: Callable[[], bool] = lambda: True
+    """Whether there is time for an iteration, asked before each but the first."""
+    share: float | None = None
+    """Weight of silhouettes beside texture; by the number of its points if None."""
+    start: Array | None = None
+    """Motion at which the search begins [6]."""
+
+
 @array_dataclass
 class SilhouetteFit:
     """How the pixels of one camera agree with a pose."""
@@ -106,28 +130,28 @@ class PoseSolution:
 
 def solve_pose(
     outline: Outline, crops: Sequence[MaskCrop], prior: Array, basis: Array, iterations: int = 3,
-    noise: PixelNoise = MASK_NOISE, *, more: Callable[[], bool] = lambda: True, share: float | None = None,
-    start: Array | None = None,
+    options: SolveOptions | None = None,
 ) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
-    Where silhouettes barely overlap, or few points fit, the first iterations reach farther. `more` says before each
-    iteration but the first whether there is time for it. `share` is the weight of silhouettes; by the number of points
-    of texture where it is None. The search begins at the motion `start` [6], or at none.
+    Where silhouettes barely overlap, or few points fit, the first iterations reach farther.
     """
+    options = options or SolveOptions()
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
-    eta = np.zeros(basis.shape[1]) if start is None else np.linalg.pinv(basis) @ start
+    eta = np.zeros(basis.shape[1]) if options.start is None else np.linalg.pinv(basis) @ options.start
     few, many = TEXTURE_POINTS
     points = sum(len(crop.points.places) for crop in crops if crop.points is not None)
-    weight = TEXTURED_SHARE ** min(max((points - few) / (many - few), 0.0), 1.0) if share is None else share
+    textured = TEXTURED_SHARE ** min(max((points - few) / (many - few), 0.0), 1.0)
+    weight = textured if options.share is None else options.share
 
     def compare(soft: float, far: float = 1.0) -> tuple[SilhouetteFit, ...]:
-        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise, weight, far) for crop in crops)
+        weights = FitWeights(noise=options.noise, share=weight, far=far)
+        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, weights) for crop in crops)
 
     fits = compare(EDGE_WIDTH_PX)
     left_out = 0
     for left in range(iterations, 0, -1):
-        if left < iterations and not more():
+        if left < iterations and not options.more():
             left_out = left
             break
         soft = edge_width(fits) if left > 1 else EDGE_WIDTH_PX
@@ -147,12 +171,11 @@ def solve_pose(
 
 def compare_silhouette(
     outline: Outline, crop: MaskCrop, xi: Array | None = None, soft: float = EDGE_WIDTH_PX, basis: Array = FREE_MOTIONS,
-    noise: PixelNoise = MASK_NOISE, share: float = 1.0, far: float = 1.0,
+    weights: FitWeights | None = None,
 ) -> SilhouetteFit:  # fmt: skip
-    """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis.
-
-    `share` is the weight of the silhouette beside points of the texture, which pull from `far` times as far away.
-    """
+    """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis."""
+    weights = weights or FitWeights()
+    noise, share, far = weights.noise, weights.share, weights.far
     margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
     motion: BodyMotion = (crop.world_from_body, np.zeros(6) if xi is None else xi, basis)
     edge: EdgeModel = (soft, noise.robust)

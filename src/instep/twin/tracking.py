@@ -96,7 +96,8 @@ def open_twin(
     scene = options.calibrated(scene if isinstance(scene, Scene) else Scene.load(scene))
     sim = open_world(scene)
     if options.correct == "none":
-        return supervised(Twin(sim, real, NoCorrection(), images=images, budget=options.budget), options)
+        plain = Twin(sim, real, NoCorrection(), budget=options.budget)
+        return supervised(plain.with_images() if images else plain, options)
     shown = [c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation]
     cameras = standing(scene.model, shown)
     if not cameras or not (scene.objects or scene.jointed):
@@ -109,7 +110,8 @@ def open_twin(
     correct = correction_of(scene, options.rig(scene, cameras), options, outlines=outlines)
     for coloured in (True, False) if options.residual == "auto" else (options.residual == "mask",):
         warm_up(scene, sim, correct, coloured=coloured)
-    return supervised(Twin(sim, real, correct, images=images, budget=options.budget), options)
+    plain = Twin(sim, real, correct, budget=options.budget)
+    return supervised(plain.with_images() if images else plain, options)
 
 
 def supervised(twin: Twin, options: TwinOptions) -> Twin:

@@ -207,7 +207,7 @@ class Twin:
     """A simulated world kept in step with a real one; a World like both.
 
     `observe` adds to the observation of the simulated world, under `twin.*`, the numbers of the correction, joint
-    errors, measured joints and commands, stage times and counts. `images=True` adds the real images.
+    errors, measured joints and commands, stage times and counts.
     """
 
     def __init__(
@@ -217,13 +217,14 @@ class Twin:
         correct: Correction,
         *,
         blend: JointBlend | None = None,
-        images: bool = False,
         budget: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.sim, self.real, self.correct = sim, real, correct
         self.blend = blend or JointBlend()
-        self.images, self.budget = images, budget
+        self.images = False
+        """Whether `observe` adds the real images."""
+        self.budget = budget
         """Time from one measurement to the next command [s], which limits the correction; None for no limit."""
         self._clock = clock
         self.trust: TrustMonitor | None = None
@@ -236,6 +237,12 @@ class Twin:
         self._sim_q = np.array([sim.spec.q.labels.index(n) for n in joints], int)
         self._real_q = np.array([real.spec.q.labels.index(n) for n in joints], int)
         self._follow = _command_sources(sim.spec, real.spec)
+
+    def with_images(self) -> Twin:
+        """The twin whose observations hold the real images."""
+        made = copy.copy(self)
+        made.images = True
+        return made
 
     def supervised(self, trust: TrustMonitor) -> Twin:
         """The twin, slowed and stopped by a trust monitor, which is observed as `twin.trust`."""
