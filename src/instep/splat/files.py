@@ -327,6 +327,10 @@ class _Format(NamedTuple):
     """Up axis that the format defines; empty if it defines none."""
 
 
+def _load_embodied(path: Path) -> Gaussians:
+    return load_scanned_body(path).gaussians
+
+
 FORMATS = {
     ".ply": _Format(load_ply, save_ply, scene=False, frame=""),
     ".splat": _Format(load_splat, save_splat, scene=False, frame=""),
@@ -335,7 +339,7 @@ FORMATS = {
     ".usda": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdc": _Format(load_usd, save_usd, scene=True, frame="z"),
     ".usdz": _Format(load_usd, save_usd, scene=True, frame="z"),
-    ".json": _Format(lambda path: load_scanned_body(path).gaussians, None, scene=True, frame="z"),
+    ".json": _Format(_load_embodied, None, scene=True, frame="z"),
 }
 
 

@@ -261,9 +261,9 @@ def _check_values(g: Gaussians) -> None:
     for field in ("means", "quats", "scales", "opacities", "sh"):
         rows = np.asarray(getattr(g, field)).reshape(len(g), -1)
         refuse(~np.isfinite(rows).all(axis=1), f"{field!r} of Gaussian {{}} is not finite; drop or mend that Gaussian.")
-    refuse((g.scales < 0).any(axis=1), "Gaussian {} has a negative scale; 0 m or above was expected.")
+    refuse(np.min(g.scales, axis=1) < 0, "Gaussian {} has a negative scale; 0 m or above was expected.")
     lengths = np.einsum("ni,ni->n", np.asarray(g.quats, float), np.asarray(g.quats, float))
     refuse(lengths < 1e-24, "The quaternion of Gaussian {} is zero; a rotation w, x, y, z was expected.")
-    refuse((g.opacities < 0) | (g.opacities > 1), "The opacity of Gaussian {} is below 0 or above 1.")
+    refuse(np.abs(g.opacities - 0.5) > 0.5, "The opacity of Gaussian {} is below 0 or above 1.")
     named = len(g.names)
-    refuse((g.body < 0) | (g.body >= named), f"Gaussian {{}} is on a body without a name; {named} bodies are named.")
+    refuse(~np.isin(g.body, np.arange(named)), f"Gaussian {{}} is on a body without a name; {named} bodies are named.")

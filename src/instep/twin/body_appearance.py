@@ -374,9 +374,8 @@ def free_pixels(shown: Array, steps: int, points: Array, spacing: int) -> Array:
 
     Those within a square of `spacing` pixels around points [n, 2] do not count.
     """
-    from scipy.ndimage import distance_transform_cdt
-
-    out: Array = np.asarray(distance_transform_cdt(np.pad(shown, 1), metric="taxicab"))[1:-1, 1:-1] > steps
+    ndimage: Any = import_module("scipy.ndimage")
+    out: Array = np.asarray(ndimage.distance_transform_cdt(np.pad(shown, 1), metric="taxicab"))[1:-1, 1:-1] > steps
     for x, y in points.astype(int).tolist():
         out[max(y - spacing, 0) : max(y + spacing + 1, 0), max(x - spacing, 0) : max(x + spacing + 1, 0)] = False
     return out

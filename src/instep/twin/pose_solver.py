@@ -185,8 +185,8 @@ def compare_silhouette(
     information, gradient = H * noise.scale * share, g * noise.scale * share
     confirmed, found, share_fitting = False, 0.0, 1.0
     if crop.points is not None and len(crop.points.places):
-        H, g, fitting = _point_equations(crop.points, crop, motion, far * MAX_POINT_ERROR)
-        information, gradient = information + H, gradient + g
+        by_points, slope, fitting = _point_equations(crop.points, crop, motion, far * MAX_POINT_ERROR)
+        information, gradient = information + by_points, gradient + slope
         share_fitting, found = fitting / len(crop.points.places), fitting / crop.points.followed
         confirmed = bool(fitting >= TEXTURE_POINTS[0] and found >= CONFIRMING_SHARE)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
@@ -218,8 +218,8 @@ def _point_equations(
         return np.zeros((basis.shape[1], basis.shape[1])), np.zeros(basis.shape[1]), 0.0
     off = shown - tracks.measured
     weight = np.maximum(1.0 - np.sum(off * off, axis=1) / (tracks.sigma * limit) ** 2, 0.0) ** 2
-    J = (jacobian @ basis).reshape(-1, basis.shape[1])
-    weighted = J * np.repeat(weight / tracks.sigma**2, 2)[:, None]
+    J: Array = np.reshape(jacobian @ basis, (-1, basis.shape[1]))
+    weighted: Array = J * np.repeat(weight / tracks.sigma**2, 2)[:, None]
     return weighted.T @ J, weighted.T @ off.ravel(), float(weight.sum())
 
 

@@ -18,6 +18,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -280,7 +281,6 @@ def pose_from_points(camera: Camera, places: Array, pixels: Array) -> Array:
     Least squares from the 24 orientations of a cube; the solution with the least error.
     """
     from scipy.optimize import least_squares
-    from scipy.spatial.transform import Rotation
 
     known = calibrated(camera)
     size = float(np.linalg.norm(places - places.mean(axis=0), axis=1).max())
@@ -288,8 +288,8 @@ def pose_from_points(camera: Camera, places: Array, pixels: Array) -> Array:
     depth = size * camera.focal[0] / max(extent, 1.0)
     ray = np.array([*((pixels.mean(axis=0) - np.array(camera.centre)) / np.array(camera.focal)), 1.0])
     best, least = np.eye(4), np.inf
-    rotations: Any = Rotation.create_group("O").as_matrix()
-    for R in rotations:
+    rotation: Any = import_module("scipy.spatial.transform").Rotation
+    for R in rotation.create_group("O").as_matrix():
         start = np.eye(4)
         start[:3, :3], start[:3, 3] = R, ray * depth - R @ places.mean(axis=0)
         begun = camera.body_from_camera @ start

@@ -257,7 +257,7 @@ def track_recording(
     if options.calibration is None and (named or len(shown) > 1):
         cameras = refine_rig(scene, episode, named=named, held=options.held_out)
     else:
-        sizes = {} if options.calibration is None else known_sizes(options.calibration, scene)
+        sizes = dict[str, Array]() if options.calibration is None else known_sizes(options.calibration, scene)
         rig = recorded_rig(scene, episode) if named else CameraRig(shown)
         cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
     parked, sim = parked_joints(scene), open_world(scene)

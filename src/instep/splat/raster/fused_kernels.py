@@ -164,7 +164,7 @@ def pack_tensors(gaussians: Gaussians, device: str = "cuda") -> PackedTensors:
         float_tensor(np.column_stack([packed.means, bound]), device),
         float_tensor(np.column_stack([*numbers, np.zeros(len(body))]), device),
         float_tensor(packed.harmonics, device), torch.tensor(body, device=device), len(gaussians.names),
-        gaussians.degree, bool(len(gaussians)) and float(np.max(gaussians.opacities)) > MAX_ALPHA,
+        gaussians.degree, bool(len(gaussians) and float(np.max(gaussians.opacities)) > MAX_ALPHA),
     )  # fmt: skip
 
 
