@@ -267,8 +267,8 @@ def splat(
     from instep.scene.camera_files import load_calibration
     from instep.scene.folder import Scene
     from instep.splat.capture import calibrated_capture, load_capture
-    from instep.splat.fitting import GaussianFitOptions
     from instep.splat.files import FORMATS
+    from instep.splat.fitting import GaussianFitOptions
     from instep.splat.scene_fit import SceneFitOptions, check_in_world, fit_scene, in_scene, scan_frames
 
     if args.steps < 1 or args.max_gaussians < 1 or args.train_frames < 2 or args.held_out < 1 or args.orbit < 0:

@@ -32,9 +32,8 @@ from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
 from instep.reconstruct.shape.visual_hull import contour_points, depth_image, projected
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
-from instep.splat.capture import CameraRecording, Capture
+from instep.splat.capture import CameraRecording, Capture, moved_camera, pixel_jacobian, relative_pose
 from instep.splat.fitting import Progress, pixel_rays
-from instep.splat.capture import moved_camera, pixel_jacobian, relative_pose
 
 from .posed_views import PosedView, limited
 
