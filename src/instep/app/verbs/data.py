@@ -201,7 +201,7 @@ def named_run(episode: Episode, place: int) -> Episode:
 def spread_runs(episodes: Sequence[Episode], runs: int) -> list[Episode]:
     """A number of runs, spread over all of them; all if `runs` is 0."""
     if runs < 0:
-        raise BadInput(f"--runs takes a number of runs, not {runs}.")
+        raise BadInput(f"--runs of instep gap and instep check takes a number of runs, not {runs}.")
     if runs == 0 or runs >= len(episodes):
         return list(episodes)
     return [episodes[i * len(episodes) // runs] for i in range(runs)]
