@@ -128,9 +128,9 @@ def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Generator[object]:
-    """The page of the one browser that all tests share."""
+    """The page of the browser that the tests of a module share."""
     from browser import browser_page
 
     with browser_page(tmp_path_factory.mktemp("profile")) as page:
