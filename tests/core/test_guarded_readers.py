@@ -68,7 +68,6 @@ ALLOWED = {
         "Image.open",
     ): "reads EXIF alone; a photograph whose EXIF is damaged has none",
     ("reconstruct/capture/structure_from_motion.py", "read_text"): OWN,
-    ("reconstruct/capture/structure_from_motion.py", "sqlite3.connect"): OWN,
     ("reconstruct/scene_formats.py", "ET.fromstring"): CHECKED_MODEL,
     ("reconstruct/scene_formats.py", "from_string"): CHECKED_MODEL,
     ("scene/model.py", "from_string"): CHECKED_MODEL,

@@ -189,12 +189,8 @@ class VisualForces:
         elif crop is not None and (beside := target[crop.mask < 0.05]).size:
             # The unknown background behind the body: the median colour beside it. Elsewhere the image shows it.
             colour[top:bottom, left:right] = np.where(crop.mask[..., None] < 0.5, target, np.median(beside, axis=0))
-        return (
-            region,
-            target,
-            weight,
-            Backdrop(colour, np.broadcast_to(np.float32(np.inf), (camera.height, camera.width))),
-        )
+        far = np.broadcast_to(np.float32(np.inf), (camera.height, camera.width))
+        return region, target, weight, Backdrop(colour, far)
 
     def _add_wrench(self, b: int, means: Array, T: Array, wrench: Array) -> dict[str, float]:
         """Add the springs of a body to the wrenches of all bodies [n, 6]; returns force, torque and pull."""
