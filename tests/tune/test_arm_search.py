@@ -93,7 +93,7 @@ def test_an_arm_far_softer_than_its_scene_is_found_through_a_coarse_encoder(tmp_
 def test_a_joint_alone_under_the_simulated_load_moves_as_in_the_arm(arm, runs):
     model = arm_model(arm, runs[:3])
     assert model is not None
-    search = ArmSearch.at(model, arm, model.unknowns({**TRUTH}))
+    search = ArmSearch(model, arm, model.unknowns({**TRUTH}))
     coupled = search.recoupled()
     alone = [joint.rms(z) for joint, z in zip(coupled.joints, model.split(search.x), strict=True)]
     assert alone == pytest.approx(search.rms, rel=0.02)

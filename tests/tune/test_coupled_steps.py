@@ -54,9 +54,9 @@ def model(light, runs) -> ArmModel:
 
 
 def test_steps_of_all_joints_at_once_lead_to_the_planted_values(light, model):
-    begun = ArmSearch.at(model, light, estimate_joints(model))
+    begun = ArmSearch(model, light, estimate_joints(model))
     assert (begun.rms > 2 * model.noise).any()  # loads of the recording alone lead elsewhere
-    begun.descend(Progress())
+    begun.improve(Progress())
     assert not begun.unfinished()
     for name in ("action.delay", "actuator.elbow.kp", "joint.shoulder.frictionloss", "joint.elbow.frictionloss"):
         assert begun.settings[name] == pytest.approx(TRUTH[name], rel=0.1)
@@ -66,9 +66,9 @@ def test_one_step_near_the_planted_values_lowers_the_error_of_every_joint(light,
     x = model.unknowns(TRUTH)
     for k in range(len(model.joints)):
         x[len(OWN) * k : len(OWN) * k + 3] += [0.03, 1e-3, 0.05]
-    search = ArmSearch.at(model, light, x)
+    search = ArmSearch(model, light, x)
     before, tried = search.rms, probes(model, x, 0.3)
-    found = search.residuals(search._here(tried.points))
+    found = search.residuals(tried.points)
     ways = damped_steps(model, x, search.residual, tried, found)
-    search._take(ways)
+    search.take(ways)
     assert (search.rms < 0.5 * before).all()

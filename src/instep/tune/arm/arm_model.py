@@ -152,6 +152,10 @@ class ArmModel:
             joints.append(replace(joint, saturates=beyond))
         return replace(self, joints=tuple(joints))
 
+    def alone(self, x: Array) -> float:
+        """Sum of the logarithms of the errors of all joints, each alone."""
+        return sum(float(np.log(joint.rms(z))) for joint, z in zip(self.joints, self.split(x), strict=True))
+
     def some(self, kept: slice) -> ArmModel:
         """The same arm with some of its windows."""
         own = self.windows
@@ -219,11 +223,11 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
             _given(model, j, actuator, float(own.inertia.mean())),
         )
         error = np.abs(own.command[:, -rows:] - q[:, :, at])
-        own_stiffness, given = given.stiffness, _within_limit(given, error, min(constants.high, -constants.low))
+        given = _within_limit(given, error, min(constants.high, -constants.low))
         joints.append(
             JointModel(
                 str(model.joint(j).name), str(model.actuator(actuator).name), gear, constants, own,
-                np.ascontiguousarray(measured[:, :, at]), given, own_stiffness, skip, max(float(noise[at]), 1e-7),
+                np.ascontiguousarray(measured[:, :, at]), given, skip, max(float(noise[at]), 1e-7),
             )
         )  # fmt: skip
     return ArmModel(scene, tuple(joints), windows, np.array([int(model.jnt_qposadr[j]) for j in driven]))

@@ -9,7 +9,7 @@ values the load of the simulated arm is the true one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import cast
 
@@ -27,7 +27,6 @@ from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 from instep.tune.fit.windows import WORLD_BATCH, tuned
 
 from .arm_model import (
-    SATURATED_SHARE,
     SKIPPED_S,
     ArmModel,
     arm_model,
@@ -36,8 +35,8 @@ from .arm_model import (
     holding_friction,
     smoothed,
 )
-from .joint_fit import LARGEST_DELAY_STEP, NOISE_SHARE, JointFit, estimate_joints, explore_joints, fit_joints
-from .joint_model import ARMATURE, DAMPING, DELAY, GAIN, LAG, LARGEST_STEP, LONGEST_DELAY, STEPS, JointModel
+from .joint_fit import estimate_joints, explore_joints, fit_joints
+from .joint_model import DELAY, LAG, LARGEST_STEP, STEPS, JointModel
 
 ROUNDS, COMPARED_ROUNDS = 4, 2
 """Most rounds of a search, and of one to compare with; what they leave is left to fits of the whole arm, which know how
@@ -51,8 +50,9 @@ LEAST_GAIN, LEAST_ROUND_GAIN = 0.02, 0.1
 below which a round has not."""
 MOST_STEPS, LONG, SHORT = 6, 1.0, 0.3
 """Most steps of all joints at once, and factors of the differences they go by: long ones average over stick-slip."""
-COARSE_WINDOWS = 9
-"""Windows of such steps as long as joints are far from their noise."""
+NOISE_SHARE = 0.8
+"""Residuals below this share of the noise are no better."""
+LARGEST_DELAY_STEP = 6e-3
 FAR = 0.1
 """Largest error in a window up to which the simulated motion tells the load of each joint [rad]."""
 FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
@@ -60,10 +60,6 @@ FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
 again, and the relative change of the cost below which it has converged."""
 HOLDING_GAIN, HOLDING_ROUNDS = 0.1, 3
 """Relative fall of the error from which on dry friction is taken to hold, and rounds to find it."""
-SCENE_ARMATURES, LESS_FRICTION = (1.0, 4.0), 0.6
-"""Factors of the scene's armature, and of the found friction, with which joints are tried again."""
-DELAY_CHANGES = (-4e-3, -2e-3, 2e-3, 4e-3)
-"""Changes of the delay that are tried [s]."""
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
 """Damping of the steps that are tried."""
 
@@ -74,17 +70,13 @@ class ArmSearch:
 
     arm: ArmModel
     sim: Simulator
-    best: JointFit
-    residual: Array
+    x: Array
+    """The best unknowns so far."""
+    residual: Array = field(default_factory=lambda: np.empty(0))
     """Predicted minus measured [windows, rows, joints] at the best unknowns."""
 
-    @classmethod
-    def at(cls, arm: ArmModel, sim: Simulator, x: Array) -> ArmSearch:
-        """A search that begins at some unknowns."""
-        begun = JointFit(x, np.zeros((2, len(arm.windows.q), len(arm.joints))))
-        search = cls(arm, sim, begun, np.empty(0))
-        search.residual = search.residuals([begun])[0]
-        return search
+    def __post_init__(self) -> None:
+        self.residual = self.residuals([self.x])[0]
 
     def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> bool:
         """Search in the coupled simulation, and joint by joint under its loads, until all joints are at their noise.
@@ -92,78 +84,36 @@ class ArmSearch:
         It also ends with the time, and when a round gains little. Returns whether it ended by itself, so that further
         rounds gain nothing.
         """
-        settled = False
         for i in range(rounds):
             progress.advance("coupled search", i / rounds)
             before, bad = self.merit, self.unfinished()
             if (i and not bad) or progress.ended:
-                settled = not bad
-                break
-            self.descend(progress.part(i / rounds, (i + 0.8) / rounds), from_scene=i == 0)
+                return not bad
+            self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
+            if not i and self._above(FAR_FROM_NOISE):
+                # Under loads from a recording a light joint is often taken for a heavy and soft one.
+                other = ArmSearch(self.arm, self.sim, self.arm.start(float(self.x[-1])))
+                other.descend(progress)
+                self.take([other.x])
             descended = self.merit
             if self.unfinished() and not progress.ended:
                 self.refit(seed + i, restart=True)
             least = LEAST_ROUND_GAIN * len(bad)
             if descended - self.merit < least or (i and before - self.merit < least):
-                settled = True
-                break
-        self._without_needless_split()
-        return settled
+                return True
+        return False
 
-    def descend(self, progress: Progress, *, from_scene: bool = True) -> None:
-        """Move all joints at once by differences of the coupled simulation.
-
-        As long as joints are far from their noise, a share of the windows shows the direction, from the best of several
-        guesses, and `from_scene` from its own gains, armatures and frictions with the lags that were found.
-        """
-        if self._above(FAR_FROM_NOISE):
-            every = max(1, len(self.arm.windows.q) // COARSE_WINDOWS)
-            coarse = ArmSearch.at(self.arm.some(slice(None, None, every)), self.sim, self.x)
-            scene = _restarted(coarse.arm, coarse.x, _implied_delay(coarse.arm, coarse.x), True, 1.0, 0.0)
-            coarse._take(other_guesses(coarse.arm, coarse.x))
-            coarse._step(LONG, progress)
-            if from_scene and coarse._above(FAR_FROM_NOISE):
-                other = ArmSearch.at(coarse.arm, coarse.sim, scene)
-                other._step(LONG, progress)
-                coarse.mix([other.x])
-            self._take([coarse.x])
-        for share, length in ((0.5, LONG), (0.8, SHORT)):
-            progress.advance("coupled search", share)
-            self._step(length, progress)
-
-    def _step(self, length: float, progress: Progress) -> None:
-        """Steps of all joints at once, by differences so much longer than usual, until one gains little."""
-        for _ in range(MOST_STEPS):
-            if not self.unfinished() or progress.ended:
-                return
-            before, tried = self.merit, probes(self.arm, self.x, length)
-            found = self.residuals(self._here(tried.points))
-            self._take(damped_steps(self.arm, self.x, self.residual, tried, found))
-            if before - self.merit < LEAST_GAIN * len(self.arm.joints):
-                return
-
-    def _without_needless_split(self) -> None:
-        """Take back the split of damping between joint and servo where no motor turned out to reach its limit."""
-        joints, parts = list(self.arm.joints), self.arm.split(self.x)
-        for k, joint in enumerate(joints):
-            if joint.saturates and joint.saturated_share(parts[k]) <= SATURATED_SHARE:
-                joints[k] = replace(joint, saturates=False)
-                parts[k][DAMPING] = 0.0
-        plain = JointFit(self.arm.join(parts, float(self.x[-1])), self.best.shift)
-        residual = self.residuals([plain])[0]
-        if self._merit(_rms(residual)) < self.merit + LEAST_GAIN:
-            self.arm, self.best, self.residual = replace(self.arm, joints=tuple(joints)), plain, residual
-
-    def mix(self, others: Sequence[Array]) -> None:
-        """Take each joint from the one of several unknowns with which it errs least, at the delay of the best."""
-        points = [self.best, *self._here(others)]
-        self._accept(points[1:])
-        self._accept([self._mixed(points, float(point.x[-1])) for point in points])
-
-    @property
-    def x(self) -> Array:
-        """The best unknowns so far."""
-        return self.best.x
+    def descend(self, progress: Progress) -> None:
+        """Move all joints at once by differences of the coupled simulation, long ones first, until they gain little."""
+        for length in (LONG, SHORT):
+            for _ in range(MOST_STEPS):
+                if not self.unfinished() or progress.ended:
+                    return
+                before, tried = self.merit, probes(self.arm, self.x, length)
+                found = self.residuals(tried.points)
+                self.take(damped_steps(self.arm, self.x, self.residual, tried, found))
+                if before - self.merit < LEAST_GAIN * len(self.arm.joints):
+                    break
 
     @property
     def rms(self) -> Array:
@@ -187,18 +137,15 @@ class ArmSearch:
     def _above(self, factor: float) -> list[int]:
         return [int(k) for k in np.flatnonzero(self.rms > factor * self.arm.noise)]
 
-    def residuals(self, points: Sequence[JointFit]) -> Array:
+    def residuals(self, points: Sequence[Array] | Array) -> Array:
         """Predicted minus measured positions [points, windows, rows, joints], each within a radian."""
-        windows, columns, dofs = self.arm.windows, self.arm.columns, self.arm.dofs
+        windows, columns = self.arm.windows, self.arm.columns
         n, per_call = len(windows.q), max(1, WORLD_BATCH // len(windows.q))
         out: list[Array] = []
         for i in range(0, len(points), per_call):
-            some = points[i : i + per_call]
-            part = [self.arm.settings(point.x) for point in some]
+            part = [self.arm.settings(x) for x in points[i : i + per_call]]
             sim = tuned(self.sim, {name: np.repeat([s[name] for s in part], n) for name in part[0]})
             q, v, past = (np.tile(a, (len(part), *[1] * (a.ndim - 1))) for a in (windows.q, windows.v, windows.past))
-            q[:, columns] += np.concatenate([point.shift[0] for point in some])
-            v[:, dofs] += np.concatenate([point.shift[1] for point in some])
             paths = rollout_positions(sim, sim.place(q, v, 0.0, past), np.moveaxis(windows.action, 1, 0))
             paths = paths.reshape(len(part), n, *paths.shape[1:])[:, :, windows.skip - 1 :, columns]
             away = paths - windows.measured[:, windows.skip :, columns]
@@ -215,30 +162,22 @@ class ArmSearch:
         unfinished = self.unfinished()
         far = self._above(FAR_FROM_NOISE) if restart else []
         self.arm = self.arm.with_saturation(self.x, far)
-        loaded, explored = self.recoupled(), self.best
-        if unfinished:
-            explored = explore_joints(loaded, self.best, unfinished, far, seed)
-        moved = [fit_joints(loaded, explored)]
-        self._accept([*moved, self._mixed([self.best, *moved], float(moved[0].x[-1]))])
+        loaded = self.recoupled()
+        explored = explore_joints(loaded, self.x, unfinished, far, seed) if unfinished else self.x
+        moved = fit_joints(loaded, explored)
+        errors = np.stack([self.rms, _rms(self.residuals([moved]))[0]])
+        self._accept([moved, self._chosen([self.x, moved], errors, float(moved[-1]))])
 
-    def _mixed(self, points: Sequence[JointFit], delay: float) -> JointFit:
-        """Each joint from the point with which it errs least."""
-        return self._chosen(points, _rms(self.residuals(points)), delay)
-
-    def _chosen(self, points: Sequence[JointFit], errors: Array, delay: float) -> JointFit:
+    def _chosen(self, points: Sequence[Array], errors: Array, delay: float) -> Array:
         """Each joint from the point with its least error [points, joints]."""
-        parts, chosen = [self.arm.split(point.x) for point in points], [int(k) for k in np.argmin(errors, axis=0)]
-        shift = np.stack([points[k].shift[:, :, j] for j, k in enumerate(chosen)], axis=2)
-        return JointFit(self.arm.join([parts[k][j] for j, k in enumerate(chosen)], delay), shift)
+        parts = [self.arm.split(x) for x in points]
+        return self.arm.join([parts[int(k)][j] for j, k in enumerate(np.argmin(errors, axis=0))], delay)
 
     def recoupled(self) -> ArmModel:
         """The joints under the inertia and load of the simulated motion, in windows where it is near the measured."""
         arm, windows, model = self.arm, self.arm.windows, self.arm.scene.model
         world = cast(MujocoWorld, self.sim.tuned(self.settings))
-        start_q, start_v = windows.q.copy(), windows.v.copy()
-        start_q[:, arm.columns] += self.best.shift[0]
-        start_v[:, arm.dofs] += self.best.shift[1]
-        state = world.place(start_q, start_v, 0.0, windows.past)
+        state = world.place(windows.q, windows.v, 0.0, windows.past)
         found = world.physics_steps(state, np.moveaxis(windows.action, 1, 0))
         near = np.isfinite(found.v).all(axis=(1, 2)) & (np.abs(self.residual).max(axis=(1, 2)) < FAR)
         if not near.any():
@@ -270,25 +209,20 @@ class ArmSearch:
             joints.append(joint.loaded(near, *parts))
         return replace(arm, joints=tuple(joints))
 
-    def _take(self, points: Sequence[Array]) -> None:
+    def take(self, points: Sequence[Array]) -> None:
         """Go to the best of some unknowns, or to each joint's choice among those of one delay, where that is better."""
-        tried = self._here(points)
-        every, errors = [self.best, *tried], np.concatenate([self.rms[None], _rms(self.residuals(tried))])
-        delays = np.array([point.x[-1] for point in every])
+        every, errors = [self.x, *points], np.concatenate([self.rms[None], _rms(self.residuals(points))])
+        delays = np.array([x[-1] for x in every])
         mixed = [self._chosen(every, np.where((delays == d)[:, None], errors, np.inf), d) for d in np.unique(delays)]
         self._accept([every[int(np.argmin(self._merit(errors)))], *mixed])
 
-    def _here(self, points: Sequence[Array] | Array) -> list[JointFit]:
-        """Points with the start states of the best."""
-        return [JointFit(x, self.best.shift) for x in points]
-
-    def _accept(self, points: Sequence[JointFit]) -> None:
+    def _accept(self, points: Sequence[Array]) -> None:
         """Go to the best of some points, where it is better."""
         residuals = self.residuals(points)
         merits = self._merit(_rms(residuals))
         k = int(np.argmin(merits))
         if merits[k] < self.merit:
-            self.best, self.residual = points[k], residuals[k]
+            self.x, self.residual = points[k], residuals[k]
 
     def _merit(self, errors: Array) -> Array:
         return np.log(np.maximum(errors, NOISE_SHARE * self.arm.noise)).sum(axis=-1)
@@ -372,8 +306,8 @@ class ArmEstimate:
         arm = self.arm.some(slice(seed % 2, None, 2))
         progress.advance("direct estimates of half the windows", 0.0)
         x = estimate_joints(arm)
-        search = ArmSearch.at(arm, self.sim, x)
-        search.mix([arm.start(float(x[-1]))])
+        search = ArmSearch(arm, self.sim, x)
+        search.take([arm.start(float(x[-1]))])
         search.improve(progress, COMPARED_ROUNDS)
         return search.settings
 
@@ -385,7 +319,7 @@ class ArmEstimate:
         noise = dict(zip(self.joint_names, self.arm.noise, strict=True))
         if not any(found.rms.get(name, 0.0) > AT_NOISE * size for name, size in noise.items()):
             return None
-        search = ArmSearch.at(self.arm, self.sim, self.arm.unknowns(found.settings))
+        search = ArmSearch(self.arm, self.sim, self.arm.unknowns(found.settings))
         before = search.merit
         search.refit(seed, restart=True)
         return search.settings if search.merit < before - LEAST_GAIN else None
@@ -402,8 +336,8 @@ def estimate_arm(sim: SceneSimulator, episodes: Sequence[Episode], progress: Pro
         return None
     progress.advance("direct estimates", 0.0)
     x = estimate_joints(arm)
-    search = ArmSearch.at(arm, sim, x)
-    search.mix([arm.start(float(x[-1]))])
+    search = ArmSearch(arm, sim, x)
+    search.take([arm.start(float(x[-1]))])
     settled = search.improve(progress.part(0.3, 0.7))
     creeps = 2 * len(search.unfinished()) > len(arm.joints)
     held = _holding(search, sim, settled, progress.part(0.7, 1.0)) if creeps else None
@@ -418,11 +352,11 @@ def _holding(search: ArmSearch, sim: SceneSimulator, settled: bool, progress: Pr
     """
     gain = HOLDING_GAIN * len(search.arm.joints)
     loaded, stiffer = search.recoupled(), search.arm.stiffer()
-    alone = fit_joints(loaded.stiffer(), search.best)
-    if _alone(loaded.stiffer(), alone) > _alone(loaded, search.best) - gain:
+    alone = fit_joints(loaded.stiffer(), search.x)
+    if loaded.stiffer().alone(alone) > loaded.alone(search.x) - gain:
         return None
     world = sim.tuned(holding_friction([joint.joint for joint in stiffer.joints]))
-    held = ArmSearch.at(stiffer, world, alone.x)
+    held = ArmSearch(stiffer, world, alone)
     held.improve(progress.part(0.0, 0.6), rounds=HOLDING_ROUNDS)
     if not settled and held.merit < search.merit - gain:
         # What further rounds alone would gain is no sign of friction that holds.
@@ -439,12 +373,6 @@ def _from(options: ShootingOptions, settings: Mapping[str, float], params: Seque
 
 def _rms(residual: Array) -> Array:
     return np.sqrt(np.mean(residual**2, axis=(-3, -2)))
-
-
-def _alone(arm: ArmModel, at: JointFit) -> float:
-    """Sum of the logarithms of the errors of all joints, each alone."""
-    parts = zip(arm.joints, arm.split(at.x), np.moveaxis(at.shift, 2, 0), strict=True)
-    return sum(float(np.log(np.sqrt(np.mean(joint.errors(z, shift) ** 2)))) for joint, z, shift in parts)
 
 
 @array_dataclass
@@ -519,45 +447,3 @@ def _moved(arm: ArmModel, x: Array, solved: Sequence[Array], later: float) -> Ar
         z += np.clip(step, -LARGEST_STEP, LARGEST_STEP)
         z[LAG] = max(z[LAG], x[-1] + later + 1e-4)
     return arm.join(parts, float(x[-1]) + later)
-
-
-def other_guesses(arm: ArmModel, x: Array) -> list[Array]:
-    """Unknowns with gain, armature and friction of the scene in place of those found, at several delays.
-
-    Under loads from a recording a light joint is often taken for a heavy and soft one, or one with more friction, and a
-    longer delay for more inertia; no small step leads back.
-    """
-    choices = product((False, True), (0.0, *SCENE_ARMATURES), (1.0, LESS_FRICTION, 0.0))
-    ways = [(delay, choice) for choice in choices for delay in (float(x[-1]), _implied_delay(arm, x))]
-    delays = (max(0.0, float(x[-1]) + change) for change in DELAY_CHANGES)
-    other = [(delay, (False, 0.0, 1.0)) for delay in delays]
-    return [_restarted(arm, x, delay, *choice) for delay, choice in (*ways[1:], *other)]
-
-
-def _restarted(arm: ArmModel, x: Array, delay: float, own_gain: bool, armature: float, friction: float) -> Array:
-    """Unknowns at another delay with the scene's gain, or so much of its armature, or of the friction that was found.
-
-    An armature of zero stays as it was found, and a friction of zero becomes the scene's.
-    """
-    parts: list[Array] = []
-    for joint, found in zip(arm.joints, arm.split(x), strict=True):
-        z = joint.at_delay(found, delay)
-        values = joint.values(z)
-        stiffness = joint.scene_stiffness if own_gain else values.stiffness
-        rest = friction * values.friction or joint.given.friction, armature * joint.given.armature or values.armature
-        parts.append(joint.restarted(z, stiffness, *rest))
-    return arm.join(parts, delay)
-
-
-def _implied_delay(arm: ArmModel, x: Array) -> float:
-    """The delay with which the scene's armatures explain the same lags of first and second order.
-
-    A servo of lag L = d + c/k after a delay d has a lag of second order L^2 - L d + d^2 / 2 - armature / k.
-    """
-    found: list[float] = []
-    for joint, z in zip(arm.joints, arm.split(x), strict=True):
-        lag, delay = float(z[LAG]), float(z[DELAY])
-        excess = float(np.exp(z[ARMATURE])) - joint.given.armature / float(np.exp(z[GAIN]))
-        inner = lag**2 - 2 * (lag * delay - delay**2 / 2 + excess)
-        found.append(lag - np.sqrt(max(inner, 0.0)))
-    return float(np.clip(np.median(found), 0.0, LONGEST_DELAY))

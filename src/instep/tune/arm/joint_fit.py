@@ -1,37 +1,23 @@
-"""Fits of the joints of an arm, each simulated alone: direct estimates, and least squares with one common delay.
+"""Fits of the joints of an arm, each simulated alone: direct estimates, then least squares at the best common delay.
 
-Only the delay couples the joints, so the normal equations are an arrow: a block per joint and one column for the delay.
-Start states of windows are eliminated window by window. If the cost has many minima (saturation, stick-slip), joints
-are first searched without derivatives.
+If the cost has many minima (saturation, stick-slip), joints are first searched without derivatives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from instep.core.optimize import CmaSearch, cma_generations
 from instep.core.processes import usable_cores
-from instep.core.world import Array, array_dataclass
+from instep.core.world import Array
 
 from .arm_model import ArmModel, smoothed
-from .joint_model import DELAY, FRICTION, LAG, LARGEST_STEP, STEPS, JointModel, JointValues
+from .joint_model import DELAY, FRICTION, LAG, JointModel, JointValues
 
-SHORTER = 5.0
-"""Factor by which finite differences become shorter where they lead no further."""
-SHORTEST = 0.05
-"""Shortest finite differences, as a share of the longest."""
-SMALL_GAIN = 1e-3
-"""Relative fall of the cost below which an iteration has led no further."""
-LARGEST_DELAY_STEP = 6e-3
-NOISE_SHARE = 0.8
-"""Residuals below this share of the noise are no better."""
-WORSE = 1.05
-"""Factor by which the cost of one joint may rise where the sum of all falls."""
 SPREAD = np.array([0.3, 1e-3, 1.0, 0.6, 3e-4, 0.6, 3e-4])
 """Scale of the unknowns of a joint in a search without derivatives."""
 GENERATIONS = 100
@@ -45,66 +31,34 @@ FINE_DELAYS = 9
 """Delays that are tried around the best."""
 COARSE_SHARE = 3
 """One window of so many is used for the coarse grid."""
-T = TypeVar("T")
 
 
-@array_dataclass
-class _JointNormal:
-    """Normal equations of one joint, its start states eliminated."""
-
-    curvature: Array
-    gradient: Array
-    offset: Array
-    """Step of the start states where the unknowns stay [windows, 2]."""
-    slope: Array
-    """Change of the start states by unknown [windows, 2, unknowns]."""
+def fit_joints(arm: ArmModel, x: Array) -> Array:
+    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay near theirs."""
+    for width in (DELAY_STEP, DELAY_STEP / (FINE_DELAYS - 1)):
+        x = refine_joints(arm, [[z] for z in arm.split(x)], float(x[-1]), width)
+    return x
 
 
-@array_dataclass
-class JointFit:
-    """Unknowns of an arm, and shifts of the start states of each joint."""
-
-    x: Array
-    shift: Array
-    """Shift of position and velocity at the start of each window [2, windows, joints]."""
-
-
-def fit_joints(arm: ArmModel, begun: JointFit, iterations: int = 20) -> JointFit:
-    """Levenberg-Marquardt over all joints and the delay, each joint with its own damping."""
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        search = _ArrowSearch(arm, begun, pool)
-        for _ in range(iterations):
-            if not search.step():
-                break
-    return search.found()
-
-
-def explore_joints(
-    arm: ArmModel, begun: JointFit, unfinished: Sequence[int], far: Sequence[int], seed: int
-) -> JointFit:
-    """Some joints searched without derivatives (CMA-ES), each with its own delay; then at the delay that suits all.
+def explore_joints(arm: ArmModel, x: Array, unfinished: Sequence[int], far: Sequence[int], seed: int) -> Array:
+    """Some joints searched without derivatives (CMA-ES), each with its own delay; then at the median of their delays.
 
     Those `far` from their noise are searched over fewer windows and in a wider range.
     """
-    parts, thinned = arm.split(begun.x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
+    parts, thinned = arm.split(x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
 
-    def explored(k: int) -> tuple[Array, float]:
+    def explored(k: int) -> Array:
         every, width = (thinned, FAR_WIDTH) if k in far else (1, NEAR_WIDTH)
-        joint, shift, z = arm.joints[k].some(slice(None, None, every)), begun.shift[:, ::every, k], parts[k]
-        z = explore(joint, z, shift, seed, width) if k in unfinished else z
-        return z, _delay_weight(joint, z, shift)
+        return explore(arm.joints[k].some(slice(None, None, every)), parts[k], seed, width)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        found = list(pool.map(explored, range(len(parts))))
-    delays, weights = np.array([z[DELAY] for z, _ in found]), np.array([weight for _, weight in found])
-    order = np.argsort(delays)
-    middle = int((np.cumsum(weights[order]) < 0.5 * weights.sum()).sum())
-    delay = float(delays[order][min(middle, len(order) - 1)])
-    moved = [joint.at_delay(z, delay) for joint, (z, _) in zip(arm.joints, found, strict=True)]
-    return JointFit(arm.join(moved, delay), begun.shift)
+        found = dict(zip(unfinished, pool.map(explored, unfinished), strict=True))
+    delay = float(np.median([z[DELAY] for z in found.values()]))
+    moved = [joint.at_delay(found.get(k, z), delay) for k, (joint, z) in enumerate(zip(arm.joints, parts, strict=True))]
+    return arm.join(moved, delay)
 
 
-def explore(joint: JointModel, z: Array, shift: Array, seed: int, width: float = FAR_WIDTH) -> Array:
+def explore(joint: JointModel, z: Array, seed: int, width: float = FAR_WIDTH) -> Array:
     """The best unknowns and delay near some, by an evolution strategy that needs no derivatives."""
     free = np.array([*joint.free, DELAY])
 
@@ -115,148 +69,12 @@ def explore(joint: JointModel, z: Array, shift: Array, seed: int, width: float =
         points[:, LAG] = np.maximum(points[:, LAG], points[:, DELAY] + 1e-4)
         return points
 
-    def costs(away: Array) -> Array:
-        return np.array(joint.costs(list(trials(away)), shift))
-
-    best, least = z, joint.cost(z, shift)
+    best, least = z, float(joint.costs([z])[0])
     search = CmaSearch(spread=width, generations=GENERATIONS, bounded=False, seed=seed)
-    for found in cma_generations(costs, np.zeros(len(free)), search):
+    for found in cma_generations(lambda away: joint.costs(list(trials(away))), np.zeros(len(free)), search):
         if found.costs[found.best] < least:
             best, least = trials(found.points)[found.best], float(found.costs[found.best])
     return best
-
-
-def _delay_weight(joint: JointModel, z: Array, shift: Array) -> float:
-    """How sharply a joint determines the delay, all its other unknowns being free; its residuals count as noise."""
-    scale = max(NOISE_SHARE * joint.noise, float(np.sqrt(np.mean(joint.errors(z, shift) ** 2))))
-    one, free = normal(joint, z, shift, scale, SHORTEST), list(joint.free)
-    across = one.curvature[free, DELAY]
-    block = one.curvature[np.ix_(free, free)] + 1e-12 * np.eye(len(free))
-    return max(float(one.curvature[DELAY, DELAY] - across @ np.linalg.solve(block, across)), 1e-12)
-
-
-class _ArrowSearch:
-    """The state of a search over all joints."""
-
-    def __init__(self, arm: ArmModel, begun: JointFit, pool: Executor) -> None:
-        self.arm, self.pool = arm, pool
-        self.parts = arm.split(begun.x)
-        self.shifts = [begun.shift[:, :, k] for k in range(len(arm.joints))]
-        self.delay = float(begun.x[-1])
-        self.shorter, self.idle = 1.0, 0
-        self._restart()
-
-    def found(self) -> JointFit:
-        """Where the search is."""
-        return JointFit(self.arm.join(self.parts, self.delay), np.stack(self.shifts, axis=2))
-
-    def step(self) -> bool:
-        """One iteration; False where shorter differences no longer help either."""
-        scale = np.array(self._each(self._scale))
-        normals = self._each(
-            lambda k: normal(self.arm.joints[k], self.parts[k], self.shifts[k], scale[k], self.shorter)
-        )
-        before = self._costs(self.parts, self.shifts, scale)
-        parts, shifts = self._moved(normals, self._delay_step(normals))
-        after = self._costs(parts, shifts, scale)
-        if after.sum() < before.sum() and (after < WORSE * before).all():
-            self.parts, self.shifts, self.delay = parts, shifts, float(parts[0][DELAY])
-            self.damping = np.where(after < before, np.maximum(self.damping / 5, 1e-8), 3 * self.damping)
-            self.delay_damping = max(self.delay_damping / 5, 1e-8)
-        else:
-            self.delay_damping *= 8
-            parts, shifts = self._moved(normals, 0.0)
-            after = self._costs(parts, shifts, scale)
-            for k in np.flatnonzero(after < before):
-                self.parts[k], self.shifts[k] = parts[k], shifts[k]
-            self.damping = np.where(after < before, np.maximum(self.damping / 5, 1e-8), 8 * self.damping)
-            after = np.minimum(after, before)
-        gained = float(before.sum() - after.sum()) > SMALL_GAIN * before.sum()
-        self.idle = 0 if gained else self.idle + 1
-        if self.idle < 2:
-            return True
-        self.shorter, self.idle = self.shorter / SHORTER, 0
-        self._restart()
-        return self.shorter >= SHORTEST / SHORTER
-
-    def _restart(self) -> None:
-        self.damping, self.delay_damping = np.full(len(self.parts), 1e-3), 1e-3
-
-    def _each(self, of: Callable[[int], T]) -> list[T]:
-        return list(self.pool.map(of, range(len(self.parts))))
-
-    def _scale(self, k: int) -> float:
-        """Scale of the residuals of a joint: as large as they are, so that one bad joint does not outweigh the rest."""
-        joint = self.arm.joints[k]
-        residual = joint.errors(self.parts[k], self.shifts[k])
-        return max(NOISE_SHARE * joint.noise, float(np.sqrt(np.mean(residual**2))))
-
-    def _costs(self, parts: Sequence[Array], shifts: Sequence[Array], scale: Array) -> Array:
-        return np.array(self._each(lambda k: self.arm.joints[k].cost(parts[k], shifts[k], float(scale[k]))))
-
-    def _delay_step(self, normals: Sequence[_JointNormal]) -> float:
-        """The step of the delay, all joints following it."""
-        curvature = gradient = whole = 0.0
-        for k, one in enumerate(normals):
-            follow = self._solved(k, one)
-            free = list(self.arm.joints[k].free)
-            across = one.curvature[free, DELAY]
-            whole += float(one.curvature[DELAY, DELAY])
-            curvature += float(one.curvature[DELAY, DELAY] - across @ follow[:, 1])
-            gradient += float(one.gradient[DELAY] - across @ follow[:, 0])
-        step = -gradient / max(curvature + self.delay_damping * whole, 1e-9)
-        return float(np.clip(step, -min(self.delay, LARGEST_DELAY_STEP), LARGEST_DELAY_STEP))
-
-    def _solved(self, k: int, one: _JointNormal) -> Array:
-        """The block of one joint solved for its gradient and for the column of the delay."""
-        free = list(self.arm.joints[k].free)
-        block = one.curvature[np.ix_(free, free)]
-        block = block + np.diag(self.damping[k] * np.diag(block) + 1e-12)
-        return np.linalg.solve(block, np.stack([one.gradient[free], one.curvature[free, DELAY]], axis=1))
-
-    def _moved(self, normals: Sequence[_JointNormal], delay_step: float) -> tuple[list[Array], list[Array]]:
-        """Unknowns and start states of all joints after a step."""
-        parts: list[Array] = []
-        shifts: list[Array] = []
-        for k, one in enumerate(normals):
-            step, solved = np.zeros(len(STEPS)), self._solved(k, one)
-            step[list(self.arm.joints[k].free)] = -solved[:, 0] - solved[:, 1] * delay_step
-            step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
-            step[DELAY] = delay_step
-            z = self.parts[k] + step
-            z[LAG] = max(z[LAG], z[DELAY] + 1e-4)
-            moved = one.offset / (1 + self.damping[k]) + one.slope @ (z - self.parts[k])
-            parts.append(z)
-            shifts.append(self.shifts[k] + moved.T)
-        return parts, shifts
-
-
-def normal(joint: JointModel, z: Array, shift: Array, scale: float, shorter: float) -> _JointNormal:
-    """Normal equations of one joint by central differences."""
-    residual, sigma = joint.errors(z, shift) / scale, joint.start_sigma
-    jacobian, index = np.zeros((len(z), *residual.shape)), [*joint.free, DELAY]
-    steps = shorter * np.diag(STEPS)[index]
-    ahead, behind = z + steps, z - steps
-    behind[:, DELAY] = np.maximum(behind[:, DELAY], 0.0)
-    found = joint.errors_of([*ahead, *behind], shift)
-    for k, i in enumerate(index):
-        jacobian[i] = (found[k] - found[len(index) + k]) / (scale * (ahead[k, i] - behind[k, i]))
-    by_start = np.empty((2, *residual.shape))
-    for i in range(2):
-        ahead, behind, size = shift.copy(), shift.copy(), 0.3 * sigma[i] * max(shorter, 0.1)
-        ahead[i] += size
-        behind[i] -= size
-        by_start[i] = (joint.errors(z, ahead) - joint.errors(z, behind)) / (2 * scale * size)
-    own = np.einsum("iwr,jwr->wij", by_start, by_start) + np.diag(sigma**-2.0)
-    cross = np.einsum("iwr,jwr->wij", by_start, jacobian)
-    pull = np.einsum("iwr,wr->wi", by_start, residual) + (shift / sigma[:, None] ** 2).T
-    right: Array = np.concatenate([pull[..., None], cross], axis=2)
-    solved = cast(Array, np.linalg.solve(own, right))
-    offset, slope = -solved[..., 0], -solved[..., 1:]
-    curvature = np.einsum("iwr,jwr->ij", jacobian, jacobian) + np.einsum("wfk,wfj->kj", cross, slope)
-    gradient = np.einsum("iwr,wr->i", jacobian, residual) + np.einsum("wfk,wf->k", cross, offset)
-    away, weight = joint.priors(z)
-    return _JointNormal(curvature + weight.T @ weight, gradient + weight.T @ away, offset, slope)
 
 
 def estimate_joints(arm: ArmModel) -> Array:

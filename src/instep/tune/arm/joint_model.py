@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -42,8 +42,6 @@ _PRIOR_WEIGHT[_PRIOR_ROWS, _PRIOR_COLUMNS] = 1 / _PRIOR_SPREAD[_PRIOR_ROWS]
 LARGEST_RESIDUAL = 1e4
 LARGEST_RATIO = 3.0
 """Largest logarithm of friction [rad] or armature [s2] over stiffness: more holds any joint for good."""
-START_TIME, START_SHARE = 0.02, 0.02
-"""The velocity at a start is uncertain by the noise over this time [s], and by this share of the speed."""
 
 
 @frozen_dataclass
@@ -80,21 +78,12 @@ class JointModel:
     """Measured positions [windows, rows]."""
     given: JointValues
     """The scene's values, zeros replaced by small ones, softened where its motor could not do what they ask."""
-    scene_stiffness: float
-    """The scene's own stiffness, not softened."""
     skip: int
     """Rows at the start of a window that do not count: the error of the start state dies away there."""
     noise: float
     """Scale of the residuals [rad]."""
     saturates: bool = False
     """Whether the motor is at its limit in the recordings, where the joint's own damping acts alone."""
-    start_sigma: Array = field(init=False)
-    """Deviations of the position and velocity at the starts of windows: smoothed ones err where motion is fast."""
-
-    def __post_init__(self) -> None:
-        speed = float(np.std(np.diff(self.measured, axis=1))) / (self.constants.step * self.constants.substeps)
-        sigma = np.array([self.noise, max(self.noise / START_TIME, START_SHARE * speed)])
-        object.__setattr__(self, "start_sigma", sigma)
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -137,32 +126,12 @@ class JointModel:
         moved[ARMATURE] = np.log(np.clip(armature + second, 0.5 * armature, 2 * armature))
         return moved
 
-    def restarted(self, z: Array, stiffness: float, friction: float, armature: float) -> Array:
-        """Some unknowns with another stiffness, dry friction and armature; lag, offset and delay stay."""
-        moved = z.copy()
-        moved[GAIN], moved[FRICTION], moved[ARMATURE] = np.log([stiffness, friction / stiffness, armature / stiffness])
-        return moved
-
-    def predict(self, points: Sequence[Array], shift: Array | None = None) -> Array:
-        """Positions of the joint [points, windows, rows] at some unknowns, from shifted start states [2, windows]."""
-        out, windows = np.empty((len(points), *self.measured.shape)), self.windows
-        if shift is not None:
-            windows = windows._replace(q=windows.q + shift[0], v=windows.v + shift[1])
+    def predict(self, points: Sequence[Array]) -> Array:
+        """Positions of the joint [points, windows, rows] at some unknowns."""
+        out = np.empty((len(points), *self.measured.shape))
         # One call for all points: joints are searched on threads, which wait for each other between calls.
-        joint_kernels.simulate_all(self.constants, windows, np.array([self.values(z).row for z in points]), out)
+        joint_kernels.simulate_all(self.constants, self.windows, np.array([self.values(z).row for z in points]), out)
         return out
-
-    def errors(self, z: Array, shift: Array | None = None) -> Array:
-        """Predicted minus measured positions where they count [windows, rows], each within a radian."""
-        return self.errors_of([z], shift)[0]
-
-    def errors_of(self, points: Sequence[Array], shift: Array | None = None) -> Array:
-        """The same at some unknowns [points, windows, rows]."""
-        away = self.predict(points, shift)[..., self.skip :] - self.measured[:, self.skip :]
-        np.clip(away, -1.0, 1.0, out=away)
-        if not math.isfinite(float(away.sum())):
-            away[np.isnan(away)] = 1.0
-        return away
 
     def priors(self, z: Array) -> tuple[Array, Array]:
         """Distance from the scene's values in deviations of their priors, and its derivative [priors, unknowns]."""
@@ -173,20 +142,14 @@ class JointModel:
 
     def residuals(self, points: Sequence[Array]) -> Array:
         """Scaled residuals of the positions, and of the priors, at some unknowns [points, residuals]."""
-        away = self.errors_of(points).reshape(len(points), -1) / self.noise
+        away = np.clip(self.predict(points)[..., self.skip :] - self.measured[:, self.skip :], -1.0, 1.0)
+        away = np.nan_to_num(away, nan=1.0).reshape(len(points), -1) / self.noise
         priors = np.stack([self.priors(z)[0] for z in points])
         return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), priors], axis=1)
 
-    def cost(self, z: Array, shift: Array, scale: float | None = None) -> float:
-        """Squares of scaled residuals, priors and shifts of start states."""
-        return self.costs([z], shift, scale)[0]
-
-    def costs(self, points: Sequence[Array], shift: Array, scale: float | None = None) -> list[float]:
-        """The same at some unknowns."""
-        priors, variance = [self.priors(z)[0] for z in points], (scale or self.noise) ** 2
-        shifted = float(((shift / self.start_sigma[:, None]) ** 2).sum())
-        errors = zip(self.errors_of(points, shift), priors, strict=True)
-        return [float((error**2).sum()) / variance + float(away @ away) + shifted for error, away in errors]
+    def costs(self, points: Sequence[Array]) -> Array:
+        """Sums of squared residuals [points]."""
+        return (self.residuals(points) ** 2).sum(axis=1)
 
     def saturated_share(self, z: Array) -> float:
         """Share of the rows in which the motor asks for more than its limit."""
