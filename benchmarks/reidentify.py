@@ -1,14 +1,14 @@
-"""Re-identification while a robot runs: payload, drifting friction, false changes, and recordings of several days.
+"""Re-identification while a robot runs: payload, drifting friction, false changes.
 
 The model is the identified scene. The robot is that scene in rapier (or in MuJoCo, where its parameters mean the same),
 with small errors of every other parameter, noise, quantisation and delay. The filter was developed on seeds below 1000
-and is judged on others; of the recordings nothing was chosen by the error that is reported.
+and is judged on others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,24 @@ from scipy.stats import chi2
 
 from adaptive import IdentifiedArm, begin_pose, hidden_settings, identified_arms, sensed, tip_body
 from harness import Case, KeptCases, Row, mean, median, percent, row
-from instep import Episode, Scene, open_world
+from instep import open_world
 from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
-from instep.core.world import Array, Simulator
-from instep.physics.engines import Engine, without_delta
+from instep.core.world import Simulator
+from instep.physics.engines import Engine
 from instep.scene import address
-from instep.tune import Reidentification, Reidentifier, named_params, reidentify
-from instep.tune.fit.shooting import ShootingOptions, fit
-from instep.tune.fit.windows import cut_windows
-from instep.tune.gated_fit import relative_reduction
-from instep.tune.online.window_prediction import WindowPredictor
+from instep.tune import Reidentification, Reidentifier
 from instep.tune.param_selection import FRICTION_STIFFNESS
-from machines.common import RECORDINGS, recorded
 
 FIRST_SEED, CASES, QUICK_CASES = 1000, 20, 2
 ARMS = ("arm7", "ur5e")
 """Arms whose servos show half a kilogram."""
 QUIET_S, QUIET_CASES, QUICK_QUIET_CASES = 60.0, 60, 1
 """Length [s] and number of runs in which nothing changes: an hour in a full run."""
-QUICK_RECORDINGS = 6
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
-    """Measure simulated robots first, then recordings."""
+    """Payloads, then friction, then runs without changes."""
     kept = KeptCases(out)
     arms = [arm for arm in identified_arms() if arm.name in ARMS]
     seeds = range(FIRST_SEED, FIRST_SEED + (QUICK_CASES if quick else CASES))
@@ -53,7 +47,6 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     false = sum(int(case["false"]) for case in before) + sum(int(case["changes"]) for case in quiet)
     seconds = PICK_S * len(before) + sum(float(case["seconds"]) for case in quiet)
     rows.append(row("false changes per hour", _rate(false, seconds / 3600), "1/h", at_most=1.0))
-    rows += _recording_rows(kept, QUICK_RECORDINGS if quick else 0)
     rows.append(row("robot time without changes", seconds / 60, "min"))
     rows.append(row("computer time", kept.cpu_s() / 60, "min"))
     return rows
@@ -96,22 +89,6 @@ def _quiet(kept: KeptCases, arms: list[IdentifiedArm], count: int) -> list[Case]
     return kept.measured_in_processes("runs without a change", tasks)
 
 
-def _recording_rows(kept: KeptCases, limit: int) -> list[Row]:
-    """Error of the next seconds: by the running estimate, and by the values in use, which passed the gate."""
-    rows: list[Row] = []
-    there = {name: m for name, m in MACHINES.items() if any((place / m.folder).is_dir() for place in RECORDINGS)}
-    tasks = {f"{name} {limit}": (recorded_case, (machine, limit)) for name, machine in there.items()}
-    for (name, machine), case in zip(
-        there.items(), kept.measured_in_processes("recorded machines", tasks), strict=True
-    ):
-        errors = np.array(case["errors"])  # [recordings, (fixed, estimate, in use)]
-        estimate, used = (relative_reduction(errors[:, [0, k]], np.ones(len(errors)), 0) for k in (1, 2))
-        label = f"{name}, error of the next {machine.horizon:g} s below that of the fixed fit"
-        rows.append(row(f"{label}, estimate", percent(estimate), "%", at_least=0.0, ok=estimate.low > 0))
-        rows.append(row(f"{label}, values in use", percent(used), "%", at_least=0.0, ok=used.high >= 0))
-    return rows
-
-
 def _rate(count: int, hours: float) -> Estimate:
     """A rate with the exact interval of a Poisson count."""
     low = float(chi2.ppf(0.025, 2 * count)) / 2 if count else 0.0
@@ -125,43 +102,6 @@ DRIFT_S, DRIFT_FACTOR = 30.0, 2.0
 """How long friction takes to rise by a factor [s]."""
 STEPS = 60
 """Steps in which friction rises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A recorded machine: what is fitted to its first recordings and re-identified over the others."""
-
-    scene: str
-    folder: str
-    part: str
-    params: tuple[str, ...]
-    first: str
-    """Text in the path of the recordings that the fixed fit is made of; empty for the first two."""
-    horizon: float
-    """How far ahead the next motion is predicted [s]."""
-
-
-MACHINES = {
-    "furuta, fitted on the first day": Machine(
-        "furuta",
-        "quanser_wam",
-        "quanser_wam/furuta",
-        ("actuator.arm.gear", "joint.arm.damping", "joint.arm.frictionloss", "joint.pendulum.damping"),
-        "2021-04-14",
-        1.0,
-    ),
-    "wam7, fitted on the first two runs": Machine(
-        "wam7", "quanser_wam", "quanser_wam/wam7", ("joint.*.frictionloss",), "", 2.0
-    ),
-    "double pendulum C.1, fitted on the first two runs": Machine(
-        "double_pendulum",
-        "double_pendulum",
-        "double_pendulum/sysid",
-        ("joint.*.damping", "joint.*.frictionloss", "actuator.*.gear"),
-        "",
-        0.5,
-    ),
-}
 
 
 def payload_case(arm: IdentifiedArm, seed: int, engine: Engine = "rapier") -> Case:
@@ -228,7 +168,7 @@ def run_case(
     state = world.place(begin_pose(arm.scene)[0], np.zeros(world.spec.v.shape), past=commands[:1])
     spec = replace(world.spec, q=world.spec.observation["observation.state"])
     sim, params = filter_model(arm)
-    found = Reidentifier(sim, spec, params, start_values(sim, params))
+    found = Reidentifier(sim, spec, params, address.read(sim.model, [p.address for p in params]))
     for command in commands:
         world = robot(state.t)
         seen = world.observe(state)
@@ -246,73 +186,3 @@ def filter_model(arm: IdentifiedArm) -> tuple[Any, list[Param]]:
     dry = [name for name in address.matching(sim.model, ["joint.*.frictionloss"])
            if address.read(sim.model, [name])[name] > 0 and "gripper" not in name]  # fmt: skip
     return sim, [Param(mass, own / 10, own + 4.0, False, "kg"), *address.params(sim.model, dry)]
-
-
-def start_values(sim: Any, params: Sequence[Param]) -> dict[str, float]:
-    """The values of parameters in a world."""
-    return address.read(sim.model, [p.address for p in params])
-
-
-def recorded_case(machine: Machine, limit: int = 0) -> Case:
-    """Errors of the next seconds, by a fixed fit, by the estimate before them and by the values in use then, of each
-    recording; of the first `limit` of them where that is not 0."""
-    scene = Scene.load(machine.scene)
-    episodes = sorted(recorded(machine.folder, machine.part, scene), key=lambda e: e.meta.get("source", ""))
-    first = [e for e in episodes if machine.first and machine.first in e.meta["source"]] or episodes[:2]
-    later = [e for e in episodes if all(e is not one for one in first)]
-    later = later[:limit] if limit else later
-    fixed = fixed_fit(scene, first, machine)
-    start = tuned_scene(scene, fixed)
-    found = reidentify(start, later, machine.params)
-    errors = next_errors(start, later, found, machine.horizon)
-    return {"errors": errors.tolist(), "changes": found.counts()["change"], "windows": len(found.points)}
-
-
-def fixed_fit(scene: Scene, episodes: Sequence[Episode], machine: Machine) -> dict[str, float]:
-    """Values of the parameters fitted to the first recordings at once."""
-    choice = named_params(scene, machine.params, {})
-    sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
-    options = ShootingOptions(
-        window=min(machine.horizon, 1.0), limit=24, guesses=1, iterations=10, initial=choice.initial
-    )
-    return fit(sim, episodes, choice.params, options).settings
-
-
-def tuned_scene(scene: Scene, settings: Mapping[str, float]) -> Scene:
-    """The scene with values in its model."""
-    return replace(scene, model=address.write(scene.model, settings), settings={**scene.settings, **settings})
-
-
-def next_errors(scene: Scene, episodes: Sequence[Episode], found: Reidentification, horizon: float) -> Array:
-    """Mean square error of what follows each window [recordings, (fixed, estimate, in use)], channels weighed alike.
-
-    Windows of the horizon begin where the estimate is known; all predictions begin at the same measured state. The
-    estimate is that of all the filter estimates, nuisances included; the values in use are without them.
-    """
-    choice = named_params(scene, [p.address for p in found.params], {})
-    sim = without_delta(scene).tuned(choice.fixed) if choice.fixed else without_delta(scene)
-    span, began, rows = round(horizon / scene.dt), 0.0, list[Array]()
-    times, params = np.array([p.t for p in found.points]), [*found.params, *found.nuisances]
-    predictor = WindowPredictor(sim, params)
-    given = address.read(sim.model, [p.address for p in found.nuisances])
-    besides = np.array([given[p.address] for p in found.nuisances])
-    ready = next(e.t for e in found.events if e.kind == "ready")
-    for episode in episodes:
-        windows = cut_windows(sim, [episode], span=span, stride=max(1, span // 2))
-        begins = began + scene.dt * (len(episode) - 1 - span) / max(len(windows) - 1, 1) * np.arange(len(windows))
-        began += len(episode) * scene.dt
-        kept = np.flatnonzero((begins > ready + 0.5) & windows.inside.all(axis=1))
-        errors: list[Array] = []
-        for i in kept:
-            last = found.points[int(np.searchsorted(times, begins[i], side="right")) - 1]
-            one = windows.subset(np.array([i]))
-            points = [(found.points[0].used, besides), (last.values, last.nuisance), (last.used, besides)]
-            values = [np.concatenate(point) for point in points]
-            units = np.stack([[float(p.to_unit(v)) for p, v in zip(params, x, strict=True)] for x in values])
-            residual = predictor.residual(one, units)[..., one.tangent.measured]
-            errors.append((residual**2).mean(axis=1))
-        finite = [e for e in errors if np.isfinite(e).all()]
-        if finite:
-            rows.append(np.mean(finite, axis=0))
-    channels = np.stack(rows)  # [recordings, 3, channels]
-    return (channels / channels[:, :1].mean(axis=0)).mean(axis=2)

@@ -1,17 +1,11 @@
-"""Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation.
-
-Each part runs alone too: `python -m benchmarks.tune recovery speed`.
-"""
+"""Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -105,25 +99,13 @@ BEDS = ("pusht", "arm7", "pendulum")
 TRUTHS = {"laplace": 200, "eki": 100, "svgd": 100, "npe": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tasks that may run side by side, and the rows that their results make."""
-
-    tasks: Callable[[bool], list[Task]]
-    rows: Callable[[list[Any]], Rows]
-
-
 def run(out: Path, quick: bool = False) -> Rows:
-    """What is timed, alone, then all other parts side by side; what is done is kept in parts.json."""
-    began = time.perf_counter()
+    """What is timed, alone, then all other parts side by side."""
     rows = timed(quick)
-    print(f"speed: after {time.perf_counter() - began:.0f} s", file=sys.stderr)
     with pool() as submit:
-        waiting = {name: [submit(task) for task in part.tasks(quick)] for name, part in PARTS.items()}
-        for name, futures in waiting.items():
-            rows += PARTS[name].rows([future.result() for future in futures])
-            print(f"{name}: after {time.perf_counter() - began:.0f} s", file=sys.stderr)
-            (out / "parts.json").write_text(json.dumps(rows, indent=1))
+        waiting = [(make_rows, [submit(task) for task in tasks(quick)]) for tasks, make_rows in PARTS]
+        for make_rows, futures in waiting:
+            rows += make_rows([future.result() for future in futures])
     return rows
 
 
@@ -196,23 +178,10 @@ def _design_rows(results: list[Any]) -> Rows:
     ]
 
 
-# The longest come first, so that no core waits at the end.
-PARTS: dict[str, Part] = {
-    "excitation": Part(lambda quick: [(designed, (1 if quick else 2,))], _design_rows),
-    "recovery": Part(_recovery_tasks, _recovery_rows),
-    "calibrated": Part(_rank_tasks, _rank_rows),
-    "blind": Part(lambda quick: [(named, ())], _named_rows),
-}
-
-
-def _main(words: list[str]) -> None:
-    quick, names = "--quick" in words, [word for word in words if word != "--quick"]
-    with pool() as submit:
-        waiting = {name: [submit(task) for task in PARTS[name].tasks(quick)] for name in names if name in PARTS}
-        rows = [one for name, done in waiting.items() for one in PARTS[name].rows([f.result() for f in done])]
-    for found in (timed(quick) if "speed" in names else []) + rows:
-        print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
+PARTS: tuple[tuple[Callable[[bool], list[Task]], Callable[[list[Any]], Rows]], ...] = (
+    (lambda quick: [(designed, (1 if quick else 2,))], _design_rows),
+    (_recovery_tasks, _recovery_rows),
+    (_rank_tasks, _rank_rows),
+    (lambda quick: [(named, ())], _named_rows),
+)
+"""Tasks of each part, and what makes their rows. The longest come first, so that no core waits at the end."""

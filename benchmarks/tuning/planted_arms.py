@@ -377,7 +377,7 @@ def _recorded(scene: Scene, real: Simulator, seeds: Sequence[int], scale: float)
 def _planted(
     scene: Scene, truth: Mapping[str, float], seeds: Sequence[int], found: tuple[Array, Array], scale: float
 ) -> PlantedArm:
-    episodes = [_episode(scene, q, actions, seed) for q, actions, seed in zip(*found, seeds, strict=True)]
+    episodes = [measured_episode(scene, q, actions, seed) for q, actions, seed in zip(*found, seeds, strict=True)]
     return PlantedArm(scene, truth, episodes[:RUNS], episodes[RUNS:], scale)
 
 
@@ -395,7 +395,8 @@ def _touches(scene: Scene, q: Array) -> bool:
     return any(pairs(row) - allowed for run in q for row in run[::5])
 
 
-def _episode(scene: Scene, q: Array, actions: Array, seed: int) -> Episode:
+def measured_episode(scene: Scene, q: Array, actions: Array, seed: int) -> Episode:
+    """The recording that a user has of a run: noisy positions and commands."""
     spec, rng = scene.spec, np.random.default_rng((seed, 0x401))
     measured = spec.observation["observation.state"]
     noise = np.array([NOISE[unit] for unit in measured.units])

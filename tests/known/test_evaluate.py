@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
+from instep import BadInput, Box, LinkLost, MujocoWorld, Param
 from instep.app.cluster import open_map
 from instep.app.output import new_output
 from instep.app.verbs.lab import run_adr
@@ -30,7 +26,6 @@ from instep.evaluate.evaluation import (
     WorldSpec,
     compare_policies,
     evaluate_policies,
-    run_eval_batch,
 )
 from instep.policy.chunking import Latency
 from instep.policy.policy_specs import FunctionPolicy, policy_from_spec
@@ -138,14 +133,6 @@ def test_an_episode_does_not_depend_on_the_others_in_its_batch(cart):
     assert [r.digest for r in one.results["go", "mujoco"]] == [r.digest for r in other.results["go", "mujoco"]]
 
 
-def test_the_time_to_success_is_the_world_s_time(cart):
-    done = evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(20))
-    for row in done.results["go", "mujoco"]:
-        assert row.success and row.events["there"] == pytest.approx(row.seconds)
-        assert row.seconds <= Go().seconds
-    assert done.seconds("go", "mujoco").unit == "s"
-
-
 def test_a_world_that_diverges_ends_its_own_episode_only(cart):
     def wild(seen: Observation) -> Array:
         return np.where(seen["observation.goal"] < -0.5, 9e9, seen["observation.goal"])
@@ -183,21 +170,6 @@ def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
     rest = evaluate_policies(*asked, options=options, map=counting)
     assert ran == [16, 24, 32], "two of five batches were done before"
     assert rest.results == whole.results
-
-
-def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
-    options = EvalOptions(folder=tmp_path / "kept")
-    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options)
-    (shard,) = (tmp_path / "kept").glob("*.parquet")
-    shard.write_bytes(shard.read_bytes()[:-40])
-    ran: list[int] = []
-
-    def counting(function, jobs):
-        ran.extend(job.seeds[0] for job in jobs)
-        return map(function, jobs)
-
-    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options, map=counting)
-    assert ran == [0]
 
 
 def test_results_of_another_content_are_not_reused(cart, tmp_path):
@@ -284,27 +256,6 @@ def test_a_worker_that_dies_once_loses_nothing_and_one_that_always_dies_is_the_m
 
 
 @pytest.mark.fault(44)
-def test_a_fork_server_that_is_killed_with_a_worker_loses_nothing(tmp_path):
-    where, task = course()
-    policy = in_file(tmp_path, "DeadlyToAll")
-    with open_map("processes:2") as mapped:
-        done = evaluate_policies([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
-    assert (tmp_path / "flag").exists()
-    assert done.infrastructure_failures("DeadlyToAll", "mujoco") == 0
-    assert done.success("DeadlyToAll", "mujoco").n == 12
-
-
-@pytest.mark.fault(44)
-def test_a_worker_starts_though_its_fork_server_was_killed_a_moment_ago():
-    for _ in range(8):
-        with open_map("processes:1") as mapped:
-            assert list(mapped(abs, [-1])) == [1]
-        os.kill(forkserver._forkserver._forkserver_pid, 9)
-        with open_map("processes:1") as mapped:
-            assert list(mapped(abs, [-2])) == [2]
-
-
-@pytest.mark.fault(44)
 def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     where, task = course()
     file = tmp_path / "slow.py"
@@ -329,16 +280,6 @@ def test_threads_work_at_the_same_time_and_each_in_a_world_of_its_own(cart):
             [PolicySpec("go", make)], [place(cart)], Go(), range(8), options=EvalOptions(batch=2), map=mapped
         )
     assert len(worlds) == 2 and not set.intersection(*(set(some) for some in worlds.values()))
-
-
-def test_what_a_worker_cannot_import_is_said(cart, monkeypatch):
-    only_here = ModuleType("only_here")
-    only_here.make = lambda world: None
-    only_here.make.__module__, only_here.make.__qualname__ = "only_here", "make"
-    monkeypatch.setitem(sys.modules, "only_here", only_here)
-    policy = PolicySpec("go", only_here.make)
-    with open_map("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
-        evaluate_policies([policy], [place(cart)], Go(), range(3), map=mapped)
 
 
 def test_an_unknown_place_to_run_is_refused():
@@ -376,14 +317,6 @@ def test_latency_of_a_policy_equals_late_sensors(cart):
 def nervous(seen: Observation) -> Array:
     """Overdoes each correction, so that a delay makes it swing."""
     return seen["observation.state"] + 2.5 * (seen["observation.goal"] - seen["observation.state"])
-
-
-def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
-    make = PolicySpec("nervous", lambda w: FunctionPolicy(nervous))
-    quick = evaluate_policies([make], [place(cart)], Go(), range(40))
-    slow = evaluate_policies([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
-    assert quick.success("nervous", "mujoco").value > 0.9
-    assert slow.success("nervous", "mujoco").value < 0.5
 
 
 def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
@@ -437,22 +370,6 @@ def test_alike_policies_are_not_called_different():
     assert np.mean([compared(rng, 60, 0.6, 0.6).p < 0.05 for _ in range(500)]) < 0.06
 
 
-def test_a_comparison_says_how_many_more_episodes_it_needs():
-    rows = np.zeros(40, bool)
-    first, second = rows.copy(), rows.copy()
-    first[:12], second[3:14] = True, True
-    words = str(compare_policies(ended(first), ended(second)))
-    assert "more episodes would settle it" in words
-    assert "no visible difference" in str(compare_policies(ended(first[:10]), ended(first[:10])))
-    assert "equivalent to within 10 points" in str(compare_policies(ended(first), ended(first)))
-
-
-def test_evidence_against_equal_policies_grows_with_the_episodes():
-    better, worse = np.ones(60, bool), np.arange(60) % 4 == 0
-    assert compare_policies(ended(better), ended(worse)).evidence > 20
-    assert compare_policies(ended(better), ended(better)).evidence == 1.0
-
-
 def test_broken_episodes_are_left_out_of_both_sides_of_a_pair():
     first, second = ended(np.ones(10, bool)), ended(np.zeros(10, bool))
     second[:4] = [EpisodeResult(i, "infra", "", 0, 0.0, 0.0) for i in range(4)]
@@ -472,11 +389,6 @@ def test_bad_questions_are_refused(cart):
             evaluate_policies(policies, [place(cart)], Go(), seeds, options=options)
 
 
-def test_a_policy_with_actions_of_another_size_is_refused(cart):
-    with pytest.raises(BadInput, match="this world takes"):
-        evaluate_policies([PolicySpec("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
-
-
 def test_a_policy_that_raises_says_so_in_one_sentence(cart):
     def wrong(seen: Observation) -> Array:
         return seen["observation.images.top"]
@@ -491,20 +403,6 @@ def test_speed_jumps_and_saturation_are_measured(cart):
     far = np.abs(targets(range(20))) > 0.5
     assert all((row.beyond == 1.0) == bool(f) for row, f in zip(played.episodes, far, strict=True))
     assert all(row.speed > 0 for row in played.episodes) and all(row.jump == 0 for row in played.episodes)
-
-
-def test_positions_of_failures_and_of_a_success_are_kept_for_videos(cart):
-    played = run_batch(Tasked(MujocoWorld(cart), Go()), half(None), range(20), keep=3)
-    failed = [row.seed for row in played.episodes if not row.success][:3]
-    done = [row.seed for row in played.episodes if row.success][:1]
-    assert len(failed) == 3 and done and list(played.trajectories) == failed + done
-    assert all(track.shape[1] == 1 and len(track) > 5 for track in played.trajectories.values())
-
-
-def test_run_job_is_what_a_worker_runs(cart):
-    job = EvalBatch(PolicySpec("go", goer), place(cart), Go(), (0, 1), EvalOptions())
-    assert [row.seed for row in run_eval_batch(job).episodes] == [0, 1]
-    assert job.key == EvalBatch(PolicySpec("go", half), place(cart), Go(), (0, 1), EvalOptions()).key
 
 
 def test_adr_widens_a_range_until_the_policy_fails_and_writes_a_belief(cart, tmp_path):

@@ -53,12 +53,6 @@ def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
     assert np.allclose(goals, [world.task.sample_goal(seed)[0] for seed in found.seeds]), "a state keeps its own goal"
 
 
-def test_a_policy_that_never_fails_has_nothing_to_mine(world):
-    assert find_failure_states(world, FunctionPolicy(going), SEEDS) is None
-    nothing = corrective_demos(world, FunctionPolicy(going), FunctionPolicy(going), range(BATCH + 8), wanted=3)
-    assert (nothing.episodes, nothing.tried, nothing.failed) == ((), BATCH + 8, 0)
-
-
 def test_states_just_before_something_is_lost_are_not_taken(world):
     found = find_failure_states(world, FunctionPolicy(fleeing), range(4))
     assert found is not None
@@ -76,8 +70,3 @@ def test_an_expert_goes_on_from_where_the_policy_failed(world):
         goal = world.task.sample_goal(int(episode.meta["seed"]))[0]
         assert abs(episode["q"][0, 0]) < 0.05, "the policy had stayed where it was"
         assert abs(episode["q"][-1, 0] - goal) < 0.06
-
-
-def test_only_what_the_expert_does_is_shown(world):
-    nothing = corrective_demos(world, FunctionPolicy(one_sided), FunctionPolicy(one_sided), SEEDS, wanted=5)
-    assert nothing.episodes == () and nothing.failed > 0

@@ -7,7 +7,7 @@ import pytest
 
 from instep import BadInput, MujocoWorld, Script, rollout
 from instep.core.statistics import Estimate
-from instep.diagnose.diagnosis import AttributionOptions, attribute, components_of
+from instep.diagnose.diagnosis import AttributionOptions, attribute
 from small_models import arm_model
 
 COMPONENTS = {
@@ -75,18 +75,6 @@ def test_the_rest_is_laid_against_the_floor(sim):
     found = attribute(sim, real, {"friction": COMPONENTS["friction"]}, options=known)
     assert found.rest == pytest.approx(found.after - 0.01) and found.notes == ()
     assert "No floor" in attribute(sim, real, {"friction": COMPONENTS["friction"]}).notes[0]
-
-
-def test_settings_are_grouped_into_what_a_reader_knows():
-    found = components_of(
-        {
-            "action.delay": 0.03, "actuator.elbow.kp": 10.0, "joint.elbow.damping": 1.0, "joint.elbow.armature": 0.1,
-            "body.hand.mass": 1.0, "geom.tee.friction": 0.4, "option.timestep": 0.001, "sensor.noise": 0.01,
-        }
-    )  # fmt: skip
-    assert {k: len(v) for k, v in found.items()} == {
-        "delay": 1, "gains and limits": 1, "friction": 1, "inertia": 2, "contact": 1, "time step": 1, "sensing": 1,
-    }  # fmt: skip
 
 
 def test_nothing_to_blame_is_refused(sim):

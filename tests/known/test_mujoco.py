@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from instep import Constant, Diverged, MujocoWorld, Scene, Script, replay, rollout, rollouts
-from instep.core.errors import BadInput
 
 PENDULUM = """
 <mujoco><option timestep="0.001" integrator="RK4"/><worldbody>
@@ -69,26 +68,6 @@ def test_a_native_delay_shifts_the_response_by_the_delay(tmp_path):
     assert late.q[-1] == pytest.approx(prompt.q[-5], abs=2e-3)
 
 
-def test_planted_damping_armature_and_delay_are_found_again():
-    truth = {"joint.swing.damping": 0.02, "joint.swing.armature": 0.004, "action.delay": 0.032}
-    sim = MujocoWorld("servo_pendulum")
-    joint = sim.spec.q.labels[0]
-    truth = {name.replace("swing", joint): value for name, value in truth.items()}
-    t = np.arange(400) * sim.spec.dt
-    wave = sim.scene.rest_action() + 0.4 * np.sin(2 * np.pi * (0.3 + 0.5 * t) * t)[:, None]
-    recorded = rollout(sim.tuned(truth), Script(wave), steps=400)
-    from scipy.optimize import least_squares
-
-    names, scale = list(truth), np.array([0.01, 0.001, 0.01])
-
-    def residual(x):
-        settings = {n: float(abs(v)) for n, v in zip(names, x * scale, strict=True)}
-        return (replay(sim.tuned(settings), recorded, anchor=50).q - recorded.q).ravel() * 1e3
-
-    found = least_squares(residual, np.array([1.0, 1.5, 1.6]), diff_step=1e-3, x_scale=1.0).x * scale
-    assert np.abs(found) == pytest.approx(list(truth.values()), rel=0.02)
-
-
 @pytest.mark.fault(27)
 def test_a_world_that_diverges_says_so_with_its_last_states(tmp_path):
     stiff = PENDULUM.replace("<motor", "<position kp='1e9'").replace('integrator="RK4"', 'integrator="Euler"')
@@ -114,17 +93,6 @@ def test_params_per_world_do_what_single_params_do():
     for mass, episode in zip(masses, many, strict=True):
         alone = rollout(sim.tuned({"body.tee.mass": mass}), policy, seed=4, steps=40)
         assert np.array_equal(alone.q, episode.q)
-
-
-def test_the_timestep_param_keeps_the_control_period():
-    sim = MujocoWorld("pusht").tuned({"option.timestep": 0.001})
-    assert sim.substeps == round(sim.spec.dt / 0.001)
-    assert sim.step(sim.reset(0), sim.scene.rest_action()).t == pytest.approx(sim.spec.dt)
-
-
-def test_values_per_world_must_be_as_many():
-    with pytest.raises(BadInput, match="equal numbers of values"):
-        MujocoWorld("pusht").tuned({"body.tee.mass": np.ones(2), "geom.tee.friction": np.ones(3)})
 
 
 def test_replay_with_the_truth_predicts_every_row_at_every_anchor():

@@ -55,16 +55,6 @@ def test_the_bound_of_two_parameters_that_act_alike_is_wide_although_friction_ma
     assert max(alike) > 0.3 and max(shares.values()) < 0.05
 
 
-def test_the_bound_shrinks_with_the_noise_and_with_more_runs(problems, tmp_path):
-    made = problems.random_problem(20, tmp_path)
-    shares = problems.best_interval_shares(made)
-    quieter = problems.replace(made, noise=made.noise / 2)
-    for name, share in problems.best_interval_shares(quieter).items():
-        assert share == pytest.approx(shares[name] / 2, rel=1e-2)
-    fewer = problems.replace(made, motion=problems.part_of(made.motion, slice(0, 1)))
-    assert all(share > shares[name] for name, share in problems.best_interval_shares(fewer).items())
-
-
 def test_intervals_and_what_has_none_are_counted(intervals):
     def case(promoted, found, **params):
         return {"promoted": promoted, "given": 1.0, "found": found, "seconds": 1.0, "params": params}

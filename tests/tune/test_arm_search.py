@@ -13,9 +13,8 @@ from instep.report.page import render
 from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm.arm_model import arm_model
+from instep.tune.arm.arm_model import arm_model, estimate_joints
 from instep.tune.arm.arm_search import ArmSearch, estimate_arm
-from instep.tune.arm.joint_fit import estimate_joints
 from instep.tune.arm.joint_model import DELAY
 from instep.tune.gates import TuneOptions
 from instep.tune.param_selection import auto_params
@@ -117,19 +116,6 @@ def test_auto_parameters_start_at_the_values_of_the_scene(arm, runs):
     assert "actuator.elbow.kv" in choice.initial and "actuator.elbow.kv" not in choice.fixed
 
 
-def test_an_arm_without_servos_has_no_direct_estimate(arm, runs, tmp_path):
-    file = tmp_path / "motors.xml"
-    motors = PLANAR_ARM.replace("<position", "<motor").replace('kp="400" kv="30"', "")
-    file.write_text(motors.replace('kp="200" kv="12"', "").replace('kp="80" kv="4"', ""))
-    assert arm_model(MujocoWorld(Scene.load(file)), runs) is None
-
-
-def test_contact_of_an_object_that_lies_still_is_not_searched():
-    sim = MujocoWorld(Scene.load("arm7"))
-    still = rollout(sim, Script(np.tile(sim.scene.rest_action() + 0.1, (50, 1))), steps=50)
-    assert not [param.address for param in auto_params(sim.scene, [still]).params if param.address.startswith("geom.")]
-
-
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory) -> MujocoWorld:
     """The same arm beside a box that lies on the floor."""
@@ -155,19 +141,3 @@ def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
     found = identify(beside, runs, options=TuneOptions(draws=2))
     assert found.passed, [gate.message for gate in found.gates]
     assert "Held-out recordings" in render(identification_page(found))
-
-
-def test_some_windows_of_an_arm_are_those_of_its_joints(arm, runs):
-    whole = arm_model(arm, runs)
-    halves = [whole.some(slice(k, None, 2)) for k in (0, 1)]
-    assert sum(len(half.windows.q) for half in halves) == len(whole.windows.q)
-    np.testing.assert_array_equal(halves[1].windows.q, whole.windows.q[1::2])
-    np.testing.assert_array_equal(halves[1].joints[0].measured, whole.joints[0].measured[1::2])
-
-
-def test_a_world_without_contacts_moves_as_the_arm_that_touches_nothing(arm, runs):
-    assert searched(arm, runs, []).sim.ignore_contacts
-    free, plain = arm.without_contacts().tuned({"action.delay": 0.02}), arm.tuned({"action.delay": 0.02})
-    action = runs[0].action[5]
-    np.testing.assert_array_equal(free.step(free.reset(), action).q, plain.step(plain.reset(), action).q)
-    assert free.ignore_contacts and not arm.ignore_contacts

@@ -64,12 +64,6 @@ def test_links_of_an_arm_with_a_motor_on_every_joint_keep_their_inertias(tmp_pat
     assert {"actuator.shoulder.gear", "actuator.elbow.gear", "joint.elbow.armature"} <= names
 
 
-def test_links_on_stiff_servos_keep_their_inertias(tmp_path):
-    names = selected(tmp_path, SERVOS)
-    assert not [n for n in names if n.startswith("body.")]
-    assert {"actuator.elbow.kp", "joint.elbow.armature"} <= names
-
-
 def test_a_motor_on_a_supply_is_identified_by_its_constants_in_place_of_gains():
     scene = Scene.load("servo_pendulum")
     world = instep.open_world(scene)

@@ -11,7 +11,7 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
-from instep.tune.fit.searches import FitTask, affordable_windows, contact_fit
+from instep.tune.fit.searches import FitTask, contact_fit
 from instep.tune.fit.shooting import ShootingOptions
 from instep.tune.gated_fit import gated_fit
 from instep.tune.gates import TuneOptions
@@ -79,13 +79,6 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
     found = gated_fit(FitTask(puck, params, options), episodes[:3], episodes[3:], progress=Progress(watch=watch))
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
     assert not found.passed and "Interrupted" in found.gates[2].message
-
-
-def test_a_search_that_is_short_of_time_has_fewer_windows_rather_than_fewer_generations():
-    assert affordable_windows(64, 0.1, 9, np.inf) == 64
-    assert affordable_windows(64, 0.1, 9, 1000.0) == 64
-    assert 24 < affordable_windows(64, 0.1, 9, 40.0) < 64
-    assert affordable_windows(64, 0.1, 9, 0.0) == 24 and affordable_windows(12, 0.1, 9, 0.0) == 12
 
 
 def test_a_contact_search_within_a_budget_still_finds_the_friction(puck):

@@ -8,9 +8,8 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
-from instep.tune.arm.arm_model import ArmModel, arm_model
+from instep.tune.arm.arm_model import ArmModel, arm_model, estimate_joints
 from instep.tune.arm.arm_search import ArmSearch, damped_steps, probes
-from instep.tune.arm.joint_fit import estimate_joints
 from instep.tune.arm.joint_model import OWN
 from small_models import PLANAR_ARM, arm_recordings
 

@@ -41,15 +41,6 @@ def released(servo):
     return episodes, speeds
 
 
-def test_windows_begin_behind_the_first_row_unless_velocities_were_recorded(servo, released):
-    episodes, speeds = released
-    derived = cut_windows(servo, episodes, span=50)
-    assert [tuple(q) for q in derived.q[::2]] == [tuple(episode.q[1]) for episode in episodes]
-    recorded = [e.with_columns({"v": v}) for e, v in zip(episodes, speeds, strict=True)]
-    first = cut_windows(servo, recorded, span=50).q[::2]
-    assert [tuple(q) for q in first] == [tuple(episode.q[0]) for episode in episodes]
-
-
 def test_velocities_that_were_derived_are_as_uncertain_as_they_are_wrong(servo, released):
     episodes, speeds = released
     wrong = np.concatenate([(e.v - v)[1:-1] for e, v in zip(episodes, speeds, strict=True)])

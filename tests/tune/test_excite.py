@@ -125,23 +125,6 @@ def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene_folder, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_what_no_motion_tells_apart_is_not_said_to_be_revealed(servo, limits):
-    # Rotor and rod turn together, so their inertias have one effect.
-    params = servo.scene.params("joint.hinge.armature", "body.link.inertia_y")
-    swing = chirp(limits, 100, energy=8.0, highest=3.0)
-    found = evaluate_motion(servo, limits, params, swing, ExciteOptions(noise=1e-3))
-    assert len(found.identifiability.unidentifiable) == 1
-
-
-def test_a_motor_with_a_supply_is_excited_with_the_gain_of_its_firmware_held():
-    scene = Scene.load("servo_pendulum")
-    limits, sim = driven_joint_limits(scene), open_world(scene)
-    options = ExciteOptions(seconds=1.0, tones=2, generations=1)
-    design = excite(sim, limits, scene.params("joint.*.damping"), options)
-    assert design.actions.shape[1:] == sim.spec.action.shape
-    assert (design.actions[:, 1] == limits.rest[1]).all()
-
-
 def test_a_gripper_behind_a_tendon_moves_within_its_commands(tmp_path):
     (tmp_path / "arm.xml").write_text(gripper_model())
     scene = scene_of_file(tmp_path / "arm.xml", 100.0)

@@ -10,7 +10,6 @@ import mujoco
 import numpy as np
 import pytest
 
-from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit.shooting import ShootingOptions, fit
@@ -22,14 +21,6 @@ URDF = """<robot name="r"><link name="a"/><link name="b">
 <inertia ixx="0.02" ixy="0.003" ixz="0" iyy="0.03" iyz="0.001" izz="0.04"/></inertial></link>
 <joint name="hinge" type="revolute"><parent link="a"/><child link="b"/><axis xyz="0 1 0"/>
 <limit lower="-1" upper="1" effort="3" velocity="2"/></joint></robot>"""
-
-
-def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
-    path = write_mjcf(tmp_path / "tuned.xml", servo.scene, SETTINGS).path
-    model = mujoco.MjModel.from_xml_path(str(path))
-    found = address.read(model, list(SETTINGS))
-    for name, value in SETTINGS.items():
-        assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.mark.parametrize(
@@ -45,14 +36,6 @@ def test_a_tuned_mjcf_holds_whatever_was_set(scene, settings, tmp_path):
     path = write_mjcf(tmp_path / "tuned.xml", loaded, settings).path
     model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
     assert address.read(model, list(settings)) == pytest.approx(settings, rel=1e-5)
-
-
-def test_a_tuned_mjcf_holds_what_gravity_compensation_believes(tmp_path):
-    loaded = Scene.load("wam7")
-    name = "body.link_4.gravcomp"
-    path = write_mjcf(tmp_path / "tuned.xml", loaded, {name: 0.9}).path
-    model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
-    assert address.read(model, [name]) == pytest.approx({name: 0.9})
 
 
 def test_a_urdf_gets_damping_friction_and_inertia_keeps_the_rest_and_names_what_it_has_no_field_for(tmp_path):
@@ -84,12 +67,6 @@ def _inertia(model: mujoco.MjModel) -> np.ndarray:
     rotation = np.zeros(9)
     mujoco.mju_quat2Mat(rotation, model.body_iquat[-1])
     return rotation.reshape(3, 3) @ np.diag(model.body_inertia[-1]) @ rotation.reshape(3, 3).T
-
-
-def test_a_file_that_is_no_urdf_is_refused(servo, tmp_path):
-    (tmp_path / "r.urdf").write_text("<robot")
-    with pytest.raises(BadInput, match="cannot be read as URDF"):
-        write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", servo.scene, SETTINGS)
 
 
 def test_joint_limits_are_those_of_the_scene(tmp_path):
@@ -167,15 +144,6 @@ def test_every_parameter_of_an_arm_is_in_the_mjcf_or_named(tmp_path):
     for name in done.notes:
         assert model.numeric(f"instep:{name}").data[0] == pytest.approx(settings[name], rel=1e-4), name
     assert len(done.notes) < len(settings) / 10, done.notes
-
-
-def test_an_export_keeps_what_the_scene_was_set_to_before(servo, tmp_path):
-    from instep.tune.param_export import promote
-
-    before = Scene.load(promote(servo.scene, {"joint.hinge.armature": 0.033}, tmp_path / "before", {}))
-    model = mujoco.MjModel.from_xml_path(str(write_mjcf(tmp_path / "tuned.xml", before, SETTINGS).path))
-    found = address.read(model, ["joint.hinge.armature", "actuator.hinge.kp"])
-    assert found == pytest.approx({"joint.hinge.armature": 0.033, "actuator.hinge.kp": 5.5}, rel=1e-5)
 
 
 def test_an_inertia_that_no_body_can_have_alone_is_exported_with_larger_ones_beside_it(tmp_path):

@@ -13,7 +13,6 @@ from instep.core.param import Param
 from instep.core.rollout import Script, rollout
 from instep.core.world import vector
 from instep.scene.folder import Scene, scene_of_file
-from instep.scene.robot_structure import passive_bodies
 from instep.tune.fit.least_squares import FitStatus
 from instep.tune.gates import FitDetails, TuneOptions
 from instep.tune.identification import identify
@@ -93,8 +92,3 @@ def test_objects_count_where_a_parameter_is_theirs_or_nothing_else_moves(scene):
     for own in ("geom.puck.friction", "body.puck.mass", "joint.puck_joint.damping", "option.timestep"):
         assert pushed_bodies(scene, params("actuator.slide.kp", own), labels) == []
     assert pushed_bodies(scene, params("actuator.slide.kp"), [x for x in labels if x.startswith("puck.")]) == []
-
-
-@pytest.mark.parametrize(("name", "expected"), [("diff_drive", set()), ("arm7", {"red_box", "blue_box"})])
-def test_the_body_of_a_robot_is_no_object_that_it_pushes(name, expected):
-    assert set(passive_bodies(Scene.load(name).model)) == expected

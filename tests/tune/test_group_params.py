@@ -10,7 +10,7 @@ import pytest
 import instep
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.core.rollout import Script, replay, rollout
+from instep.core.rollout import Script, rollout
 from instep.core.world import advance
 from instep.data import write_dataset
 from instep.report.page import render
@@ -18,7 +18,7 @@ from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import TuneOptions
-from instep.tune.group_params import GroupedWorld, grouped_episodes, settings_of_group, typical_settings
+from instep.tune.group_params import GroupedWorld, grouped_episodes
 from instep.tune.scene_gates import check_written_scene
 from small_models import hanging_model
 
@@ -84,15 +84,6 @@ def test_worlds_of_one_batch_follow_their_groups(scene):
         np.testing.assert_allclose(state.q[i], single.q, atol=1e-9)
 
 
-def test_a_replay_uses_the_values_of_the_group(scene, runs):
-    episodes, groups = grouped_episodes(runs, ("machine",))
-    values = {f"{name}@{g}": v for g, truth in TRUTH.items() for name, v in truth.items()}
-    grouped = GroupedWorld(instep.open_world(scene), groups).tuned(values)
-    for episode in (episodes[0], episodes[-1]):
-        # The command before the first row is not recorded, which matters while a delay lasts.
-        assert np.abs(replay(grouped, episode, anchor=None).q - episode.q)[100:].max() < 2e-3
-
-
 def test_shared_and_own_parameters_are_identified_and_saved(scene, runs, tmp_path):
     options = TuneOptions(window=0.5, windows=40, seeds=2, draws=0, own=(DAMPING, DELAY), group=("machine",))
     found = instep.identify(scene, runs, (KP, DAMPING, DELAY), options)
@@ -119,12 +110,6 @@ def test_own_parameters_need_groups(scene, runs):
     options = TuneOptions(own=("joint.*.stiffness",), group=("machine",))
     with pytest.raises(BadInput, match="no parameter among those to fit named"):
         instep.identify(scene, runs, (KP, DAMPING), options)
-
-
-def test_settings_are_split_by_group():
-    settings = {KP: 26.0, f"{DAMPING}@a": 0.4, f"{DAMPING}@b": 1.0}
-    assert settings_of_group(settings, "b") == {KP: 26.0, DAMPING: 1.0}
-    assert typical_settings(settings) == pytest.approx({KP: 26.0, DAMPING: 0.7})
 
 
 def test_the_verb_writes_a_scene_per_group(scene, runs, tmp_path):

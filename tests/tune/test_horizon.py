@@ -53,14 +53,6 @@ def test_a_hanging_pendulum_is_foreseen_to_the_end_and_an_upright_one_is_not(wor
     assert 0 < kept[1] < 0.7 * whole[1]
 
 
-def test_less_noise_is_foreseen_further(world):
-    windows = cut_windows(
-        world, [recorded(world, np.pi - tilt) for tilt in (0.002, 0.003)], span=round(2 / world.spec.dt) - 1
-    )
-    quiet = replace(windows, noise_q=windows.noise_q / 10, noise_v=windows.noise_v / 10)
-    assert predictable_windows(world, quiet).inside.sum() > predictable_windows(world, windows).inside.sum()
-
-
 def test_rows_that_do_not_count_are_not_simulated_and_the_rest_is_the_same(world):
     windows = cut_windows(world, [recorded(world, 0.5), recorded(world, 1.0)], span=round(2 / world.spec.dt) - 1)
     inside = windows.inside.copy()

@@ -8,8 +8,6 @@ import instep
 import small_models
 from instep import MujocoWorld
 from instep.core.progress import Progress
-from instep.report.page import render
-from instep.report.tune_pages import identification_page
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune import TuneOptions, select_params
@@ -42,11 +40,6 @@ def test_the_saved_scene_holds_the_identified_values(found, tmp_path):
     scene = Scene.load(found.save(tmp_path / "scene"))
     saved = address.read(scene.model, list(TRUTH))
     assert saved == pytest.approx(found.values, rel=1e-6)
-
-
-def test_the_result_draws_itself_and_writes_its_own_page(found, tmp_path):
-    page = render(identification_page(found))
-    assert "joint.hinge.damping" in page and "held-out" in page
 
 
 def test_a_posterior_comes_from_the_result(found):

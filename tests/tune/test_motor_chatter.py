@@ -49,11 +49,6 @@ def test_a_stiff_damped_servo_at_its_limit_chatters_and_a_soft_one_does_not(tmp_
     assert chattering(open_world(soft), [swept(soft)]) == {}
 
 
-def test_an_engine_without_forces_of_motors_names_none(tmp_path):
-    stiff = scene(tmp_path, 4500, 450)
-    assert chattering(open_world(stiff, "rapier"), [swept(stiff)]) == {}
-
-
 def test_the_solve_gate_names_motors_that_chatter(tmp_path):
     stiff = scene(tmp_path, 4500, 450)
     found = identify(stiff, [swept(stiff, seed) for seed in range(3)], ["joint.hinge.frictionloss"], FEW)

@@ -31,14 +31,6 @@ def test_promoting_twice_keeps_the_settings_of_both(tmp_path, scene_folder):
     assert (second / "scene.toml").read_text().count("[settings]") == 1
 
 
-def test_a_bare_robot_file_becomes_a_folder(tmp_path, scene_folder):
-    old = scene_folder(tmp_path / "old")
-    scene = Scene.load(old / "scene.xml")
-    new = promote(scene, {"joint.hinge.damping": 0.2}, tmp_path / "new", {})
-    assert Scene.load(new).dt == pytest.approx(scene.dt)
-    assert Scene.load(new).robot == scene.robot
-
-
 def test_a_folder_with_something_in_it_is_refused(tmp_path, scene_folder):
     old = scene_folder(tmp_path / "old")
     with pytest.raises(BadInput, match="not empty"):

@@ -12,25 +12,15 @@ from instep.scene.folder import Scene
 from instep.tune.posterior.beliefs import (
     GaussianBelief,
     IndependentBeliefs,
-    SampleBelief,
     appearance,
     belief_addresses,
-    load_belief,
     parse_belief,
     save_belief,
-    to_box,
     with_imperfections,
 )
 
 DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))
-
-
-def test_a_box_holds_the_central_share_of_a_posterior():
-    box = to_box(NORMAL, 0.9)
-    samples = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
-    inside = (samples >= box.params[0].low) & (samples <= box.params[0].high)
-    assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
 def test_beliefs_that_speak_about_the_same_param_are_not_joined():
@@ -51,10 +41,6 @@ def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
     assert np.ptp(seen[:, 0] - state.q[:, 0]) > 1e-4
 
 
-def test_layers_that_no_param_asks_for_are_not_put_on(servo):
-    assert with_imperfections(servo, ["joint.hinge.damping"]) is servo
-
-
 def test_files_and_ranges_are_varied_together(servo, tmp_path):
     save_belief(NORMAL, tmp_path / "belief.json")
     scene = servo.scene
@@ -69,18 +55,6 @@ def test_a_misspelt_param_is_answered_with_the_nearest(servo):
         parse_belief(["sensor.nois=0..1"], servo.scene)
     with pytest.raises(BadInput, match="Ranges read"):
         parse_belief(["joint.hinge.damping=low..high"], servo.scene)
-
-
-def test_a_folder_without_a_belief_says_how_to_make_one(tmp_path):
-    with pytest.raises(BadInput, match="--posterior"):
-        load_belief(tmp_path)
-
-
-def test_two_beliefs_that_differ_are_told_apart_by_their_names():
-    points = np.random.default_rng(0).random((2000, 1))
-    other = points.copy()
-    other[1000] += 1e-3
-    assert repr(SampleBelief((DAMPING,), points)) != repr(SampleBelief((DAMPING,), other))
 
 
 def test_appearance_is_sampled_with_physics():

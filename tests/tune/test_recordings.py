@@ -15,8 +15,7 @@ from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm.arm_model import arm_model
-from instep.tune.arm.joint_fit import estimate_joints
+from instep.tune.arm.arm_model import arm_model, estimate_joints
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.param_selection import auto_params, named_params
 
@@ -58,17 +57,6 @@ def missed(sim, run, at, rows=5000):
         state = sim.step(state, action)
         path.append(state.q)
     return np.sqrt(((np.array(path) - given.q[1:rows])[:, at] ** 2).mean(axis=0))
-
-
-def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
-    sim, runs, params, start = arm
-    at = [sim.spec.q.labels.index(name) for name in JOINTS]
-    floor = scattered(runs, at)
-    options = ShootingOptions(window=0.5, limit=6, initial=start, guesses=1, local=True, iterations=6)
-    found = fit(sim, runs[:1], params, options)
-    assert len(params) == 12
-    assert (missed(sim, runs[3], at) / floor > 20).all()
-    assert (missed(sim.tuned(found.settings), runs[3], at) / floor < BAR).all()
 
 
 def test_two_joints_of_a_real_arm_are_estimated_from_motions_of_other_kinds(recordings):

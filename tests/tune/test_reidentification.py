@@ -67,12 +67,6 @@ def test_a_payload_is_found_within_two_seconds_and_the_twin_is_updated(scene):
     assert applied and found.settings[MASS] == pytest.approx(1.5, rel=0.05)
 
 
-def test_nothing_changes_where_nothing_changed(scene):
-    found = reidentify(scene, [recorded(scene, 30.0, lambda t: {}, seed=3)], [MASS, "joint.*.frictionloss"])
-    assert found.counts()["change"] == 0 and found.counts()["rolled back"] == 0
-    assert found.estimates[MASS].low <= 1.0 <= found.estimates[MASS].high
-
-
 def test_slow_drift_stays_inside_its_interval_and_is_no_change(scene):
     episode = recorded(scene, 30.0, lambda t: {FRICTION: round(0.4 * (1 + t / 30), 3)}, seed=5)
     found = reidentify(scene, [episode], ["joint.*.frictionloss"])
@@ -156,17 +150,6 @@ def test_windows_across_a_gap_of_readings_are_not_taken():
     assert 0 < buffer.lost <= 3 and taken >= 13
 
 
-def test_a_window_has_the_position_and_velocity_of_its_start():
-    spec = Spec(0.01, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
-    buffer = SampleBuffer(spec, spec, 10, (np.zeros(1), np.zeros(1)))
-    windows = [buffer.add(0.01 * k, np.array([(0.01 * k) ** 3]), np.array([float(k)])) for k in range(40)]
-    second = [w for w in windows if w is not None][1]
-    begin = 0.01 * (buffer.half + 10)
-    assert second.q[0, 0] == pytest.approx(begin**3, abs=1e-12)
-    assert second.v[0, 0] == pytest.approx(3 * begin**2, abs=1e-9)
-    assert second.action[0, 0, 0] == buffer.half + 10 and second.past[0, -1, 0] == buffer.half + 9
-
-
 def test_the_gate_applies_what_is_better_refuses_what_is_not_and_rolls_back_what_turned_out_worse():
     rng, options = np.random.default_rng(0), UpdateOptions()
 
@@ -203,11 +186,6 @@ def test_an_estimate_at_the_end_of_its_range_is_not_applied_and_says_so(scene):
     refused = [event for event in found.events if event.kind == "not applied"]
     assert refused and "body.fore.mass at the end of its range" in refused[0].words
     assert found.counts()["applied"] == 0 and found.settings[MASS] == pytest.approx(1.0)
-
-
-def test_a_parameter_that_worlds_remember_cannot_be_re_identified(scene):
-    with pytest.raises(BadInput, match=r"'action.delay' cannot change while a world runs; identify it with instep tun"):
-        online_params(scene, ["action.delay"])
 
 
 def test_unknown_names_short_windows_and_other_robots_are_refused(scene):

@@ -10,7 +10,7 @@ from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
 from instep.tune.param_selection import auto_params
-from instep.tune.recording_checks import plain_world, searched
+from instep.tune.recording_checks import searched
 
 ARM = """<mujoco>
   <worldbody>
@@ -53,15 +53,6 @@ def test_recordings_in_contact_most_of_the_time_are_searched_with_contacts(arm):
     q = np.where(np.arange(rows) < 0.7 * rows, 0.6, -0.5)
     found = searched(arm, [path(arm, q)], [])
     assert found.sim is arm and len(found.fitted[0]) == rows
-
-
-def test_actuator_models_without_effect_leave_a_plain_world():
-    world = open_world("wam7")
-    plain = plain_world(world)
-    assert isinstance(plain, MujocoWorld)
-    action = world.scene.rest_action() + 0.1
-    np.testing.assert_allclose(plain.step(plain.reset(), action).q, world.step(world.reset(), action).q, atol=1e-9)
-    assert plain_world(world.tuned({"joint.joint_1.cogging_sin": 0.5})) is None
 
 
 def test_what_only_the_scene_lists_can_keep_its_value():

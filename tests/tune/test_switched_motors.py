@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from instep.app.cli import main
 from instep.core.world import advance
-from instep.data import load_episodes, write_dataset
+from instep.data import load_episodes
 from instep.gap.measure import measure_gap
 from instep.gap.preparation import check_data
 from instep.physics.actuators import with_inputs
@@ -55,14 +54,6 @@ def test_the_log_says_when_the_motor_was_off(drops):
     np.testing.assert_array_equal(run.powered, ~(off | np.isclose(run.t, 1.2)))
 
 
-def test_a_dataset_keeps_what_was_switched_off(drops, tmp_path):
-    runs = load_episodes(drops, "xl330")
-    write_dataset(runs, tmp_path / "set")
-    for before, after in zip(runs, load_episodes(tmp_path / "set"), strict=True):
-        assert after.spec.inputs == before.spec.inputs
-        np.testing.assert_array_equal(after["inputs"], before["inputs"])
-
-
 def test_a_drop_is_replayed_with_the_motor_off(drops):
     runs = load_episodes(drops, "xl330")
     sim = open_world("servo_pendulum").tuned(TRUTH)
@@ -89,13 +80,6 @@ def test_friction_is_identified_from_drops(drops):
     found = identify(scene, with_inputs(scene, load_episodes(drops, "xl330")), tuple(TRUTH), options)
     for name, value in TRUTH.items():
         assert found.values[name] == pytest.approx(value, rel=0.1)
-
-
-def test_the_verb_gap_reads_the_same(drops, tmp_path):
-    out = tmp_path / "gap"
-    assert main(["gap", str(drops), "servo_pendulum", "--as", "xl330", "--plain", "--out", str(out)]) == 0
-    scores = json.loads((out / "result.json").read_text())["scores"]
-    assert scores["servo@full"]["value"] < 0.15
 
 
 def test_drops_of_a_real_servo_are_replayed_with_the_motor_off(recordings):

@@ -50,11 +50,6 @@ def test_actuators_are_named_after_what_they_drive(scene):
     assert not [name for name in names if ".." in name]
 
 
-def test_the_gap_of_unnamed_actuators_is_measured(scene, runs):
-    gap = instep.measure_gap(scene, runs)
-    assert gap.curves["elbow"].estimates[-1].value > 0.01
-
-
 def test_unnamed_actuators_are_identified_saved_and_exported(scene, runs, tmp_path):
     options = TuneOptions(window=0.5, windows=20, seeds=2, draws=0)
     found = instep.identify(scene, runs, tuple(TRUTH), options)

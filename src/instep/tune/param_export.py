@@ -27,6 +27,7 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from instep import __version__
 from instep.core.errors import BadInput, MissingExtra
@@ -69,17 +70,16 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     if own:
         write_actuators(out / SCENE_FILE, scene, own)
     write_settings(out / SCENE_FILE, merged)
-    record = {
-        "instep": __version__,
-        "mujoco": mujoco.__version__,
-        "scene": scene.name,
-        "parent": scene_hash(scene.root),
-        "settings": {**merged, **own},
-        **provenance,
-    }
-    (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record(out, scene, {**merged, **own}, provenance)
     Scene.load(out)  # raises here and now where the new scene does not load
     return out
+
+
+def write_record(out: Path, scene: Scene, settings: Mapping[str, float], provenance: Mapping[str, Any]) -> None:
+    """Write `tuned.json`: the settings of a new scene, and where they came from."""
+    record = {"instep": __version__, "mujoco": mujoco.__version__, "scene": scene.name}
+    record |= {"parent": scene_hash(scene.root), "settings": dict(settings), **provenance}
+    (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def add_provenance(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -189,27 +189,18 @@ def write_joint_limits(path: Path, scene: Scene, settings: Mapping[str, float]) 
     model = tuned_model(scene, settings)
     lines = ["joint_limits:"]
     for name in scene.robot:
-        joint = model.joint(name)
-        effort = _effort(model, int(joint.id))
+        joint, drives = model.joint(name), [model.actuator(a) for a in _actuators_of(model, name)]
+        limited = [a for a in drives if model.actuator_forcelimited[a.id]]
+        effort = float(abs(limited[0].forcerange[1] * limited[0].gear[0])) if limited else None
         lines.append(f"  {json.dumps(name)}:")
-        limited = bool(joint.limited[0])
-        lines.append(f"    has_position_limits: {str(limited).lower()}")
-        if limited:
+        lines.append(f"    has_position_limits: {str(bool(joint.limited[0])).lower()}")
+        if joint.limited[0]:
             lines += [f"    min_position: {joint.range[0]:.9g}", f"    max_position: {joint.range[1]:.9g}"]
         lines.append(f"    has_effort_limits: {str(effort is not None).lower()}")
         if effort is not None:
             lines.append(f"    max_effort: {effort:.9g}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def _effort(model: mujoco.MjModel, joint: int) -> float | None:
-    """The largest force of the actuator that drives a joint, at the joint."""
-    on_joint = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
-    for a in np.flatnonzero(on_joint & (model.actuator_trnid[:, 0] == joint)):
-        if model.actuator_forcelimited[a]:
-            return float(abs(model.actuator_forcerange[a, 1] * model.actuator_gear[a, 0]))
-    return None
 
 
 def write_params(path: Path, found: Fit, settings: Mapping[str, float]) -> Path:
@@ -380,12 +371,15 @@ def _write_urdf_link(
     wanted = {f"body.{name}.{field}" for field in _INERTIAL} & set(settings)
     mass = link.find("inertial/mass")
     # A body that MuJoCo made of several links has the mass of all of them, and this link only a part of it.
-    if not wanted or mass is None or not math.isclose(float(mass.get("value", 0)), _mass(given, name), rel_tol=1e-6):
+    body = mujoco.mj_name2id(given, mujoco.mjtObj.mjOBJ_BODY, name)
+    if not wanted or mass is None or body < 0:
+        return set()
+    if not math.isclose(float(mass.get("value", 0)), float(given.body_mass[body]), rel_tol=1e-6):
         return set()
     inertial, body = link.find("inertial"), model.body(name)
     for child in list(inertial) if inertial is not None else ():
         inertial.remove(child)  # pyright: ignore[reportOptionalMemberAccess]
-    xyz, rpy = _words(body.ipos), _words(_roll_pitch_yaw(body.iquat))
+    xyz, rpy = _words(body.ipos), _words(Rotation.from_quat(np.roll(body.iquat, -1)).as_euler("xyz"))
     for tag, values in (
         ("origin", {"xyz": xyz, "rpy": rpy}),
         ("mass", {"value": f"{float(body.mass[0]):.9g}"}),
@@ -401,23 +395,8 @@ def _write_urdf_link(
     return wanted
 
 
-def _mass(model: mujoco.MjModel, body: str) -> float:
-    known = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, body)
-    return float(model.body_mass[known]) if known >= 0 else math.nan
-
-
 def _words(values: Iterable[float]) -> str:
     return " ".join(f"{float(value):.9g}" for value in values)
-
-
-def _roll_pitch_yaw(quat: Iterable[float]) -> tuple[float, float, float]:
-    """Angles about fixed x, y and z of a quaternion wxyz."""
-    w, x, y, z = (float(value) for value in quat)
-    return (
-        math.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y)),
-        math.asin(max(-1.0, min(1.0, 2 * (w * y - z * x)))),
-        math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)),
-    )
 
 
 def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str = "") -> ExportedFile:

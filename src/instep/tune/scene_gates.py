@@ -224,8 +224,3 @@ def check_written_scene(
         return GateResult(name, "failed", message, scores, remedy)
     message = f"Opened from disk: {comparison_words(found)}"
     return GateResult(name, "passed" if found.better else "failed", message, scores, "" if found.better else remedy)
-
-
-def written_scene_not_run() -> GateResult:
-    """The gate of the written scene if others did not pass, so that nothing is promoted anyway."""
-    return GateResult("written scene", "not run", "Not checked, since other gates are not passed.")

@@ -32,10 +32,12 @@ from .arm_model import (
     arm_model,
     at_physics_steps,
     dynamics,
+    estimate_joints,
+    explore_joints,
+    fit_joints,
     holding_friction,
     smoothed,
 )
-from .joint_fit import estimate_joints, explore_joints, fit_joints
 from .joint_model import DELAY, LAG, LARGEST_STEP, STEPS, JointModel
 
 ROUNDS, COMPARED_ROUNDS = 4, 2
@@ -107,8 +109,8 @@ class ArmSearch:
         """Move all joints at once by differences of the coupled simulation, long ones first, until they gain little."""
         for length in (LONG, SHORT):
             for _ in range(MOST_STEPS):
-                if not self.unfinished() or progress.ended:
-                    return
+                if progress.ended or (length == LONG and not self.unfinished()):
+                    break
                 before, tried = self.merit, probes(self.arm, self.x, length)
                 found = self.residuals(tried.points)
                 self.take(damped_steps(self.arm, self.x, self.residual, tried, found))

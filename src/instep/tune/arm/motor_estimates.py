@@ -31,8 +31,7 @@ from instep.tune.fit.shooting import Fit, ShootingOptions, fit
 from instep.tune.fit.windows import Shooter, cut_windows
 from instep.tune.param_selection import ParamSelection
 
-from .arm_model import ArmModel, arm_model, dynamics, holding_friction
-from .joint_fit import estimate_joints
+from .arm_model import ArmModel, arm_model, dynamics, estimate_joints, holding_friction
 
 SMOOTHING_S = 0.06
 """Length over which positions and torques are smoothed, or seven rows where those are longer [s]."""

@@ -133,14 +133,10 @@ class Fit:
     """Of the parameters in unit coordinates [parameters, parameters], from the windows' own scatter."""
     information: Array
     """Fisher information of the data alone, correlated rows counted once [parameters, parameters]."""
-    first_cost: float
-    """The cost at the given start, under the same weights."""
     worlds: int
     """Windows simulated altogether."""
     seconds: float
     """Wall time."""
-    agreement: Array
-    """Best cost of each search, the best first."""
     seed: int = 0
     status: FitStatus = FitStatus.CONVERGED
     """How the search ended; there are intervals only where it converged."""
@@ -265,18 +261,16 @@ def fit(
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
     progress = progress or Progress()
-    best, first, problem, costs = _search(shooter, options, progress)
+    best, problem = _search(shooter, options, progress)
     point, known, status = judged(problem, best)
     return Fit(
-        tuple(params), problem, point, known.covariance, known.information, first.cost, shooter.worlds,
-        time.perf_counter() - began, np.array(costs), options.seed, status, known.widening, progress.step,
+        tuple(params), problem, point, known.covariance, known.information, shooter.worlds,
+        time.perf_counter() - began, options.seed, status, known.widening, progress.step,
     )  # fmt: skip
 
 
-def _search(
-    shooter: Shooter, options: ShootingOptions, progress: Progress
-) -> tuple[Descent, Point, Problem, list[float]]:
-    """Where the best search ended, the given start, the problem, and the costs of the searches."""
+def _search(shooter: Shooter, options: ShootingOptions, progress: Progress) -> tuple[Descent, Problem]:
+    """Where the best search ended, and the problem under its final weights."""
     # A search can stall on a bound, so its guess is moved inside.
     given = [float(k.to_unit(initial_value(k, options.initial))) for k in shooter.params]
     given = np.clip(np.array(given), 0.01, 0.99)
@@ -326,9 +320,7 @@ def _search(
     except KeyboardInterrupt as stop:
         ended += [stop.point] if isinstance(stop, Interrupted) else []
         ended = sorted((_reweighted(problem, p) for p in ended), key=lambda p: p.cost)
-    best = Descent(_reweighted(problem, ended[0]), status)
-    first = evaluate(problem, given[None])[0]
-    return best, first, problem, [p.cost for p in ended]
+    return Descent(_reweighted(problem, ended[0]), status), problem
 
 
 def _tried(options: ShootingOptions) -> int:

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import inf
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -76,17 +75,6 @@ class Nuisance:
     drift: float
     """Standard deviation of its drift in a second, in its own unit."""
 
-    @property
-    def unit_start(self) -> float:
-        """Its first value in unit coordinates."""
-        return float(np.clip(self.param.to_unit(self.start), 0.0, 1.0))
-
-    @property
-    def unit_scales(self) -> tuple[float, float]:
-        """Spread and drift in unit coordinates."""
-        width = self.param.high - self.param.low
-        return self.spread / width, self.drift / width
-
 
 @array_dataclass
 class WindowEvidence:
@@ -117,9 +105,8 @@ class Estimated:
 
     def jumped(self, variance: Array) -> Estimated:
         """The estimate if something changed suddenly: `variance` adds to that of x [x]."""
-        covariance = self.covariance.copy()
-        covariance[np.arange(len(variance)), np.arange(len(variance))] += variance
-        return Estimated(self.x, self.rates, covariance)
+        gained = np.concatenate([variance, np.zeros(len(self.rates))])
+        return Estimated(self.x, self.rates, self.covariance + np.diag(gained))
 
     @property
     def variance(self) -> Array:
@@ -140,10 +127,9 @@ class DriftModel:
         """The estimate some time later."""
         n, params = len(now.x), len(self.rate)
         kept = float(np.exp(-seconds / RATE_S))
-        step = RATE_S * (1 - kept)
+        step, rates = RATE_S * (1 - kept), n + np.arange(params)
         F = np.eye(n + params)
-        F[np.arange(params), n + np.arange(params)] = step
-        F[n + np.arange(params), n + np.arange(params)] = kept
+        F[np.arange(params), rates], F[rates, rates] = step, kept
         gained = np.concatenate([seconds * self.walk, (1 - kept**2) * self.rate])
         x = now.x.copy()
         x[:params] = np.clip(x[:params] + step * now.rates, 0.0, 1.0)
@@ -156,18 +142,8 @@ class Innovation:
 
     scores: Array
     """Standardised score of each element of x [x]: normal with variance 1 if nothing has changed."""
-    squared: float
-    """Squared Mahalanobis distance of the error."""
     likelihood: float
     """Logarithm of the probability density of the error, but for a constant."""
-
-
-def scale_of(param: Param, value: float, share: float) -> float:
-    """A share of a value as a distance in unit coordinates; for a linear parameter at least that share of a seventh of
-    its range, since its value may be 0."""
-    if param.log:
-        return share / float(np.log(param.high / param.low))
-    return share * max(abs(value) / (param.high - param.low), 1 / 7)
 
 
 @array_dataclass
@@ -196,14 +172,6 @@ class NoiseModel:
         return np.einsum("...cb,cbd,...cd->...", error, self.inverse, error)
 
 
-@array_dataclass
-class FirstEstimate:
-    """The parameters and the noise from the first windows."""
-
-    now: Estimated
-    noise: NoiseModel
-
-
 def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
     """The noise of errors [windows, channels, bins], at least `floor` [channels] per bin.
 
@@ -218,9 +186,7 @@ def measured_noise(errors: Array, doubt: Array, floor: Array) -> NoiseModel:
     return NoiseModel.of(few * second, np.ones(len(floor)))
 
 
-def updated(
-    prior: Estimated, evidence: WindowEvidence, noise: NoiseModel, robust: bool = True
-) -> tuple[Estimated, Innovation]:
+def updated(prior: Estimated, evidence: WindowEvidence, noise: NoiseModel) -> tuple[Estimated, Innovation]:
     """The estimate after a window, given that before it, at the time of the window."""
     n, size = len(prior.x), len(prior.covariance)
     inverse, error = noise.inverse, evidence.at(prior.x)
@@ -236,10 +202,10 @@ def updated(
     scores = left / np.sqrt(np.maximum(variance, 1e-12 * max(float(np.diag(information).max(initial=0.0)), 1e-300)))
     growth = float(np.linalg.slogdet(np.eye(size) + information @ prior.covariance)[1])
     count = error.size
-    weight = min(1.0, (ROBUST_DOF + count) / (ROBUST_DOF + squared)) if robust else 1.0
+    weight = min(1.0, (ROBUST_DOF + count) / (ROBUST_DOF + squared))
     # A t distribution: one window far off says little about which of two explanations holds.
     fit = (ROBUST_DOF + count) / 2 * float(np.log1p(squared / ROBUST_DOF))
-    found = Innovation(scores, squared, -fit - 0.5 * (growth + noise.log_determinant))
+    found = Innovation(scores, -fit - 0.5 * (growth + noise.log_determinant))
     gain = _combined(prior.covariance, weight * information)
     step = gain @ (weight * pull)
     return Estimated(np.clip(prior.x + step[:n], 0.0, 1.0), prior.rates + step[n:], gain), found
@@ -269,14 +235,14 @@ class ParameterFilter:
     ):
         """`start` are the first values, in unit coordinates [params]. Nuisances follow the parameters in all arrays."""
         self.params, self.options, self.nuisances = tuple(params), options or DriftOptions(), tuple(nuisances)
-        x = np.array([*start, *(one.unit_start for one in self.nuisances)])
-        besides = [one.unit_scales[0] for one in self.nuisances]
-        scales = (self._scales(self.options.spread, x), besides, self._scales(self.options.drift, x))
+        starts = [float(np.clip(one.param.to_unit(one.start), 0.0, 1.0)) for one in self.nuisances]
+        x = np.array([*start, *starts])
+        scales = (self._scales("spread", x), self._scales("drift", x)[: len(self.params)])
         self.now = Estimated(x, np.zeros(len(self.params)), np.diag(np.concatenate(scales) ** 2))
         self._noise: NoiseModel | None = None
         self._scores: deque[Array] = deque(maxlen=SCORE_WINDOWS)
         self._shares = np.zeros((len(x), 1))
-        self._prior = np.diag(self.now.covariance)[: len(x)].copy()
+        self._prior = self.now.variance.copy()
         self._information: Array | None = None
         self._readings: Array | None = None
 
@@ -295,38 +261,44 @@ class ParameterFilter:
     @property
     def drift(self) -> DriftModel:
         """How the estimate becomes uncertain."""
-        rate = self._scales(self.options.drift, self.now.x)
-        walk = np.concatenate([WALK_SHARE * rate, [one.unit_scales[1] for one in self.nuisances]])
-        return DriftModel(walk**2, rate**2)
+        scales, params = self._scales("drift", self.now.x), len(self.params)
+        walk = np.concatenate([WALK_SHARE * scales[:params], scales[params:]])
+        return DriftModel(walk**2, scales[:params] ** 2)
 
     def jumped(self) -> Array:
         """Variance of a sudden change [x]; none of nuisances."""
-        return np.concatenate([self._scales(self.options.jump, self.now.x), np.zeros(len(self.nuisances))]) ** 2
+        return self._scales("jump", self.now.x) ** 2
 
-    def _scales(self, share: float, x: Array) -> Array:
-        """A share of each parameter that is asked for, at a point, in unit coordinates."""
-        asked = x[: len(self.params)]
-        values = [float(p.from_unit(x)) for p, x in zip(self.params, asked, strict=True)]
-        return np.array([scale_of(p, v, share) for p, v in zip(self.params, values, strict=True)])
+    def _scales(self, of: Literal["spread", "drift", "jump"], x: Array) -> Array:
+        """Spread, drift or jump of parameters and nuisances at a point, in unit coordinates [x].
 
-    def first_estimate(self, windows: Sequence[WindowEvidence], seconds: float, floor: Array) -> FirstEstimate:
-        """The noise of the first windows, `seconds` apart, and the parameters by all of them."""
+        That of a linear parameter is at least that share of a seventh of its range, since its value may be 0.
+        """
+        share, out = float(getattr(self.options, of)), list[float]()
+        for param, one in zip(self.params, x[: len(self.params)], strict=True):
+            size = abs(float(param.from_unit(one))) / (param.high - param.low)
+            out.append(share / float(np.log(param.high / param.low)) if param.log else share * max(size, 1 / 7))
+        out += [0.0 if of == "jump" else getattr(n, of) / (n.param.high - n.param.low) for n in self.nuisances]
+        return np.array(out)
+
+    def first_estimate(
+        self, windows: Sequence[WindowEvidence], seconds: float, floor: Array
+    ) -> tuple[Estimated, NoiseModel]:
+        """The parameters by the first windows, `seconds` apart, and the noise of all of them."""
         first = last = self.now
         drift = self.drift
-        doubt = np.zeros((*windows[0].error.shape, windows[0].error.shape[-1]))
-        noise: NoiseModel | None = None
+        noise, doubt = None, np.zeros((*windows[0].error.shape, windows[0].error.shape[-1]))
         for _ in range(4):
-            left = np.stack([one.at(last.x) for one in windows])
-            noise = measured_noise(left, doubt, floor)
+            noise = measured_noise(np.stack([one.at(last.x) for one in windows]), doubt, floor)
             last = first
             for one in windows:
                 last, _ = updated(drift.after(last, seconds), one, noise)
             doubt = np.mean([prediction_covariance(one, last) for one in windows], axis=0)
-        return FirstEstimate(last, cast(NoiseModel, noise))
+        return last, cast(NoiseModel, noise)
 
-    def begin(self, first: FirstEstimate) -> None:
+    def begin(self, first: tuple[Estimated, NoiseModel]) -> None:
         """Go on from the first windows."""
-        self.now, self._noise = first.now, first.noise
+        self.now, self._noise = first
 
     def step(self, evidence: WindowEvidence, seconds: float) -> Innovation:
         """Take in a window that ended some time after the last one."""
@@ -362,10 +334,14 @@ class ParameterFilter:
         kept = 1 - 1 / MEMORY_WINDOWS
         covariance = kept * self.noise.covariance + (1 - kept) * outer
         self._scores.append(np.clip(found.scores, -3.0, 3.0))
-        self._share(evidence)
-        self._noise = NoiseModel.of(covariance, self._widening())
+        self._note_information(evidence)
+        # Long-run variance of the scores of the parameters that each channel informs about. The scores are
+        # standardised by the noise that is widened already.
+        before = self._shares.T @ self.widening_of_scores() / np.maximum(self._shares.sum(axis=0), 1e-12)
+        target = np.clip(before * self.noise.widening, 1.0, MAX_WIDENING)
+        self._noise = NoiseModel.of(covariance, self.noise.widening + (target - self.noise.widening) / MEMORY_WINDOWS)
 
-    def _share(self, evidence: WindowEvidence) -> None:
+    def _note_information(self, evidence: WindowEvidence) -> None:
         """Average information of windows about x, and the share of each channel in it [x, channels]."""
         inverse = self.noise.inverse
         informed = np.einsum("pcb,cbd,qcd->pq", evidence.jacobian, inverse, evidence.jacobian, optimize=True)
@@ -374,13 +350,6 @@ class ParameterFilter:
         own = np.einsum("pcb,cbd,pcd->pc", evidence.jacobian, inverse, evidence.jacobian)
         own = own / np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
         self._shares = 0.9 * self._shares + 0.1 * own if self._shares.shape == own.shape else own
-
-    def _widening(self) -> Array:
-        """Factor on the noise of each channel: long-run variance of the scores of the parameters it informs about."""
-        before = self._shares.T @ self.widening_of_scores() / np.maximum(self._shares.sum(axis=0), 1e-12)
-        # The scores are standardised by the noise that is widened already.
-        target = np.clip(before * self.noise.widening, 1.0, MAX_WIDENING)
-        return self.noise.widening + (target - self.noise.widening) / MEMORY_WINDOWS
 
     def widening_of_scores(self) -> Array:
         """Long-run variance of the scores over 1, by parameter, by Bartlett's window."""
@@ -448,7 +417,12 @@ class ChangeDetector:
         self._sums = np.zeros((2, len(params)))
         self._since = np.zeros((2, len(params)), int)
         self._windows: deque[FilteredWindow] = deque(maxlen=KEPT_WINDOWS)
-        self._hypotheses = hypotheses(params)
+        # Each parameter may jump alone, or all of one kind and field: a supply feeds all motors.
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for i, param in enumerate(params):
+            kinds.setdefault((param.parts.kind, param.parts.field), []).append(i)
+        groups = [tuple(group) for group in kinds.values() if len(group) > 1]
+        self._hypotheses = [*((i,) for i in range(len(params))), *groups]
 
     @property
     def suspected(self) -> bool:
@@ -460,11 +434,10 @@ class ChangeDetector:
         """The last windows, oldest first."""
         return tuple(self._windows)
 
-    def restart(self, keep: int = 0) -> None:
-        """Set the sums to zero and keep only the last few windows."""
+    def restart(self) -> None:
+        """Forget the sums and the windows."""
         self._sums[:], self._since[:] = 0.0, 0
-        kept = list(self._windows)[-keep:] if keep else []
-        self._windows = deque(kept, maxlen=KEPT_WINDOWS)
+        self._windows.clear()
 
     def add(self, window: FilteredWindow, scores: Array) -> bool:
         """Take a window; whether the sums say that something may have changed. Scores after those of the parameters,
@@ -496,15 +469,6 @@ class ChangeDetector:
         return best if best is not None and best.log_likelihood_ratio >= needed else None
 
 
-def hypotheses(params: Sequence[Param]) -> list[tuple[int, ...]]:
-    """What may jump together: each parameter alone, and all of one kind and field (a supply feeds all motors)."""
-    kinds: dict[tuple[str, str], list[int]] = {}
-    for i, param in enumerate(params):
-        kinds.setdefault((param.parts.kind, param.parts.field), []).append(i)
-    groups = [tuple(group) for group in kinds.values() if len(group) > 1]
-    return [*((i,) for i in range(len(params))), *groups]
-
-
 def _filtered(
     windows: Sequence[FilteredWindow], noise: NoiseModel, drift: DriftModel, jump: Array
 ) -> tuple[Estimated, float]:
@@ -513,4 +477,4 @@ def _filtered(
     for window in windows:
         now, found = updated(drift.after(now, window.seconds), window.evidence, noise)
         total += found.likelihood
-    return now, total if np.isfinite(total) else -inf
+    return now, total if np.isfinite(total) else -np.inf

@@ -329,7 +329,7 @@ class Reidentifier:
         # At least a hundredth of the usual error of a channel, so that the noise of a perfect model stays invertible.
         floor = np.maximum(0.01 * np.sqrt(np.mean([one.error**2 for one in found], axis=(0, 2))), 1e-9)
         estimate = self._filter.first_estimate(found, self.options.window, floor)
-        known, self._mismatch = self._mismatch, scene_mismatch(windows, found, estimate.now.x, self._dt)
+        known, self._mismatch = self._mismatch, scene_mismatch(windows, found, estimate[0].x, self._dt)
         self._first = []
         if self._mismatch is not None:
             if known is None:

@@ -164,17 +164,6 @@ def estimates(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed
     return out
 
 
-def to_box(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> Box:
-    """The box of the central intervals of the parameters, for trainers that take ranges only."""
-    points = belief.draw(draws, np.random.default_rng((seed, 0xB0)))
-    low, high = np.quantile(points, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    params: list[Param] = []
-    for i, param in enumerate(belief.params):
-        ends = [float(param.from_unit(share)) for share in (low[i], max(high[i], low[i] + 1e-9))]
-        params.append(replace(param, low=ends[0], high=ends[1]))
-    return Box(tuple(params))
-
-
 def belief_addresses(belief: Belief) -> tuple[str, ...]:
     """The parameters of a belief, by address."""
     return tuple(belief.sample(1, np.random.default_rng(0)))

@@ -16,7 +16,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 
-from instep.core.world import Array, array_dataclass, frozen_dataclass, options_dataclass
+from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.gap.torque_gap import TorqueRun
 from instep.physics.inverse_dynamics import (
     direction,
@@ -38,17 +38,11 @@ MIN_FREEDOM = 0.1
 FOLDS = 5
 MIN_GAIN = 0.05
 """A further term must lower the error on left-out stretches of the fitted runs by this share."""
+PRIOR_WIDTH = 0.3
+"""Width of the prior of each body's log-Cholesky coordinates: 0.3 allows masses within a factor of 1.8 and centres of
+mass within 0.3 radii of gyration, at one standard deviation."""
 PAYLOAD_KG, PAYLOAD_RADIUS_M, PAYLOAD_WIDTH = 1.0, 0.1, 1.5
 """Reference of a payload before anything is known, and the width of its prior in log-Cholesky coordinates."""
-
-
-@options_dataclass
-class TorqueFitOptions:
-    """Options of the fit."""
-
-    prior: float = 0.3
-    """Width of the prior of each body's log-Cholesky coordinates: 0.3 allows masses within a factor of 1.8 and centres
-    of mass within 0.3 radii of gyration, at one standard deviation."""
 
 
 @array_dataclass
@@ -186,12 +180,9 @@ def torque_problem(
     return TorqueProblem(model, bodies, payloads, layout.terms, columns, matrix, left, place, bases, given)
 
 
-def fit_torques(
-    problem: TorqueProblem, options: TorqueFitOptions | None = None, *, start: Array | None = None, rounds: int = ROUNDS
-) -> TorqueSolution:
+def fit_torques(problem: TorqueProblem, *, start: Array | None = None, rounds: int = ROUNDS) -> TorqueSolution:
     """The most probable parameters, with the weights of the joints found along with them."""
-    options = options or TorqueFitOptions()
-    prior, low = _prior(problem, options)
+    prior, low = _prior(problem)
     # A^T A and A^T y of each joint.
     by_joint = np.moveaxis(problem.matrix, 1, 0)
     grams, sides = np.swapaxes(by_joint, 1, 2) @ by_joint, np.einsum("jrp,rj->jp", by_joint, problem.left)
@@ -212,14 +203,14 @@ def fit_torques(
     return TorqueSolution(problem, x, precision, prior, weight, residual, status, steps, inflation)
 
 
-def choose_terms(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[tuple[TorqueTerm, ...], dict[str, float]]:
+def choose_terms(problem: TorqueProblem) -> tuple[tuple[TorqueTerm, ...], dict[str, float]]:
     """The terms that pay, and how much each candidate lowered the error on left-out stretches when it was tried last.
 
     Greedy: the best candidate is added while it lowers the error by at least `MIN_GAIN` and more than the standard
     error of its gain over the stretches. Inertial parameters are linear around a first fit.
     """
-    first = fit_torques(problem.with_terms(ALWAYS), options, rounds=3)
-    prior, low = _prior(problem, options)
+    first = fit_torques(problem.with_terms(ALWAYS), rounds=3)
+    prior, low = _prior(problem)
     jacobian = np.eye(len(prior))
     inertial = problem.inertial
     jacobian[:inertial, :inertial] = first.problem.jacobian(first.x)[:inertial, :inertial]
@@ -278,10 +269,10 @@ def joint_weights(residual: Array, run: Array) -> Array:
     return 1 / (deviation * np.sqrt([correlation_rows(column, run) for column in residual.T]))
 
 
-def _prior(problem: TorqueProblem, options: TorqueFitOptions) -> tuple[Array, Array]:
+def _prior(problem: TorqueProblem) -> tuple[Array, Array]:
     """Standard deviations of the prior, and lower limits."""
     bodies, payloads = 10 * len(problem.bodies), 10 * len(problem.payloads)
-    wide = [np.full(bodies, options.prior), np.full(payloads, PAYLOAD_WIDTH), *(c.scale for c in problem.columns)]
+    wide = [np.full(bodies, PRIOR_WIDTH), np.full(payloads, PAYLOAD_WIDTH), *(c.scale for c in problem.columns)]
     low = [np.full(bodies + payloads, -np.inf), *(c.low for c in problem.columns)]
     return np.concatenate(wide), np.concatenate(low)
 

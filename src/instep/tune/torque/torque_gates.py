@@ -17,7 +17,7 @@ from instep.tune.fit.least_squares import FitStatus
 from instep.tune.gated_fit import relative_reduction
 from instep.tune.gates import MIN_RECOVERED, GateResult
 
-from .torque_fit import TorqueFitOptions, TorqueSolution, consistent, correlation_rows, fit_torques
+from .torque_fit import TorqueSolution, consistent, correlation_rows, fit_torques
 
 if TYPE_CHECKING:
     from .torque_identification import TorqueIdentification
@@ -38,7 +38,6 @@ SAME = 0.02
 class TorqueEvidence:
     """What the gates need beyond the result."""
 
-    fit: TorqueFitOptions
     draws: int
     seed: int
     base: Array
@@ -104,7 +103,7 @@ def _solve(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
     for _ in range(SEARCHES):
         start = solution.x.copy()
         start[:inertial] = rng.normal(0.0, 1.0, inertial) * solution.prior[:inertial]
-        other = fit_torques(solution.problem, evidence.fit, start=start)
+        other = fit_torques(solution.problem, start=start)
         apart = np.linalg.norm(other.residual - solution.residual) / max(
             float(np.linalg.norm(solution.residual)), 1e-12
         )
@@ -120,7 +119,7 @@ def _solve(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
 def _recovery(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
     if evidence.draws == 0:
         return GateResult("recovery", "not run", "No parameters were planted.", remedy="Give --draws 10.")
-    ratios = planted_errors(found.solution, evidence.base, evidence.fit, (evidence.draws, evidence.seed, 1))
+    ratios = planted_errors(found.solution, evidence.base, (evidence.draws, evidence.seed, 1))
     inside, count = int((ratios < found.solution.calibration * normal_quantile(0.95)).sum()), len(ratios)
     share = wilson(inside, count)
     wider = found.solution.calibration
@@ -181,18 +180,18 @@ def _reopened(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResu
     return GateResult("reopened", "passed" if good else "failed", message, {"torque error": now}, remedy)
 
 
-def calibrated(solution: TorqueSolution, base: Array, fit: TorqueFitOptions, draws: int, seed: int) -> TorqueSolution:
+def calibrated(solution: TorqueSolution, base: Array, draws: int, seed: int) -> TorqueSolution:
     """The same with intervals widened until 90 % of planted values lie inside their 90 % intervals.
 
     Residuals that repeat with the motion mislead a fit more than their autocorrelation says.
     """
     if draws == 0:
         return solution
-    ratios = planted_errors(solution, base, fit, (draws, seed, 0))
+    ratios = planted_errors(solution, base, (draws, seed, 0))
     return replace(solution, calibration=max(1.0, float(np.quantile(ratios, 0.9)) / normal_quantile(0.95)))
 
 
-def planted_errors(solution: TorqueSolution, base: Array, fit: TorqueFitOptions, draws: tuple[int, int, int]) -> Array:
+def planted_errors(solution: TorqueSolution, base: Array, draws: tuple[int, int, int]) -> Array:
     """Errors of planted values over their standard deviations: base parameters and parameters of terms.
 
     `base` are base parameters by inertial parameters; `draws` are how many sets, the seed and its stream. Values that
@@ -203,7 +202,7 @@ def planted_errors(solution: TorqueSolution, base: Array, fit: TorqueFitOptions,
     for _ in range(count):
         truth = _planted(solution, rng)
         left = solution.problem.matrix @ solution.problem.theta(truth) + _noise(solution, rng)
-        out.append(_ratios(fit_torques(replace(solution.problem, left=left), fit), truth, base))
+        out.append(_ratios(fit_torques(replace(solution.problem, left=left)), truth, base))
     return np.concatenate(out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mujoco
 import numpy as np
 
-from instep import __version__
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address
@@ -38,10 +35,9 @@ from instep.scene.model import exclude_overlaps, named_spec
 from instep.tune.fit.least_squares import FitStatus
 from instep.tune.gated_fit import split
 from instep.tune.gates import GateResult
-from instep.tune.param_export import copy_scene, scene_hash
+from instep.tune.param_export import copy_scene, write_record
 
 from .torque_fit import (
-    TorqueFitOptions,
     TorqueLayout,
     TorqueSolution,
     TorqueTerm,
@@ -220,7 +216,7 @@ def identify_torque(
     scores = [_scores(held_out, side) for side in (before, after)]
     combined = base_combinations(scene.model, bodies, fitted[0].dofs, options.seed) if bodies else None
     matrix = combined.matrix if combined else np.zeros((0, 0))
-    solution = calibrated(solution, matrix, TorqueFitOptions(), options.draws, options.seed)
+    solution = calibrated(solution, matrix, options.draws, options.seed)
     base = base_parameters(solution, combined) if combined else ()
     values, given = _values(solution)
     found = TorqueIdentification(
@@ -255,20 +251,19 @@ def _solve(
     scene: Scene, runs: Sequence[TorqueRun], layout: TorqueLayout, options: IdentifyTorqueOptions
 ) -> tuple[TorqueSolution, dict[str, float], TorqueLayout]:
     """The fit with the terms that pay; loads of load-dependent friction are those of the fitted bodies."""
-    fit = TorqueFitOptions()
     if options.payload_only:
         layout = replace(layout, terms=(TorqueTerm("offset"),))
-        return fit_torques(torque_problem(scene.model, runs, layout), fit), {}, layout
+        return fit_torques(torque_problem(scene.model, runs, layout)), {}, layout
     whole = torque_problem(scene.model, runs, layout)
-    terms, gains = choose_terms(whole, fit)
+    terms, gains = choose_terms(whole)
     layout = replace(layout, terms=terms)
     problem = whole.with_terms(terms)
-    solution = fit_torques(problem, fit)
+    solution = fit_torques(problem)
     if any(term.kind == "load" for term in terms):
         moved = with_inertial_parameters(scene.model, layout.bodies, solution.inertial[: len(layout.bodies)])
         layout = replace(layout, loads=moved)
         problem = torque_problem(scene.model, runs, layout, like=problem)
-        solution = fit_torques(problem, fit, start=solution.x)
+        solution = fit_torques(problem, start=solution.x)
     return solution, gains, layout
 
 
@@ -339,8 +334,7 @@ def _evidence(found: TorqueIdentification, options: IdentifyTorqueOptions, base:
     same = [run for run, _ in fitted]
     difference = np.concatenate([a - b for a, (_, b) in zip(opened, fitted, strict=True)])
     apart = float(np.linalg.norm(difference) / np.linalg.norm(_torque(same)))
-    fit = TorqueFitOptions()
-    return TorqueEvidence(fit, options.draws, options.seed, base, _scores(same, opened), apart)
+    return TorqueEvidence(options.draws, options.seed, base, _scores(same, opened), apart)
 
 
 def _torque(runs: Sequence[TorqueRun]) -> Array:
@@ -384,14 +378,7 @@ def write_torque_scene(found: TorqueIdentification, payload: str, out: Path, pro
     if loads:
         write_actuators(out / SCENE_FILE, scene, loads)
     write_settings(out / OFFSETS_FILE, offsets)
-    record = {
-        "instep": __version__,
-        "mujoco": mujoco.__version__,
-        "scene": scene.name,
-        "parent": scene_hash(scene.root),
-    }
-    record |= {"settings": settings, "torque_offsets": offsets, **provenance}
-    (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record(out, scene, settings, {"torque_offsets": offsets, **provenance})
     return Scene.load(out)
 
 
