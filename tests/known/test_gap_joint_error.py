@@ -8,14 +8,7 @@ import pytest
 from instep import BadInput, Episode, MujocoWorld, Scene, Script, rollout
 from instep.core.poses import transform
 from instep.core.statistics import Estimate
-from instep.gap.joint_error import (
-    Arm,
-    arms_of,
-    joint_error_profile,
-    mse_norm,
-    profile_scores,
-    tip_poses,
-)
+from instep.gap.joint_error import Arm, arms_of, joint_error_profile, mse_norm, profile_scores, tip_poses
 from instep.gap.paired_runs import compare_runs
 
 JOINTS = tuple(f"j{i}" for i in range(6))

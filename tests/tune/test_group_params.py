@@ -23,9 +23,7 @@ from instep.tune.scene_gates import check_written_scene
 from small_models import hanging_model
 
 ARM = hanging_model(
-    'damping="0.6" frictionloss="0.02"',
-    "",
-    '<actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>',
+    'damping="0.6" frictionloss="0.02"', "", '<actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>'
 )
 KP, DAMPING, DELAY = "actuator.shoulder.kp", "joint.shoulder.damping", "action.delay"
 TRUTH = {"a": {KP: 26.0, DAMPING: 0.4, DELAY: 0.01}, "b": {KP: 26.0, DAMPING: 1.0, DELAY: 0.03}}

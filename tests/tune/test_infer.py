@@ -9,12 +9,7 @@ import pytest
 
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.posterior.beliefs import GaussianBelief, infer, laplace, likelihood
-from instep.tune.posterior.posterior_checks import (
-    TRUTHS,
-    calibration,
-    check_posterior,
-    misspecification,
-)
+from instep.tune.posterior.posterior_checks import TRUTHS, calibration, check_posterior, misspecification
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = ShootingOptions(

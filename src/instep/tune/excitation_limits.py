@@ -29,8 +29,6 @@ from instep.scene.robot_structure import driven_joints
 
 MARGIN = 0.05
 """Share of a joint's range that is left at either end."""
-SETTLING_S = 3.0
-"""Time until the arm rests where its servos hold it [s]."""
 POWERS = (1.0, 3.0, 8.0)
 """Orders of the power means that approximate the smallest eigenvalue and are differentiable."""
 
@@ -218,7 +216,7 @@ def _linear(limits: ExcitationLimits, settings: dict[str, float], hertz: Array) 
     model.dof_frictionloss[:] = 0.0
     data = mujoco.MjData(model)
     data.qpos[:], data.ctrl[:] = limits.scene.start(0)[0], limits.rest[: limits.scene.model.nu]
-    for _ in range(round(SETTLING_S / model.opt.timestep)):
+    for _ in range(round(3.0 / model.opt.timestep)):  # time until the arm rests where its servos hold it [s]
         mujoco.mj_step(model, data)
     size = 2 * model.nv
     a, b = np.zeros((size, size)), np.zeros((size, model.nu))

@@ -67,8 +67,6 @@ windows the cost has one minimum, from which longer ones are within reach."""
 MANY_PARAMS, FEW_WINDOWS, MANY_WINDOWS = 30, 8, 32
 """Number of parameters above which a search without estimates begins with a fit to few windows, and maximum number of
 windows of the searches that follow: a step over all of them costs as much as the whole first fit."""
-LOCAL_JOINTS = 4
-"""Number of joints above which derivatives are taken joint by joint."""
 
 
 @array_dataclass
@@ -454,7 +452,7 @@ def _shooting_options(
         limit=options.windows,
         initial=selection.initial,
         guesses=details.guesses,
-        local=len(joints) >= LOCAL_JOINTS,
+        local=len(joints) >= 4,  # number of joints above which derivatives are taken joint by joint
         moves=moved_coordinates(scene.model),
         drop_unpredictable=details.drop_unpredictable or selection.undriven,
         fixed_start=details.fixed_start,

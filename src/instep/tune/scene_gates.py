@@ -23,14 +23,7 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import Scene
 
 from .gated_fit import GatedFit, HeldOutComparison, compare, comparison_words, window_errors
-from .gates import (
-    MAX_CHATTER,
-    MAX_DIFFERENCE,
-    MAX_EXCHANGED,
-    MIN_NOISE_RATIO,
-    SUSPECT_SHARE,
-    GateResult,
-)
+from .gates import MAX_CHATTER, MAX_DIFFERENCE, MAX_EXCHANGED, MIN_NOISE_RATIO, SUSPECT_SHARE, GateResult
 from .group_params import open_written
 from .recording_checks import Pairs, servo_pairs
 

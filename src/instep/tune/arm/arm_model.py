@@ -56,8 +56,6 @@ DELAY_STEP, LAST_DELAY = 5e-3, 0.06
 """Grid of delays that are tried [s]."""
 FINE_DELAYS = 9
 """Delays that are tried around the best."""
-COARSE_SHARE = 3
-"""One window of so many is used for the coarse grid."""
 _ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _IMPLICIT = (int(mujoco.mjtIntegrator.mjINT_IMPLICIT), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
@@ -458,7 +456,7 @@ def estimate_joints(arm: ArmModel) -> Array:
     grid = np.arange(0.0, LAST_DELAY + 1e-9, DELAY_STEP)
 
     def profile(joint: JointModel) -> tuple[list[Array], Array]:
-        return _profile(joint.some(slice(None, None, COARSE_SHARE)), grid)
+        return _profile(joint.some(slice(None, None, 3)), grid)  # one window of so many is used for the coarse grid
 
     with ThreadPoolExecutor(usable_cores()) as pool:
         profiles = list(pool.map(profile, arm.joints))

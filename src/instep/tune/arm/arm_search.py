@@ -94,7 +94,10 @@ class ArmSearch:
             self.descend(progress.part(i / rounds, (i + 0.8) / rounds))
             if not i and self._above(FAR_FROM_NOISE):
                 # Under loads from a recording a light joint is often taken for a heavy and soft one.
-                other = ArmSearch(self.arm, self.sim, self.arm.start(float(self.x[-1])))
+                parts = self.arm.split(self.arm.start(float(self.x[-1])))
+                for z, found in zip(parts, self.arm.split(self.x), strict=True):
+                    z[LAG] = found[LAG]
+                other = ArmSearch(self.arm, self.sim, self.arm.join(parts, float(self.x[-1])))
                 other.descend(progress)
                 self.take([other.x])
             descended = self.merit

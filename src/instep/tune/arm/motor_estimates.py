@@ -49,8 +49,6 @@ LEAST_WINDOWS = 6
 """Least number of windows of a search, where recordings have so many."""
 MAX_START_ERROR = 0.03
 """Largest error that the noise of a start state may grow to within a window [rad or m]."""
-REVERSING = 0.15
-"""Share of a joint's usual speed below which it counts as reversing."""
 HOLDING_GAIN = 0.02
 """Relative fall of the error from which on dry friction is taken to hold."""
 START_SPREAD = 0.35
@@ -268,7 +266,7 @@ def _regressed(
     inertia = float(model.dof_M0[dof])
     damping, armature = float(model.dof_damping[dof]) or inertia, float(model.dof_armature[dof]) or 0.1 * inertia
     # Where a joint reverses, the sign of dry friction is unsure.
-    moving = np.abs(v) > REVERSING * float(v.std())
+    moving = np.abs(v) > 0.15 * float(v.std())  # share of a joint's usual speed below which it counts as reversing
     columns = np.stack([gear * drive, -damping * v, -armature * a, -np.sign(v)], axis=1)[moving]
     low = [FACTORS[name][0] for name in ("gain", "damping", "armature")]
     high = [FACTORS[name][1] for name in ("gain", "damping", "armature")]

@@ -51,18 +51,12 @@ MAX_CONFOUNDED = 0.05
 large together as alone."""
 PROBE_DEVIATIONS, PROBE_SPAN = 3.0, (0.01, 0.1)
 """How far a valley is followed: in standard deviations, and least and most as a share of the ranges."""
-MIN_PROBE = 1e-4
-"""Shortest way that is followed, as a share of the ranges; bounds may leave no more."""
 CORRECTIONS = 4
 """Steps back into the valley, with derivatives taken at the optimum."""
-MIN_RISE = 0.25
-"""Rise of the cost over the predicted one below which derivatives are not believed."""
 LEAST_RISE = 1e-8
 """Smallest share of the curvature that is left of a direction along which the cost does not rise."""
 PROFILE_DEVIATIONS = (2.0, 5.0, 12.0, 30.0)
 """Where the cost is compared with that of the optimum, in standard deviations of a parameter to either side."""
-MAX_PROFILE = 0.25
-"""Farthest such point, as a share of the range."""
 MOTIONS = {
     "frictionloss": "dry friction shows in slow reversals",
     "dead_band": "backlash shows in slow reversals",
@@ -217,7 +211,7 @@ def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, var
         direction = np.zeros(len(size))
         direction[known] = vectors[:, i] / scale
         share = _rise_share(problem, point, model, direction / np.linalg.norm(direction), variance)
-        if share < MIN_RISE:
+        if share < 0.25:  # rise of the cost over the predicted one below which derivatives are not believed
             lowered[i] = max(values[i], LEAST_RISE) * max(share, LEAST_RISE)
     curvature = model.curvature.copy()
     curvature[np.ix_(known, known)] = (vectors * lowered) @ vectors.T * np.outer(scale, scale)
@@ -237,7 +231,7 @@ def profiled(problem: Problem, point: Point, model: QuadraticModel, covariance: 
         direction = np.where(np.isfinite(covariance[i]), covariance[i], 0.0) / covariance[i, i]
         for length in (sign * k * sigma[i] for k in PROFILE_DEVIATIONS for sign in (1.0, -1.0)):
             x = point.x + length * direction
-            if abs(length) <= MAX_PROFILE and ((x >= 0) & (x <= 1)).all():
+            if abs(length) <= 0.25 and ((x >= 0) & (x <= 1)).all():  # farthest such point, as a share of the range
                 xs.append(x)
                 away.append((int(i), abs(float(length))))
     factors = np.ones(len(sigma))
@@ -257,7 +251,7 @@ def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction
     rooms = [_room(point.x, sign * direction) for sign in (1.0, -1.0)]
     both = min(rooms) >= PROBE_SPAN[0]
     length = min(step, *rooms) if both else min(step, max(rooms))
-    if length < MIN_PROBE:
+    if length < 1e-4:  # shortest way that is followed, as a share of the ranges; bounds may leave no more
         return 1.0  # in a corner of the ranges no way leads along the valley
     signs = [0.0, 1.0, -1.0] if both else [0.0, 1.0 if rooms[0] > rooms[1] else -1.0]
     costs = _valley_costs(problem, point, model, direction, length * np.array(signs))

@@ -19,8 +19,6 @@ MAX_START_NOISE_SHARE = 0.05
 """Share of a coordinate's travel by which noise of the start state may move it before the rest of a window is cut."""
 STATE_STEP = 1e-4
 """Step of finite differences of the state [rad or m, and per second]."""
-STEP_BATCH = 4096
-"""Perturbed states simulated in one batch."""
 WORLD_BATCH = 16384
 """Most worlds stepped in one call; more are done in turns."""
 
@@ -326,7 +324,7 @@ def _transition(sim: Simulator, windows: Windows, q: Array, v: Array, action: Ar
     """The state-transition matrix of one control step at each row [n, 2 nv, 2 nv]."""
     form, nv = windows.tangent, v.shape[-1]
     steps = np.concatenate([np.zeros((1, 2 * nv)), STATE_STEP * np.eye(2 * nv), -STATE_STEP * np.eye(2 * nv)])
-    size, k = max(1, STEP_BATCH // len(steps)), 2 * nv
+    size, k = max(1, 4096 // len(steps)), 2 * nv  # perturbed states simulated in one batch
     parts: list[Array] = []
     for i in range(0, len(q), size):
         part = slice(i, i + size)

@@ -31,8 +31,6 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass, options_
 
 MEMORY_WINDOWS = 60
 """Windows over which the covariance of the errors is averaged."""
-SCORE_WINDOWS = 150
-"""Windows over which the correlation of scores is measured."""
 MAX_LAG = 8
 """Windows over which scores may be correlated."""
 SHRINKAGE = 0.05
@@ -240,7 +238,7 @@ class ParameterFilter:
         scales = (self._scales("spread", x), self._scales("drift", x)[: len(self.params)])
         self.now = Estimated(x, np.zeros(len(self.params)), np.diag(np.concatenate(scales) ** 2))
         self._noise: NoiseModel | None = None
-        self._scores: deque[Array] = deque(maxlen=SCORE_WINDOWS)
+        self._scores: deque[Array] = deque(maxlen=150)  # windows over which the correlation of scores is measured
         self._shares = np.zeros((len(x), 1))
         self._prior = self.now.variance.copy()
         self._information: Array | None = None
@@ -364,8 +362,6 @@ class ParameterFilter:
 
 MAX_SCORE = 6.0
 """Largest score that counts: one window is an outlier, not a change."""
-KEPT_WINDOWS = 15
-"""Windows since which a change may be dated back."""
 MAX_BEGINNINGS = 5
 """Windows that are tried as the first after a change, near where the sums began to rise."""
 
@@ -416,7 +412,7 @@ class ChangeDetector:
         self.options = options or ChangeOptions()
         self._sums = np.zeros((2, len(params)))
         self._since = np.zeros((2, len(params)), int)
-        self._windows: deque[FilteredWindow] = deque(maxlen=KEPT_WINDOWS)
+        self._windows: deque[FilteredWindow] = deque(maxlen=15)  # windows since which a change may be dated back
         # Each parameter may jump alone, or all of one kind and field: a supply feeds all motors.
         kinds: dict[tuple[str, str], list[int]] = {}
         for i, param in enumerate(params):

@@ -36,8 +36,6 @@ from .beliefs import (
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TRUTHS, OTHER_TRUTHS = {"laplace": 20, "eki": 10}, 4
 """Planted parameter sets of the calibration, by method; each costs a fit and an inference."""
-CALIBRATION_WINDOWS = 12
-"""Most windows of such a calibration."""
 
 
 @array_dataclass
@@ -107,7 +105,7 @@ def check_posterior(
         checked = RankCalibration(tuple(param.address for param in belief.params), belief.ranks)
     elif truths:
         # Fewer windows check the same method in a fraction of the time.
-        few = subset(found, CALIBRATION_WINDOWS)
+        few = subset(found, 12)  # most windows of such a calibration
         checked = calibration(few, again, truths, seed=seed)
     band = predictive_band(found.problem.shooter.sim, belief, held_out, found, seed=seed)
     return PosteriorCheck(name, belief, checked, band, misspecification(found, belief, seed=seed).value)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 SEARCHES = 3
 """Fits from other starts that must end at the same torques."""
-AGREED = 0.02
-"""Share of the residual by which the torques of two fits may differ."""
 MIN_REDUCTION = 0.05
 MAX_WIDENING = 3.0
 """Intervals that must be widened further than this to hold planted values are not to be trusted."""
@@ -111,7 +109,7 @@ def _solve(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
     message = (
         f"The fit {solution.status}; {SEARCHES} fits from other inertias end within {farthest:.2%} of its residuals."
     )
-    good = ended and farthest <= AGREED
+    good = ended and farthest <= 0.02  # share of the residual by which the torques of two fits may differ
     remedy = "" if good else "Record longer or more varied motions (instep excite SCENE)."
     return GateResult("solve", "passed" if good else "failed", message, remedy=remedy)
 

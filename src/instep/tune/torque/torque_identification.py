@@ -37,15 +37,7 @@ from instep.tune.gated_fit import split
 from instep.tune.gates import GateResult
 from instep.tune.param_export import copy_scene, write_record
 
-from .torque_fit import (
-    TorqueLayout,
-    TorqueSolution,
-    TorqueTerm,
-    all_terms,
-    choose_terms,
-    fit_torques,
-    torque_problem,
-)
+from .torque_fit import TorqueLayout, TorqueSolution, TorqueTerm, all_terms, choose_terms, fit_torques, torque_problem
 from .torque_gates import BaseParameter, TorqueEvidence, base_combinations, base_parameters, calibrated, torque_gates
 
 
