@@ -299,19 +299,14 @@ def _superposition(
     actions = rest
     for _ in range(2):
         # The information at rest does not grow with the motion, so the amplitude matters for the shape.
-        actions = _enlarged(sim, limits, given.actions(best_superposition(given, spent, rng)))
+        actions = given.actions(best_superposition(given, spent, rng))
+        # The largest size that respects all limits.
+        motions = actions[0] + np.geomspace(0.1, 20.0, 24)[:, None, None] * (actions - actions[0])
+        q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
+        sound = _violation(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
+        actions = motions[max(int(np.argmin(sound)) - 1, 0) if not sound.all() else -1]
         spent = energy(limits, actions)
     return actions
-
-
-def _enlarged(sim: Simulator, limits: ExcitationLimits, actions: Array) -> Array:
-    """The motion scaled to the largest size that respects all limits."""
-    sizes = np.geomspace(0.1, 20.0, 24)
-    motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
-    q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
-    sound = _violation(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
-    last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
-    return motions[max(last, 0)]
 
 
 def _generations(

@@ -108,19 +108,9 @@ def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> Ex
     reach = np.where(limited, np.ptp(model.actuator_ctrlrange[actuators], axis=1) / 2, allowed.reach)
     names = tuple(str(model.joint(int(j)).name) for j in joints)
     return ExcitationLimits(
-        scene,
-        names,
-        actuators,
-        model.jnt_qposadr[joints],
-        model.jnt_dofadr[joints],
-        low,
-        high,
-        position_controlled,
-        through_tendon,
-        reach,
-        allowed,
-        rest_action(without_delta(scene)),
-    )
+        scene, names, actuators, model.jnt_qposadr[joints], model.jnt_dofadr[joints], low, high, position_controlled,
+        through_tendon, reach, allowed, rest_action(without_delta(scene)),
+    )  # fmt: skip
 
 
 def limit_usage(limits: ExcitationLimits, q: Array, v: Array, actions: Array) -> dict[str, float]:
@@ -148,7 +138,11 @@ def _forces_and_contacts(scene: Scene, q: Array, v: Array, actions: Array) -> tu
     """Forces of all actuators [steps, nu], and the share of rows with a contact of the robot that the first lacks."""
     model = scene.model
     data = mujoco.MjData(model)
-    moving = _moving(scene)
+    carried = np.zeros(model.nbody, bool)
+    roots = {int(model.joint(name).bodyid[0]) for name in scene.robot}
+    for body in range(1, model.nbody):
+        carried[body] = body in roots or carried[model.body_parentid[body]]
+    moving = carried[model.geom_bodyid]
     forces = np.empty((len(q), model.nu))
     first: set[frozenset[int]] = set()
     touches = 0
@@ -161,16 +155,6 @@ def _forces_and_contacts(scene: Scene, q: Array, v: Array, actions: Array) -> tu
             first = pairs
         touches += bool(pairs - first)
     return forces, touches / len(q)
-
-
-def _moving(scene: Scene) -> Array:
-    """Which geoms are carried by a joint of the robot [geoms]."""
-    model = scene.model
-    carried = np.zeros(model.nbody, bool)
-    roots = {int(model.joint(name).bodyid[0]) for name in scene.robot}
-    for body in range(1, model.nbody):
-        carried[body] = body in roots or carried[model.body_parentid[body]]
-    return carried[model.geom_bodyid]
 
 
 @array_dataclass

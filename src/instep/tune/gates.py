@@ -75,6 +75,14 @@ MIN_NOISE_RATIO = 5.0
 MAX_DIFFERENCE = 0.01
 """Largest relative difference between errors in memory and from disk."""
 
+# Torques
+TORQUE_SEARCHES, MAX_TORQUE_SPREAD = 3, 0.02
+"""Fits from other starts, and the largest difference of their torques, as a share of the residual."""
+MAX_TORQUE_WIDENING = 3.0
+"""Largest factor by which intervals are widened to hold planted values."""
+MAX_TORQUE_DIFFERENCE = 0.02
+"""Largest difference of the torques from disk and in memory, over the measured ones: digits, and loads of friction."""
+
 # Posteriors
 MIN_MISSPECIFICATION_P = 0.05
 """p-value of the residuals' autocorrelation below which the model lacks something."""

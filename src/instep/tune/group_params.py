@@ -19,7 +19,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.reading import read_json_table
-from instep.core.world import Array, Observation, Settings, Spec, State, SwitchedSimulator, vector
+from instep.core.world import Array, Settings, Spec, State, SwitchedSimulator, vector
 from instep.physics.engines import open_world
 from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 
@@ -96,12 +96,12 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
     """A simulator whose worlds take parameters of their group; a Simulator like any other."""
 
     def __init__(self, world: SceneSimulator, groups: Sequence[str], own: Settings | None = None):
-        self.world, self.groups = world, tuple(groups)
+        self._shared, self.groups = world, tuple(groups)
         self.own: dict[str, float | Array] = dict(own or {})
         """Values of own parameters by address and group: `action.delay@monday`."""
         self._addresses = list(dict.fromkeys(name.partition("@")[0] for name in self.own))
         # The layout of the state depends on whether commands are delayed, so states are made by a world that has all.
-        self._base = world.tuned(self._values(np.ones(1, int))) if self.own else world
+        self.world = world.tuned(self._values(np.ones(1, int))) if self.own else world
         self._worlds: dict[bytes, SceneSimulator] = {}
         self._lock = threading.Lock()
         inputs = (*world.spec.inputs.labels, GROUP)
@@ -112,22 +112,6 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
         """Description of the numbers; the group is the last of the inputs."""
         return self._spec
 
-    def reset(self, seed: int = 0) -> State:
-        """The initial state of the scene with this seed."""
-        return self._base.reset(seed)
-
-    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities."""
-        return self._base.place(q, v, t, past)
-
-    def observe(self, state: State) -> Observation:
-        """The sensor readings."""
-        return self._base.observe(state)
-
-    def nudge(self, state: State, wrench: Array) -> State:
-        """The state with a wrench on each body, felt for one step."""
-        return self._base.nudge(state, wrench)
-
     def switch(self, state: State, inputs: Array) -> State:
         """The state whose next step takes these inputs, the number of the group last."""
         inputs = np.asarray(inputs, float)
@@ -135,7 +119,7 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
         if not np.isin(group, np.arange(1, len(self.groups) + 1)).all():
             raise BadInput(f"A group has a number from 1 to {len(self.groups)} ({', '.join(self.groups)}).")
         if (rest != 1).any():
-            inner: SwitchedSimulator = self._base  # pyright: ignore[reportAssignmentType] - its spec names inputs
+            inner: SwitchedSimulator = self.world  # pyright: ignore[reportAssignmentType] - its spec names inputs
             state = inner.switch(state, rest)
         return state.with_hidden(GROUP, group)
 
@@ -152,7 +136,7 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
             if name.partition("@")[2] not in self.groups:
                 raise UnknownName("group of recordings", name.partition("@")[2], self.groups)
         rest = {name: value for name, value in settings.items() if name not in own}
-        return GroupedWorld(self.world.tuned(rest) if rest else self.world, self.groups, {**self.own, **own})
+        return GroupedWorld(self._shared.tuned(rest) if rest else self._shared, self.groups, {**self.own, **own})
 
     def _of(self, group: Array) -> SceneSimulator:
         """The world in which each of a batch has the values of its group [worlds]."""
@@ -163,7 +147,7 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
             if key not in self._worlds:
                 if len(self._worlds) >= 4:
                     del self._worlds[next(iter(self._worlds))]
-                self._worlds[key] = self.world.tuned(self._values(group))
+                self._worlds[key] = self._shared.tuned(self._values(group))
             return self._worlds[key]
 
     def _values(self, group: Array) -> dict[str, float | Array]:

@@ -104,7 +104,9 @@ class JointModel:
             servo, joint = (total, 0.0) if joint == 0 else (0.0, total)
         else:
             joint *= float(np.exp(z[DAMPING]))
-            servo = _above(total - joint, 0.02 * servo)
+            # Smoothly kept above a small value.
+            rest, least = total - joint, 0.02 * servo
+            servo = rest if rest > 2 * least else least * (1 + math.exp(max((rest - 2 * least) / least, -50.0)))
         friction, armature = (stiffness * math.exp(min(float(z[i]), LARGEST_RATIO)) for i in (FRICTION, ARMATURE))
         return JointValues(stiffness, servo, joint, friction, armature, stiffness * float(z[OFFSET]), float(z[DELAY]))
 
@@ -226,8 +228,3 @@ class JointModel:
                 return trial, residual, after, max(damping / 6, 1e-8)
             damping *= 6
         return None
-
-
-def _above(value: float, least: float) -> float:
-    """The value, smoothly kept above a small one."""
-    return value if value > 2 * least else least * (1 + float(np.exp(max((value - 2 * least) / least, -50.0))))

@@ -94,7 +94,10 @@ class MotorEstimate:
         progress: Progress | None = None,
     ) -> Fit:
         """A search from the options' start, or, where that is random, from the scene's values or from elsewhere."""
-        options, progress = self._longer(linearised(options or ShootingOptions())), progress or Progress()
+        options, progress = linearised(options or ShootingOptions()), progress or Progress()
+        # Windows of this length, over as much motion as before.
+        limit = options.limit and max(LEAST_WINDOWS, round(options.limit * options.window / self.window))
+        options = replace(options, window=self.window, limit=limit)
         if not options.random_guesses:
             return fit(sim, episodes, params, options, progress=progress)
         start = self._start(params, options.seed)
@@ -102,13 +105,6 @@ class MotorEstimate:
         brief = fit(sim, episodes, params, short_windows(options), progress=progress.part(0.0, 0.4, of_time_left=0.4))
         options = replace(options, initial=brief.settings)
         return fit(sim, episodes, params, options, progress=progress.part(0.4, 1.0))
-
-    def _longer(self, options: ShootingOptions) -> ShootingOptions:
-        """The options with windows of this length, over as much motion as before."""
-        limit = (
-            None if options.limit is None else max(LEAST_WINDOWS, round(options.limit * options.window / self.window))
-        )
-        return replace(options, window=self.window, limit=limit)
 
     def _start(self, params: Sequence[Param], seed: int) -> dict[str, float]:
         """The scene's own values for odd seeds, values away from the best for others."""

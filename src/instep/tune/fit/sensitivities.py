@@ -79,7 +79,12 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
 
     def part(some: Array) -> tuple[Array, Array]:
         columns = {name: getattr(steps, name)[some] for name in ("q", "v", "acceleration", "constraint", "actuator")}
-        return _changes(arm, replace(steps, **columns), windows.subset(some))
+        own, inside = replace(steps, **columns), windows.subset(some)
+        linear = _Linearised.along(arm, own)
+        known, forces = _forces(arm, own)
+        for i in [i for i, param in enumerate(arm.params) if param.address == address.DELAY]:
+            known[i], forces[0, ..., i] = True, _delay_force(arm.world, own, inside)
+        return known | linear.known, _integrated(arm, own, linear, forces * arm.by_unit)
 
     threads = max(1, min(world.threads or usable_cores(), len(windows) // MIN_WINDOWS))
     with ThreadPoolExecutor(threads) as pool:
@@ -112,19 +117,20 @@ class _Arm:
         # Joints held by more than dry friction at some time: by limits, contacts or couplings.
         slip = world.model.dof_frictionloss * (2 - SLIP) + 1e-9
         held = (np.abs(np.nan_to_num(steps.constraint)) > slip).any(axis=(0, 1))
-        sample_s = TOUCHING_SAMPLE_S if (held & ~_coupled(world.model)).any() else SAMPLE_S
-        softer = {dof: _softer(world.model, dof) for dof in dofs}
-        return cls(world, params, by_unit, _smooth_model(world.model, constrained=bool(held.any())), sample_s, softer)
-
-
-def _changes(arm: _Arm, steps: PhysicsSteps, windows: Windows) -> tuple[Array, Array]:
-    """Which parameters are known, and the changes of positions in some windows, as `_integrated` returns them."""
-    linear = _Linearised.along(arm, steps)
-    known, forces = _forces(arm, steps)
-    for i in [i for i, param in enumerate(arm.params) if param.address == address.DELAY]:
-        known[i], forces[0, ..., i] = True, _delay_force(arm.world, steps, windows)
-    forces *= arm.by_unit
-    return known | linear.known, _integrated(arm, steps, linear, forces)
+        # A coupling, unlike a limit, does not come and go.
+        coupled, model = np.zeros(world.model.nv, bool), world.model
+        for i in np.flatnonzero(model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)):
+            joined = [int(j) for j in (model.eq_obj1id[i], model.eq_obj2id[i]) if j >= 0]
+            coupled[model.jnt_dofadr[joined]] = True
+        sample_s = TOUCHING_SAMPLE_S if (held & ~coupled).any() else SAMPLE_S
+        softer = {dof: _softer(model, dof) for dof in dofs}
+        # Without dry friction and actuators, and without constraints where nothing is held by any.
+        smooth = copy.copy(model)
+        smooth.dof_frictionloss[:] = 0.0
+        smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ACTUATION)
+        if not held.any():
+            smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
+        return cls(world, params, by_unit, smooth, sample_s, softer)
 
 
 @array_dataclass
@@ -168,25 +174,6 @@ class _Linearised:
         mass, stiffness, damping = np.swapaxes(parts, -1, -2)
         known = np.array([i in bodies for i in range(len(params))])
         return cls(at, mass, stiffness, damping, carried, known)
-
-
-def _coupled(model: mujoco.MjModel) -> Array:
-    """Which joints are coupled to others [nv]; a coupling, unlike a limit, does not come and go."""
-    out = np.zeros(model.nv, bool)
-    for i in np.flatnonzero(model.eq_type == int(mujoco.mjtEq.mjEQ_JOINT)):
-        joints = [int(j) for j in (model.eq_obj1id[i], model.eq_obj2id[i]) if j >= 0]
-        out[model.jnt_dofadr[joints]] = True
-    return out
-
-
-def _smooth_model(model: mujoco.MjModel, *, constrained: bool) -> mujoco.MjModel:
-    """The model without dry friction and actuators, and without constraints where nothing is held by any."""
-    smooth = copy.copy(model)
-    smooth.dof_frictionloss[:] = 0.0
-    smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ACTUATION)
-    if not constrained:
-        smooth.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
-    return smooth
 
 
 def _forces(arm: _Arm, steps: PhysicsSteps) -> tuple[Array, Array]:

@@ -360,7 +360,12 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     noise = np.concatenate([windows.noise_q, windows.noise_v])
     # A start state without noise is not estimated.
     moves = noise > LEAST_NOISE * np.concatenate([motion, motion / shooter.sim.spec.dt])
-    moves &= np.tile(windows.tangent.measured & ~_ignored_bodies(windows.tangent.labels, options), 2)
+    # Nothing but their noise would hold the start states of bodies of which no coordinate has weight.
+    labels = windows.tangent.labels
+    ignored = {label for label in labels if options.scale.get(label, 0.0) >= NO_WEIGHT}
+    counting = {label.rpartition(".")[0] for label in labels if label not in ignored}
+    free = [not (x in ignored and "." in x and x.rpartition(".")[0] not in counting) for x in labels]
+    moves &= np.tile(windows.tangent.measured & np.array(free), 2)
     moves &= not options.fixed_start
     mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
     for i, param in enumerate(params):
@@ -373,13 +378,6 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     contacts = len(windows.tangent.quat_q) > 0
     start = np.where(moves, noise, 0.0)
     return Problem(shooter, scale, start, mean, sigma, options.robust, affected, contacts, options.linearised)
-
-
-def _ignored_bodies(labels: Sequence[str], options: ShootingOptions) -> Array:
-    """Coordinates of bodies of which none has weight: nothing would hold their start states but their noise."""
-    ignored = {label for label in labels if options.scale.get(label, 0.0) >= NO_WEIGHT}
-    counting = {label.rpartition(".")[0] for label in labels if label not in ignored}
-    return np.array([x in ignored and "." in x and x.rpartition(".")[0] not in counting for x in labels])
 
 
 def _affected(params: Sequence[Param], windows: Windows, moves: Mapping[str, Sequence[str]]) -> tuple[Array, Array]:
@@ -470,7 +468,9 @@ def with_scanned_delay(problem: Problem, point: Point) -> Point:
     xs = np.repeat(point.x[None], len(values), axis=0)
     for i in at:
         xs[:, i] = np.clip(problem.shooter.params[i].to_unit(values), 0.01, 0.99)
-    few = _thinned(problem)
+    shooter, n = problem.shooter, len(problem.shooter.windows)
+    index = np.unique(np.linspace(0, n - 1, min(n, SCAN_WINDOWS)).round().astype(int))
+    few = replace(problem, shooter=replace(shooter, windows=shooter.windows.subset(index)))
     costs = np.array([p.cost for p in evaluate(few, np.concatenate([point.x[None], xs]))])
     best = int(np.nanargmin(np.where(np.isfinite(costs), costs, np.inf)))
     return point if best == 0 else evaluate(problem, xs[best - 1 : best])[0]
@@ -501,12 +501,3 @@ def with_stepped_delay(problem: Problem, point: Point) -> Point:
 
 def _delays(problem: Problem) -> list[int]:
     return [i for i, param in enumerate(problem.shooter.params) if param.parts.field == "delay"]
-
-
-def _thinned(problem: Problem) -> Problem:
-    """The same problem over some of its windows."""
-    shooter, n = problem.shooter, len(problem.shooter.windows)
-    if n <= SCAN_WINDOWS:
-        return problem
-    index = np.linspace(0, n - 1, SCAN_WINDOWS).round().astype(int)
-    return replace(problem, shooter=replace(shooter, windows=shooter.windows.subset(index)))

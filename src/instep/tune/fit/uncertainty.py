@@ -248,7 +248,12 @@ def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction
     """How much the cost rises some way along a valley, over the rise that the model predicts."""
     predicted = max(float(direction @ model.curvature @ direction), 1e-300)
     step = float(np.clip(PROBE_DEVIATIONS * np.sqrt(variance / predicted), *PROBE_SPAN))
-    rooms = [_room(point.x, sign * direction) for sign in (1.0, -1.0)]
+    # How far a step may lead until a bound, either way.
+    moving = direction != 0
+    rooms = [
+        float((np.where(d > 0, 1 - point.x, point.x)[moving] / np.abs(d[moving])).min())
+        for d in (direction, -direction)
+    ]
     both = min(rooms) >= PROBE_SPAN[0]
     length = min(step, *rooms) if both else min(step, max(rooms))
     if length < 1e-4:  # shortest way that is followed, as a share of the ranges; bounds may leave no more
@@ -258,12 +263,6 @@ def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction
     if not np.isfinite(costs).all():
         return 1.0
     return max(float(costs[1:].mean() - costs[0]), 0.0) / (predicted * length**2)
-
-
-def _room(x: Array, direction: Array) -> float:
-    """How far a step may lead until a bound."""
-    room = np.where(direction > 0, 1 - x, x)[direction != 0] / np.abs(direction[direction != 0])
-    return float(room.min())
 
 
 def _valley_costs(problem: Problem, point: Point, model: QuadraticModel, direction: Array, steps: Array) -> Array:

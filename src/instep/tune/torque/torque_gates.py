@@ -15,21 +15,20 @@ from instep.gap.torque_gap import BLOCKS, NORM, RELATIVE
 from instep.physics.inverse_dynamics import INERTIAL, Motion, body_inertia, inertial_regressor, rigid_groups
 from instep.tune.fit.least_squares import FitStatus
 from instep.tune.gated_fit import relative_reduction
-from instep.tune.gates import MIN_RECOVERED, GateResult
+from instep.tune.gates import (
+    MAX_TORQUE_DIFFERENCE,
+    MAX_TORQUE_SPREAD,
+    MAX_TORQUE_WIDENING,
+    MIN_IMPROVEMENT,
+    MIN_RECOVERED,
+    TORQUE_SEARCHES,
+    GateResult,
+)
 
 from .torque_fit import TorqueSolution, consistent, correlation_rows, fit_torques
 
 if TYPE_CHECKING:
     from .torque_identification import TorqueIdentification
-
-
-SEARCHES = 3
-"""Fits from other starts that must end at the same torques."""
-MIN_REDUCTION = 0.05
-MAX_WIDENING = 3.0
-"""Intervals that must be widened further than this to hold planted values are not to be trusted."""
-SAME = 0.02
-"""Share of the torques by which the scene opened from disk may differ from the fit: digits, and loads of friction."""
 
 
 @array_dataclass
@@ -98,7 +97,7 @@ def _solve(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
     solution, rng = found.solution, np.random.default_rng((evidence.seed, 0x501E))
     inertial = solution.problem.inertial
     farthest, ended = 0.0, solution.status == FitStatus.CONVERGED
-    for _ in range(SEARCHES):
+    for _ in range(TORQUE_SEARCHES):
         start = solution.x.copy()
         start[:inertial] = rng.normal(0.0, 1.0, inertial) * solution.prior[:inertial]
         other = fit_torques(solution.problem, start=start)
@@ -107,9 +106,10 @@ def _solve(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
         )
         farthest, ended = max(farthest, float(apart)), ended and other.status == FitStatus.CONVERGED
     message = (
-        f"The fit {solution.status}; {SEARCHES} fits from other inertias end within {farthest:.2%} of its residuals."
+        f"The fit {solution.status}; {TORQUE_SEARCHES} fits from other inertias end within "
+        f"{farthest:.2%} of its residuals."
     )
-    good = ended and farthest <= 0.02  # share of the residual by which the torques of two fits may differ
+    good = ended and farthest <= MAX_TORQUE_SPREAD
     remedy = "" if good else "Record longer or more varied motions (instep excite SCENE)."
     return GateResult("solve", "passed" if good else "failed", message, remedy=remedy)
 
@@ -125,7 +125,7 @@ def _recovery(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResu
         f"{share.value:.0%} of {count} planted values lie inside their 90 % intervals ({evidence.draws} sets), which "
         f"were widened {wider:.2g} times."
     )
-    good = share.value >= MIN_RECOVERED and wider <= MAX_WIDENING
+    good = share.value >= MIN_RECOVERED and wider <= MAX_TORQUE_WIDENING
     remedy = "" if good else "Record longer or more varied motions (instep excite SCENE)."
     return GateResult("recovery", "passed" if good else "failed", message, {"recovered": share}, remedy)
 
@@ -159,7 +159,7 @@ def _held_out(found: TorqueIdentification) -> GateResult:
         f"({found.before[NORM].value:.3g} Nm): {gain.value:.1%} lower (95 % interval {gain.low:.1%} to "
         f"{gain.high:.1%}, {gain.n} blocks)."
     )
-    good = gain.value >= MIN_REDUCTION and gain.low > 0
+    good = gain.value >= MIN_IMPROVEMENT and gain.low > 0
     scores = {"improvement": gain, "before": found.before[RELATIVE], "after": found.after[RELATIVE]}
     remedy = (
         "" if good else "Compare torques joint by joint (instep torque DATA SCENE --compare), and record more motion."
@@ -169,7 +169,7 @@ def _held_out(found: TorqueIdentification) -> GateResult:
 
 def _reopened(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResult:
     now, before = evidence.reopened[RELATIVE], found.before[RELATIVE]
-    good = evidence.apart <= SAME and now.value < before.value
+    good = evidence.apart <= MAX_TORQUE_DIFFERENCE and now.value < before.value
     message = (
         f"The written scene, opened from disk, has a torque error of {now.value:.3g} % on held-out recordings; its "
         f"torques differ from those of the fit by {evidence.apart:.2%}."
