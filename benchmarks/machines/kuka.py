@@ -23,7 +23,7 @@ from .common import RECORDINGS, error_row
 def kuka(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Torques of one run from parameters identified from the other, and of the last third of both from the rest.
 
-    What is identified is what `instep tune --torque` identifies. Beside it stands plain least squares over inertial
+    What is identified is what `instep torque` identifies. Beside it stands plain least squares over inertial
     parameters, Coulomb and viscous friction and offsets, without prior, limits or a tilted base.
     """
     folder = next((p / "kuka_lwr4" for p in RECORDINGS if (p / "kuka_lwr4").is_dir()), None)

@@ -27,7 +27,6 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from instep import __version__
 from instep.core.errors import BadInput, MissingExtra
@@ -367,6 +366,8 @@ def _write_urdf_link(
     link: ET.Element, given: mujoco.MjModel, model: mujoco.MjModel, settings: Mapping[str, float]
 ) -> set[str]:
     """Write the inertia of a link, and return the settings that it holds."""
+    from scipy.spatial.transform import Rotation  # pyright: ignore[reportMissingTypeStubs]
+
     name = link.get("name", "")
     wanted = {f"body.{name}.{field}" for field in _INERTIAL} & set(settings)
     mass = link.find("inertial/mass")
