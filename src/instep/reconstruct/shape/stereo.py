@@ -324,7 +324,7 @@ class _Scratch(NamedTuple):
     pixels: Array
     scores: Array
     tilt: Array
-    count: Array  # Number, mean and deviation of the samples of a patch
+    moments: Array  # Number, mean and deviation of the samples of a patch
 
 
 @njit(**KERNEL)
@@ -393,7 +393,7 @@ def search_planes(view: Any, others: Any, contrast: Any, rounds: Any, rng: Any, 
 def _patch(view: Any, y: Any, x: Any, contrast: Any, scratch: Any) -> bool:
     """Take the samples of the patch around a pixel that are on the object: brightness less its mean, and offsets of
     their rays; number, mean and deviation. False if the patch has too little contrast."""
-    image, inside, lens, patch, count = view.image, view.inside, view.lens, scratch.patch, scratch.count
+    image, inside, lens, patch, count = view.image, view.inside, view.lens, scratch.patch, scratch.moments
     height, width = image.shape
     n, s, ss = 0, 0.0, 0.0
     for dy in range(-REACH, REACH + 1, STRIDE):
@@ -418,7 +418,7 @@ def _patch(view: Any, y: Any, x: Any, contrast: Any, scratch: Any) -> bool:
 def _correlation(at: Any, depth: Any, normal: Any, lens: Any, others: Any, scratch: Any) -> float:
     """Mean correlation of a patch with its image in the better half of the other views, at least two."""
     patch, scores = scratch.patch, scratch.scores
-    n, slope = int(scratch.count[0]), normal[0] * at[0] + normal[1] * at[1] + normal[2]
+    n, slope = int(scratch.moments[0]), normal[0] * at[0] + normal[1] * at[1] + normal[2]
     if slope + REACH * (abs(normal[0]) / lens[0] + abs(normal[1]) / lens[1]) > _STEEPEST:
         for k in range(n):
             if slope + normal[0] * patch[1, k] + normal[1] * patch[2, k] > _STEEPEST:
@@ -478,7 +478,7 @@ def _projected(at: Any, v: Any, n: Any, others: Any, scratch: Any) -> bool:
 def _likeness(v: Any, n: Any, others: Any, scratch: Any) -> float:
     """Correlation of a patch with the brightness of an image at some pixels, less the cost of another brightness; -1 if
     those pixels have no contrast."""
-    images, pixels, patch, count = others.images, scratch.pixels, scratch.patch, scratch.count
+    images, pixels, patch, count = others.images, scratch.pixels, scratch.patch, scratch.moments
     one, mean = np.float32(1.0), np.float32(count[1])
     s, ss, sp = np.float32(0.0), np.float32(0.0), np.float32(0.0)
     for k in range(n):
