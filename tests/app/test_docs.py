@@ -24,7 +24,6 @@ NOT_RUN = {
     "the checkpoint is one that LeRobot trained",
     "needs a CUDA device",
     "the photographs are yours",
-    "the program is a network that is not installed",
 }
 """Reasons for which a block is parsed and never run."""
 
