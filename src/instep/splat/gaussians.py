@@ -259,9 +259,12 @@ def _check_values(g: Gaussians) -> None:
             raise BadInput(words.format(int(np.argmax(wrong))))
 
     for field in ("means", "quats", "scales", "opacities", "sh"):
-        rows = np.asarray(getattr(g, field)).reshape(len(g), -1)
-        refuse(~np.isfinite(rows).all(axis=1), f"{field!r} of Gaussian {{}} is not finite; drop or mend that Gaussian.")
-    refuse(np.min(g.scales, axis=1) < 0, "Gaussian {} has a negative scale; 0 m or above was expected.")
+        rows: Array = np.isfinite(np.asarray(getattr(g, field))).reshape(len(g), -1)
+        refuse(np.any(~rows, axis=1), f"{field!r} of Gaussian {{}} is not finite; drop or mend that Gaussian.")
+    refuse(
+        np.any(np.asarray(g.scales) < 0, axis=1, keepdims=True),
+        "Gaussian {} has a negative scale; 0 m or above was expected.",
+    )
     lengths = np.einsum("ni,ni->n", np.asarray(g.quats, float), np.asarray(g.quats, float))
     refuse(lengths < 1e-24, "The quaternion of Gaussian {} is zero; a rotation w, x, y, z was expected.")
     refuse(np.abs(g.opacities - 0.5) > 0.5, "The opacity of Gaussian {} is below 0 or above 1.")

