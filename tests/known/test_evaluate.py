@@ -416,3 +416,24 @@ def test_adr_widens_a_range_until_the_policy_fails_and_writes_a_belief(cart, tmp
         [PolicySpec("go", goer)], [place(cart)], Go(), range(20), options=EvalOptions(randomize=Box((found,)))
     )
     assert done.success("go", "mujoco").value > 0.5
+
+
+def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
+    options = EvalOptions(folder=tmp_path / "kept")
+    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options)
+    (shard,) = (tmp_path / "kept").glob("*.parquet")
+    shard.write_bytes(shard.read_bytes()[:-40])
+    ran: list[int] = []
+
+    def counting(function, jobs):
+        ran.extend(job.seeds[0] for job in jobs)
+        return map(function, jobs)
+
+    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options, map=counting)
+    assert ran == [0]
+
+
+def test_evidence_against_equal_policies_grows_with_the_episodes():
+    better, worse = np.ones(60, bool), np.arange(60) % 4 == 0
+    assert compare_policies(ended(better), ended(worse)).evidence > 20
+    assert compare_policies(ended(better), ended(better)).evidence == 1.0

@@ -115,3 +115,23 @@ def test_a_sensor_with_a_delay_shows_what_was(tmp_path):
     assert sim.spec.observation["observation.sensors"].labels == ("now", "late")
     behind = round(0.1 / sim.spec.dt)
     assert late[20:] == pytest.approx(now[20 - behind : -behind], abs=5e-3) and late[20] < 0.7 * now[20]
+
+
+def test_planted_damping_armature_and_delay_are_found_again():
+    truth = {"joint.swing.damping": 0.02, "joint.swing.armature": 0.004, "action.delay": 0.032}
+    sim = MujocoWorld("servo_pendulum")
+    joint = sim.spec.q.labels[0]
+    truth = {name.replace("swing", joint): value for name, value in truth.items()}
+    t = np.arange(400) * sim.spec.dt
+    wave = sim.scene.rest_action() + 0.4 * np.sin(2 * np.pi * (0.3 + 0.5 * t) * t)[:, None]
+    recorded = rollout(sim.tuned(truth), Script(wave), steps=400)
+    from scipy.optimize import least_squares
+
+    names, scale = list(truth), np.array([0.01, 0.001, 0.01])
+
+    def residual(x):
+        settings = {n: float(abs(v)) for n, v in zip(names, x * scale, strict=True)}
+        return (replay(sim.tuned(settings), recorded, anchor=50).q - recorded.q).ravel() * 1e3
+
+    found = least_squares(residual, np.array([1.0, 1.5, 1.6]), diff_step=1e-3, x_scale=1.0).x * scale
+    assert np.abs(found) == pytest.approx(list(truth.values()), rel=0.02)

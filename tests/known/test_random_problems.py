@@ -69,3 +69,13 @@ def test_intervals_and_what_has_none_are_counted(intervals):
     ]
     rows = [line["value"] for line in intervals.summary(cases)]
     assert np.allclose(rows[:5], [200 / 3, 50, 50, 100, 1])
+
+
+def test_the_bound_shrinks_with_the_noise_and_with_more_runs(problems, tmp_path):
+    made = problems.random_problem(20, tmp_path)
+    shares = problems.best_interval_shares(made)
+    quieter = problems.replace(made, noise=made.noise / 2)
+    for name, share in problems.best_interval_shares(quieter).items():
+        assert share == pytest.approx(shares[name] / 2, rel=1e-2)
+    fewer = problems.replace(made, motion=problems.part_of(made.motion, slice(0, 1)))
+    assert all(share > shares[name] for name, share in problems.best_interval_shares(fewer).items())

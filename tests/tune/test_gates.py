@@ -197,3 +197,16 @@ def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
     assert len(result.identifiability.unidentifiable) == 1
     squares, _ = window_errors(servo, held_out, start, 0.5)
     assert result.comparison.channels["hinge"][0] == pytest.approx(float(np.sqrt(squares[:, 0].mean())))
+
+
+def test_a_fit_that_beats_only_its_own_bad_start_is_not_promoted(servo, recorded):
+    # The scene is right as it is; the search begins far from it and is cut short on the way back.
+    start = {"joint.hinge.damping": 2.0, "actuator.hinge.kp": 1.0}
+    episodes = split(recorded(servo, {}, range(6)))
+    options = ShootingOptions(window=0.5, guesses=1, initial=start, iterations=1)
+    params = servo.scene.params(*start)
+    loose = gated_fit(FitTask(servo, params, options), *episodes, TuneOptions(seeds=1, draws=0))
+    assert loose.gates[-1].passed, "it is better than its start"
+    strict = gated_fit(FitTask(servo, params, options, given=servo), *episodes, TuneOptions(seeds=1, draws=0))
+    assert not strict.gates[-1].passed and not strict.passed
+    assert strict.comparison.worse_over_whole_runs, "and worse than the scene as it was given"

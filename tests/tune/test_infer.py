@@ -9,7 +9,13 @@ import pytest
 
 from instep.tune.fit.shooting import ShootingOptions, fit
 from instep.tune.posterior.beliefs import GaussianBelief, infer, laplace, likelihood
-from instep.tune.posterior.posterior_checks import TRUTHS, calibration, check_posterior, misspecification
+from instep.tune.posterior.posterior_checks import (
+    TRUTHS,
+    calibration,
+    check_posterior,
+    misspecification,
+    predictive_band,
+)
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = ShootingOptions(
@@ -72,3 +78,14 @@ def test_a_checked_posterior_writes_files_and_a_message(found, servo, recorded, 
         assert (tmp_path / name).stat().st_size > 0
     assert said["truths"] == TRUTHS["laplace"]
     assert "recordings" in said["message"] or "Residuals" in said["message"]
+
+
+def test_ranks_of_a_belief_that_is_too_sure_are_not_uniform(found):
+    sure = calibration(found, lambda fit, _: replace(laplace(fit), covariance=fit.covariance / 100), truths=4)
+    assert sure.coverage(0.9).value < 0.6
+
+
+def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded):
+    other = recorded(servo, TRUTH, range(7, 17), noise=0.002, steps=126)
+    band = predictive_band(servo, laplace(found), other, found)
+    assert 0.75 <= band.inside.value <= 1.0

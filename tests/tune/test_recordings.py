@@ -104,3 +104,14 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     )
     # 103 and 56 mrad; a search that gave up at once left the first.
     assert after < 0.75 * before
+
+
+def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
+    sim, runs, params, start = arm
+    at = [sim.spec.q.labels.index(name) for name in JOINTS]
+    floor = scattered(runs, at)
+    options = ShootingOptions(window=0.5, limit=6, initial=start, guesses=1, local=True, iterations=6)
+    found = fit(sim, runs[:1], params, options)
+    assert len(params) == 12
+    assert (missed(sim, runs[3], at) / floor > 20).all()
+    assert (missed(sim.tuned(found.settings), runs[3], at) / floor < BAR).all()

@@ -239,3 +239,9 @@ def test_a_payload_there_from_the_start_and_a_robot_at_rest_are_no_mismatch(scen
     q = state.q + NOISE * np.random.default_rng(1).standard_normal((600, 2))
     resting = reidentify(scene, [Episode(scene.spec, {"q": q, "action": np.zeros((600, 2))})], [MASS])
     assert resting.ready and resting.mismatch is None
+
+
+def test_nothing_changes_where_nothing_changed(scene):
+    found = reidentify(scene, [recorded(scene, 30.0, lambda t: {}, seed=3)], [MASS, "joint.*.frictionloss"])
+    assert found.counts()["change"] == 0 and found.counts()["rolled back"] == 0
+    assert found.estimates[MASS].low <= 1.0 <= found.estimates[MASS].high

@@ -173,3 +173,9 @@ def test_the_command_writes_a_scene_and_refuses_recordings_without_torques(scene
     capsys.readouterr()
     assert main(["torque", str(tmp_path / "bare"), str(scene.root / "arm.xml")]) == 2
     assert "has no measured torques" in capsys.readouterr().err
+
+
+def test_identified_inertias_are_physical(found):
+    assert consistent(found.solution.inertial).all()
+    states = {gate.name: gate.state for gate in found.gates}
+    assert states["consistency"] == "passed"
