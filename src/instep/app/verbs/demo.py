@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from instep.app.output import new_output
+from instep.app.output import PlainLines, new_output
 from instep.app.simulated_robot import robot_process
 from instep.app.viewer.replay_view import measured_run, report_viewer
 from instep.core.episode import Episode
@@ -153,12 +154,19 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         rows = round((len(TRAIN + HELD_OUT) * SECONDS + TWIN_SECONDS) / scene.dt)
         task = progress.add_task("", total=rows)
 
+        plain = None if console.is_terminal else PlainLines(sys.stderr)
+
         def tell(words: str) -> None:
             progress.update(task, description=words)
-            if not console.is_terminal:
+            if plain:
                 print(words, file=sys.stderr, flush=True)
 
-        found = _whole_loop(scene, output.folder, hidden, tell, lambda: progress.advance(task))
+        def tick() -> None:
+            progress.advance(task)
+            if plain:
+                plain(progress.tasks[0].description, progress.tasks[0].percentage / 100, math.inf)
+
+        found = _whole_loop(scene, output.folder, hidden, tell, tick)
         progress.update(task, description="done", completed=rows)
     output.write(found.scores(), seconds=time.perf_counter() - begin, hidden="hidden.json")
     viewer = None if found.twin is None else report_viewer(scene, found.twin.run, "The demo through its twin")
