@@ -322,7 +322,7 @@ TABLES = {
 
 
 def _plys() -> Iterator[Files]:
-    from instep.splat.files import save_ply
+    from instep.splat.gaussian_files import save_ply
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "world.ply"

@@ -263,7 +263,7 @@ def gaussians() -> Any:
 
 def _save_gaussians(name: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        from instep.splat.files import save_gaussians
+        from instep.splat.gaussian_files import save_gaussians
 
         save_gaussians(folder / name, gaussians())
 
@@ -331,7 +331,9 @@ def image_targets() -> list[Target]:
         "USDC": ("world.usdc", "pxr"), "USDZ": ("world.usdz", "pxr"), "SPZ": ("world.spz", "gsply"),
     }  # fmt: skip
     found = [
-        Target(name, _save_gaussians(file), reader("splat.files", "load_gaussians", file), (file,), needs=needs)
+        Target(
+            name, _save_gaussians(file), reader("splat.gaussian_files", "load_gaussians", file), (file,), needs=needs
+        )
         for name, (file, needs) in forms.items()
     ]
     posed = ("transforms.json", "points.npy", "ground_plane.json", "images/0.png")

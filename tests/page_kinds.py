@@ -126,7 +126,7 @@ class LiveTwin(Kind):
 
     def make(self, name: str, folder: Path) -> Path:
         """Make the page while the robot runs."""
-        from instep.app.simulated_robot import robot_process
+        from instep.app.side_process import robot_process
 
         options = ["--hidden", "7", "--pace", "step", "--cameras", "all"]
         with robot_process("pusht", options, timeout=180) as robot:

@@ -41,7 +41,7 @@ from .core.world import stack as stack
 from .core.world import take as take
 
 if TYPE_CHECKING:
-    from .app.simulated_robot import connect as connect
+    from .app.side_process import connect as connect
     from .app.viewer.showing import show as show
     from .data.loading import load_episodes as load_episodes
     from .diagnose.diagnosis import diagnose_gap as diagnose_gap
@@ -65,7 +65,7 @@ __version__ = "0.1.0"
 
 # Names whose modules import more than NumPy, by module.
 _LAZY = {
-    "app.simulated_robot": ("connect",),
+    "app.side_process": ("connect",),
     "app.viewer.showing": ("show",),
     "data.loading": ("load_episodes",),
     "diagnose.diagnosis": ("diagnose_gap",),

@@ -124,7 +124,7 @@ def test_a_file_of_cameras_that_makes_no_sense_is_refused_in_one_sentence(text, 
 
 
 def test_a_scan_takes_the_place_of_geoms(cameras, tmp_path):
-    from instep.splat.files import save_gaussians
+    from instep.splat.gaussian_files import save_gaussians
 
     scene = Scene.load("pusht")
     save_gaussians(tmp_path / "tee.glb", gaussians_from_geoms(scene).on("tee"))

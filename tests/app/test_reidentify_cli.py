@@ -11,7 +11,7 @@ import pytest
 from instep import open_world, rollout
 from instep.app.cli import main
 from instep.app.reidentified_run import LiveReidentification
-from instep.app.simulated_robot import robot_process
+from instep.app.side_process import robot_process
 from instep.data import write_dataset
 from instep.twin import NoCorrection, Twin
 

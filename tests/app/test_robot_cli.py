@@ -12,7 +12,7 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.app.cli import main
-from instep.app.simulated_robot import robot_process
+from instep.app.side_process import robot_process
 from instep.app.verbs.robot import SensorDriver
 from instep.core.errors import LinkLost
 from instep.evaluate.perturbed_robot import Perturbation, hidden_settings, simulate_robot

@@ -13,7 +13,7 @@ import pytest
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
-from instep.splat.files import load_gaussians, load_scanned_body, save_gaussians
+from instep.splat.gaussian_files import load_gaussians, load_scanned_body, save_gaussians
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 
 QUARTER = 0.5**0.5

@@ -15,7 +15,7 @@ from instep.reconstruct.edits import settled_height
 from instep.reconstruct.shape.triangle_mesh import TriangleMesh, joined
 from instep.reconstruct.shape.visual_hull import coverage
 from instep.scene.folder import Scene
-from instep.splat.files import load_gaussians
+from instep.splat.gaussian_files import load_gaussians
 from instep.splat.image import to_bytes
 from instep.splat.rendering import save_png
 

@@ -23,7 +23,7 @@ from instep.reconstruct.stages import CapturedViews, read_stage
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
-from instep.splat.files import load_gaussians
+from instep.splat.gaussian_files import load_gaussians
 from instep.splat.rendering import render
 
 LIFTER = """

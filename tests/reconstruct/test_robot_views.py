@@ -29,7 +29,7 @@ from instep.reconstruct.shape.visual_hull import depth_image
 from instep.scene.camera import Camera, look_at, pinhole
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture, moved_camera, relative_pose
-from instep.splat.files import load_gaussians
+from instep.splat.gaussian_files import load_gaussians
 from instep.splat.image import to_bytes
 from instep.splat.rendering import save_png
 

@@ -13,7 +13,7 @@ from instep.app.cli import main
 from instep.data.frames import encode_png
 from instep.reconstruct.scene_formats import mesh_texels
 from instep.scene.folder import Scene
-from instep.splat.files import load_gaussians, save_gaussians
+from instep.splat.gaussian_files import load_gaussians, save_gaussians
 from instep.splat.gaussians import gaussians_from_colours
 
 PLACE = np.array([0.3, 0.1, 0.05])

@@ -11,7 +11,7 @@ from scenes import a_camera, a_scene
 from instep.core.errors import BadInput, InstepError
 from instep.scene.camera import look_at
 from instep.scene.folder import Scene
-from instep.splat.files import save_gaussians
+from instep.splat.gaussian_files import save_gaussians
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import framing_camera, render
 

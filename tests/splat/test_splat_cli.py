@@ -15,7 +15,7 @@ from instep.core.errors import BadInput
 from instep.scene.camera_files import load_calibration
 from instep.scene.folder import Scene
 from instep.splat.capture import load_capture
-from instep.splat.files import load_gaussians, save_gaussians
+from instep.splat.gaussian_files import load_gaussians, save_gaussians
 from instep.splat.gaussians import gaussians_from_colours
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import save_png

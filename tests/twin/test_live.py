@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.app.cli import main
-from instep.app.simulated_robot import robot_process
+from instep.app.side_process import robot_process
 from instep.core.poses import angle_between
 from instep.data import load_episodes
 

@@ -232,7 +232,7 @@ def _dispatch(words: list[str]) -> int:
 def _run(name: str, words: list[str]) -> int:
     import tyro
 
-    from instep.app.arguments import MARKERS, expert_help, with_expert_options
+    from .arguments import MARKERS, expert_help, with_expert_options
 
     verb, file = VERBS[name], None
     if OPTIONS in words:
@@ -259,7 +259,7 @@ def _print_completion(words: Sequence[str]) -> int:
     """Print the script that completes verbs and their options in a shell."""
     from tyro.extras import SubcommandApp
 
-    from instep.app.arguments import MARKERS
+    from .arguments import MARKERS
 
     if len(words) != 1 or words[0] not in SHELLS:
         raise BadInput(f"{COMPLETION} takes a shell: {', '.join(SHELLS)}.")

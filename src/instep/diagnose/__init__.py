@@ -14,5 +14,8 @@ __all__ = ["Attribution", "DiagnoseOptions", "Diagnosis", "FailureMode", "attrib
 
 __getattr__ = lazy_names(
     __name__,
-    {"diagnosis": "Attribution DiagnoseOptions Diagnosis attribute diagnose_gap", "failure_modes": "FailureMode"},
+    {
+        "diagnosis": "Attribution DiagnoseOptions Diagnosis attribute diagnose_gap",
+        "failure_modes": "FailureMode",
+    },
 )

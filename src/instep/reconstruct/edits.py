@@ -22,7 +22,7 @@ from instep.core.world import Array, array_dataclass, frozen_dataclass
 from instep.data.frames import decode_image
 from instep.scene.folder import SCENE_FILE, Scene, commented_table
 from instep.scene.model_source import MAX_XML
-from instep.splat.files import load_gaussians, save_gaussians
+from instep.splat.gaussian_files import load_gaussians, save_gaussians
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.rendering import orientations
 

@@ -9,11 +9,6 @@ import numpy as np
 
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, array_dataclass
-from instep.reconstruct.capture.posed_views import PosedView
-from instep.reconstruct.masks.object_mask import ObjectMask
-from instep.reconstruct.masks.prompted_masks import background_without
-from instep.reconstruct.shape.triangle_mesh import TriangleMesh
-from instep.reconstruct.shape.visual_hull import depth_image, projected
 from instep.splat.capture import Plane
 from instep.splat.fitting import GaussianFitOptions, Progress, SurfaceConstraint, fit_gaussians, initial_gaussians
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
@@ -21,6 +16,12 @@ from instep.splat.image import Backdrop, WeightedImage, psnr
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import orientations
 from instep.splat.video_background import inpaint
+
+from .capture.posed_views import PosedView
+from .masks.object_mask import ObjectMask
+from .masks.prompted_masks import background_without
+from .shape.triangle_mesh import TriangleMesh
+from .shape.visual_hull import depth_image, projected
 
 HELD_OUT_EVERY = 6
 """One view in so many is held out to score the appearance, if there are twice as many or more."""

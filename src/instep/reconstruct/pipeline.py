@@ -23,8 +23,8 @@ from instep.scene.camera import Camera
 from instep.scene.camera_files import Calibration
 from instep.scene.folder import Scene
 from instep.splat.capture import Capture, Plane, align_on_plane
-from instep.splat.files import save_gaussians
 from instep.splat.fitting import GaussianFitOptions, Progress, focus_point
+from instep.splat.gaussian_files import save_gaussians
 from instep.splat.image import WeightedImage, to_bytes
 from instep.splat.rendering import save_png
 

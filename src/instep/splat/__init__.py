@@ -8,7 +8,7 @@ from instep.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from .capture import load_capture
-    from .files import load_gaussians, save_gaussians
+    from .gaussian_files import load_gaussians, save_gaussians
     from .gaussians import Gaussians, concatenate, gaussians_from_colours
     from .image import psnr, ssim
     from .raster.fused import FusedRasterizer
@@ -43,9 +43,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "capture": "load_capture",
+        "gaussian_files": "load_gaussians save_gaussians",
         "gaussians": "Gaussians concatenate gaussians_from_colours",
         "image": "psnr ssim",
-        "files": "load_gaussians save_gaussians",
         "raster.fused": "FusedRasterizer",
         "raster.fused_kernels": "RenderChannels RenderedTensors",
         "raster.gradients": "Gradients",

@@ -35,7 +35,7 @@ from instep.data.frames import MAX_IMAGE, Frames, IndexedImages, open_stills, op
 from instep.scene.camera import Camera
 from instep.scene.camera_files import Calibration
 
-from .files import ScannedBody, load_scanned_body
+from .gaussian_files import ScannedBody, load_scanned_body
 from .image import WeightedImage
 from .raster.gaussian_projection import lens_jacobian
 

@@ -20,7 +20,7 @@ from instep.scene.camera import Camera, look_at
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
 
-from .files import FORMATS, load_gaussians
+from .gaussian_files import FORMATS, load_gaussians
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
 from .image import RenderedImage
 from .raster.rasterizer import Device, Rasterizer, open_rasterizer

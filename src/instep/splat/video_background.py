@@ -21,7 +21,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .capture import Plane
-from .files import ScannedBody
+from .gaussian_files import ScannedBody
 from .gaussians import gaussians_from_colours
 from .image import Region
 from .raster.rasterizer import Rasterizer

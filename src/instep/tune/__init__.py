@@ -56,8 +56,10 @@ __getattr__ = lazy_names(
         "online.window_prediction": "online_params online_world",
         "param_export": "export_all promote",
         "param_selection": "ParamSelection auto_params named_params select_params",
-        "posterior.beliefs": "GaussianBelief SampleBelief eki infer laplace load_belief nominal_values parse_belief "
-        "parse_ranges save_belief with_imperfections",
+        "posterior.beliefs": (
+            "GaussianBelief SampleBelief eki infer laplace load_belief nominal_values parse_belief parse_ranges "
+            "save_belief with_imperfections"
+        ),
         "posterior.posterior_checks": "check_posterior",
     },
 )

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from instep.app.output import PlainLines, new_output
-from instep.app.simulated_robot import robot_process
+from instep.app.side_process import robot_process
 from instep.app.viewer.replay_view import measured_run, report_viewer
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported

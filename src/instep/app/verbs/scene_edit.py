@@ -147,7 +147,7 @@ def export(scene: SceneArg, out: Positional[Annotated[Path, tyro.conf.arg(metava
 
 def _export(scene: Scene, out: Path, ending: str) -> None:
     from instep.reconstruct.scene_formats import save_scene_gltf, save_scene_urdf, save_scene_usd
-    from instep.splat.files import load_gaussians, save_gaussians
+    from instep.splat.gaussian_files import load_gaussians, save_gaussians
     from instep.splat.rendering import scene_gaussians
 
     splats = scene.root / "splats"
@@ -267,8 +267,8 @@ def splat(
     from instep.scene.camera_files import load_calibration
     from instep.scene.folder import Scene
     from instep.splat.capture import calibrated_capture, load_capture
-    from instep.splat.files import FORMATS
     from instep.splat.fitting import GaussianFitOptions
+    from instep.splat.gaussian_files import FORMATS
     from instep.splat.scene_fit import SceneFitOptions, check_in_world, fit_scene, in_scene, scan_frames
 
     if args.steps < 1 or args.max_gaussians < 1 or args.train_frames < 2 or args.held_out < 1 or args.orbit < 0:
@@ -303,7 +303,7 @@ def splat(
 
 def _write_fit(done: SceneFit, output: Output) -> None:
     from instep.scene.camera_files import Calibration
-    from instep.splat.files import save_gaussians
+    from instep.splat.gaussian_files import save_gaussians
     from instep.splat.rendering import save_png
 
     parts = {name: done.gaussians.on(name) for name in done.gaussians.names}
@@ -324,7 +324,7 @@ def _write_fit(done: SceneFit, output: Output) -> None:
 
 def _render_file(file: Path, args: SplatArgs) -> int:
     """Render Gaussians from outside, render.png, and from a camera that circles them, orbit.mp4."""
-    from instep.splat.files import load_gaussians
+    from instep.splat.gaussian_files import load_gaussians
     from instep.splat.rendering import render
 
     gaussians = load_gaussians(file, up=args.up)

@@ -48,7 +48,7 @@ QUANTILES = (0.05, 0.95)
 
 def gaussian_content(path: Path, scene: Scene | None) -> ViewContent:
     """Gaussians of a file or a folder, each on its body where a scene is given."""
-    from instep.splat.files import load_gaussians
+    from instep.splat.gaussian_files import load_gaussians
 
     found = load_gaussians(path)
     messages = [_empty_scene(found) if scene is None else scene_message(scene)]
@@ -300,7 +300,7 @@ def is_scene(thing: str) -> bool:
 
 def holds_gaussians(path: Path) -> bool:
     """Whether a path is a Gaussian file, or a folder with one file per body."""
-    from instep.splat.files import FORMATS
+    from instep.splat.gaussian_files import FORMATS
 
     files = [path] if path.is_file() else [*path.iterdir()]
     return bool(files) and all(file.suffix.lower() in FORMATS for file in files)
