@@ -500,7 +500,8 @@ def _spec() -> Spec:
 
 
 def _write_flow_policy(folder: Path) -> None:
-    from instep.policy.flow_policy import TIME_FREQUENCIES, PolicyDescription, PolicyInputs, save_policy
+    from instep.policy.flow_policy import save_policy
+    from instep.policy.policy_inputs import TIME_FREQUENCIES, PolicyDescription, PolicyInputs
 
     inputs = PolicyInputs({"observation.state": tuple(JOINTS)})
     description = PolicyDescription(inputs, tuple(JOINTS), (False, False), 4, 2, 3, 0.02)

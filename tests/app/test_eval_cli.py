@@ -17,7 +17,8 @@ from instep import MujocoWorld
 from instep.app.cli import main
 from instep.app.viewer.view_server import absence
 from instep.core.world import Channel
-from instep.policy.flow_policy import STATE, PolicyDescription, PolicyInputs, save_policy
+from instep.policy.flow_policy import save_policy
+from instep.policy.policy_inputs import STATE, PolicyDescription, PolicyInputs
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, UnknownName
-from instep.policy.flow_policy import load_policy, read_policy, read_weights, write_weights
+from instep.policy.flow_policy import load_policy, read_policy
 from instep.policy.image_adaptation import fit_adapter, restyled
+from instep.policy.policy_inputs import read_weights, write_weights
 from instep.policy.training import AdaptOptions, adapt_policy, fine_tune, is_fixed, some_images
 from small_specs import joints_spec
 

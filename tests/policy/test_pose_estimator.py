@@ -10,7 +10,7 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import vector
-from instep.policy.flow_policy import POSES
+from instep.policy.policy_inputs import POSES
 from instep.scene.tasks.manipulation_tasks import heading
 from small_specs import joints_spec
 

@@ -14,16 +14,8 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, vector
-from instep.policy.flow_policy import (
-    FlowNet,
-    FlowPolicy,
-    PolicyInputs,
-    load_policy,
-    read_policy,
-    read_weights,
-    time_features,
-    write_weights,
-)
+from instep.policy.flow_policy import FlowPolicy, load_policy, read_policy
+from instep.policy.policy_inputs import FlowNet, PolicyInputs, read_weights, time_features, write_weights
 from small_specs import joints_spec
 
 SPEC = joints_spec(["x", "y"], "m", goal=vector(["gx", "gy"], "m"))

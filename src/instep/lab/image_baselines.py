@@ -20,9 +20,9 @@ from torch import nn
 from instep.core.episode import Episode
 from instep.core.errors import UnknownName
 from instep.core.world import Array
-from instep.policy.flow_policy import PolicyDescription
 from instep.policy.image_adaptation import ColourAdapter, fit_adapter
 from instep.policy.networks import EncoderNet, PixelTranslator, PoseNet, TranslatorNet, load_weights, pixel_places
+from instep.policy.policy_inputs import PolicyDescription
 from instep.policy.training import AdaptOptions, PolicyAdaptation, open_adaptation, save_adapted
 
 BASELINES = ("translator", "normalize")

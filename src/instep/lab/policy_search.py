@@ -45,7 +45,7 @@ from instep.core.world import (
     take,
 )
 from instep.evaluate.episode_batch import Returns, episode_returns, start_states
-from instep.policy.flow_policy import JOINTS
+from instep.policy.policy_inputs import JOINTS
 from instep.policy.policy_specs import policy_from_spec
 from instep.scene.tasks.task import Tasked
 from instep.tune.posterior.beliefs import belief_addresses, with_imperfections

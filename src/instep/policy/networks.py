@@ -15,8 +15,8 @@ from instep.core.reading import is_array
 from instep.core.world import Array, Observation, array_dataclass
 from instep.scene.tasks.manipulation_tasks import heading
 
-from .flow_policy import JOINTS, POSE_SCALES, TIME_FREQUENCIES, PolicyDescription
 from .image_adaptation import TRANSLATOR, ColourAdapter, read_adapter
+from .policy_inputs import JOINTS, POSE_SCALES, TIME_FREQUENCIES, PolicyDescription
 from .policy_map import CAMERA
 
 if TYPE_CHECKING:

@@ -31,7 +31,9 @@ from instep.core.reading import COUNT, TABLE, read_entries
 from instep.core.world import Array, array_dataclass, frozen_dataclass, options_dataclass
 from instep.scene.tasks.manipulation_tasks import heading
 
-from .flow_policy import (
+from .flow_policy import image_adapters, read_policy, save_policy
+from .image_adaptation import METHODS, ImageAdapter, fit_adapter, restyled
+from .policy_inputs import (
     ADAPTER,
     JOINTS,
     POSES,
@@ -40,13 +42,9 @@ from .flow_policy import (
     FlowNet,
     PolicyDescription,
     PolicyInputs,
-    image_adapters,
-    read_policy,
     read_weights,
-    save_policy,
     write_weights,
 )
-from .image_adaptation import METHODS, ImageAdapter, fit_adapter, restyled
 from .policy_map import CAMERA, cameras_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from instep.data.frames import encode_png
 from instep.evaluate.episode_batch import run_batch
 from instep.lab.policy_search import SearchOptions
 from instep.lab.simulation_training import SimulationTraining, train_in_simulation
-from instep.policy.flow_policy import STATE, load_policy
+from instep.policy.flow_policy import load_policy
+from instep.policy.policy_inputs import STATE
 from instep.policy.training import TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
 from instep.scene.folder import Scene
