@@ -74,7 +74,7 @@ LINES = (
 )  # fmt: skip
 """Formats of lines, of which the first ones are often a sound file."""
 NAMED = (
-    "MJCF", "URDF", "PLY", "SPLAT", "GLB", "glTF", "USDA", "USDC", "USDZ", "video", "image",
+    "MJCF", "URDF", "PLY", "SPLAT", "GLB", "USDA", "USDC", "USDZ", "video", "image",
     "calibration", "virtual cameras", "HDF5", "MCAP", "foreign MCAP", "mapping", "unknown log", "policy map",
     "policy folder", "LeRobot checkpoint", "gate rules", "event rules", "success rates",
     "message of a policy server", "message of a robot",
@@ -84,7 +84,7 @@ MAY_BE_READ = {
     *((name, kind) for name in LINES for kind in ("cut at a quarter", "cut in half", "cut at three quarters", "empty")),
     *(("SPLAT", kind) for kind in ("noise", "zeros", "text", "cut at three quarters", "empty")),
     *(("CSV", kind) for kind in ("not finite", "huge numbers", "long cell")),
-    ("unknown log", "text"), ("glTF", "UTF-16"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
+    ("unknown log", "text"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
     ("message of a policy server", "one byte"), ("zarr", "UTF-16"), ("HDF5", "not finite"), ("HDF5", "odd shapes"),
     ("zarr", "a folder"),
     ("ROS bag", "link to itself"),

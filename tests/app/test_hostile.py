@@ -12,7 +12,7 @@ import pytest
 from instep.core.errors import InstepError
 
 ROOT = Path(__file__).parents[2]
-LIGHT = ("PLY", "GLB", "glTF", "NPZ", "CSV", "text log", "policy folder", "policy map", "event rules", "gate rules",
+LIGHT = ("PLY", "GLB", "NPZ", "CSV", "text log", "policy folder", "policy map", "event rules", "gate rules",
          "calibration", "message of a policy server", "message of a robot", "success rates")  # fmt: skip
 SEED = 3
 

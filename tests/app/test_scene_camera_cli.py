@@ -59,7 +59,7 @@ def test_a_camera_is_added_previewed_moved_and_removed(
         (["--add", "tip", "--frame"], "Name the folder to write after 'servo_pendulum'"),
         (["new", "--frame"], "No change is given"),
         (["new", "--add", "a", "--remove", "side"], "one of --add, --move, --remove and --cameras"),
-        (["new", "--cameras", "none.json"], "calibration none.json cannot be used"),
+        (["new", "--cameras", "none.json"], "There is no file 'none.json'"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(

@@ -53,7 +53,7 @@ def test_names_used_twice_long_signatures_small_functions_and_missing_docstrings
     assert report["private functions called once, at most 8 lines"] == ["c.py:8 _g"]
     assert report["module names used twice"] == ["same"] and report["public class names used twice"] == ["Thing"]
     assert report["functions of more than 6 parameters"] == ["a/same.py:7 wide (7)"]
-    assert report["public names without docstring"] == ["a/same.py:7 Thing.wide"]
+    assert report["public names without docstring"] == ["a/same.py:7 Thing.wide", "c.py:4 f"]
 
 
 def test_a_circle_of_imports_is_found_also_inside_functions(bench, tmp_path):

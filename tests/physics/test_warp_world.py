@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,7 +105,8 @@ def test_contacts_without_room_are_computed_again_with_more(mujoco_warp, tmp_pat
     )
     (tmp_path / "balls.xml").write_text(BALLS.format(bodies=bodies))
     scene = Scene.load(tmp_path / "balls.xml")
-    monkeypatch.setattr(warp_world, "_estimated_room", lambda mjw, model: (2, 6))
+    make, small = mujoco_warp.make_data, SimpleNamespace(naconmax=2, njmax=6)
+    monkeypatch.setattr(mujoco_warp, "make_data", lambda *words, **room: make(*words, **room) if room else small)
     world, reference = warp_world.WarpWorld(scene), MujocoWorld(scene)
     a, b = world.reset(0), reference.reset(0)
     for _ in range(5):
@@ -114,7 +116,7 @@ def test_contacts_without_room_are_computed_again_with_more(mujoco_warp, tmp_pat
 
 def test_without_a_gpu_it_says_that_mujoco_is_faster(mujoco_warp, servo, caplog):
     warp_world.WarpWorld(servo)
-    assert ("no GPU was found" in caplog.text) != warp_world.optional_library("warp", "warp").get_device().is_cuda
+    assert ("No GPU found" in caplog.text) != warp_world.optional_library("warp", "warp").get_device().is_cuda
 
 
 def test_motors_cannot_be_switched_and_actuator_models_are_refused(mujoco_warp, servo):

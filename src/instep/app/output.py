@@ -184,12 +184,13 @@ def show_table(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*heads, box=None, padding=(0, 2), title=title or None)
+    table = Table(*heads, box=None, padding=(0, 1), title=title or None)
     for column in right:
         table.columns[column].justify = "right"
     for row in rows:
         table.add_row(*row)
-    Console(stderr=error).print(table)
+    console = Console(stderr=error)
+    console.print(table, width=None if console.is_terminal else PIPE_COLUMNS)
 
 
 def has_display() -> bool:
@@ -253,6 +254,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
+PIPE_COLUMNS = 200
+"""Width of a table that is not printed on a terminal."""
 LINE_PERIOD_S = 5.0
 """Shortest time between two lines where standard error is not a terminal."""
 

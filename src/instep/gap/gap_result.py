@@ -232,7 +232,7 @@ class Gap:
         single = [name for name in self.curves if not name.startswith("all ") and name != "overall"]
         if len({self.curves[name].unit for name in single}) == 1:
             return self.curves[units[0] if units else single[0]]
-        return self.curves["overall"]
+        return self.curves["overall" if "overall" in self.curves else (units or single)[0]]
 
 
 def run_name(episode: Episode, place: int | None = None) -> str:

@@ -13,17 +13,16 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from instep.core.episode import Episode
 from instep.core.world import Array, array_dataclass
 from instep.scene.camera import Camera
 
 from .body_appearance import PHASES, LearnedAppearance, RegionColours, region_kernels
 from .body_outlines import Outline, calibrated
-from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, Shown, body_region
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop, Shown, body_region
 from .pose_solver import TEXTURED_SHARE, SolveOptions, compare_silhouette, mean_overlap, moved, planar_basis, solve_pose
 from .scene_bodies import JointedBody
 from .silhouette_kernels import CalibratedCamera
@@ -377,10 +376,10 @@ def _learn_unhidden(
 class RecordedBody:
     """A body in the images of a recording, segmented by the colour of the rig, or by colours that are learned."""
 
-    def __init__(self, rig: CameraRig, outline: Outline, episode: Episode):
+    def __init__(self, rig: CameraRig, outline: Outline, images: Sequence[Any]):
+        """`images` of each camera show the light in which the named colour is seen."""
         self._rig, self.outline, self.named = rig, outline, rig.coloured
-        images = [episode[IMAGES + camera.name] for camera in rig.cameras] if self.named else []
-        self._strengths = [rig.mask.recorded_strength(shown) for shown in images]
+        self._strengths = [rig.mask.recorded_strength(shown) for shown in images] if self.named else []
         self._colours, self._memory = RegionColours(outline, rig.cameras), LearnedAppearance.unknown(rig.cameras)
 
     def find(self, shown: Shown, near: Array, normal: Array) -> Array | None:

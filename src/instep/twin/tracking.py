@@ -312,7 +312,7 @@ def silhouette_overlaps(
     Without a named colour the body's colours are learned row by row at the given poses.
     """
     overlap, visible = np.zeros((len(poses), len(rig.cameras))), np.zeros((len(poses), len(rig.cameras)))
-    body = RecordedBody(rig, outline, episode)
+    body = RecordedBody(rig, outline, [episode[IMAGES + camera.name] for camera in rig.cameras])
     for row in range(len(poses)):
         for c, frame in enumerate(recorded_frames(rig, episode, row)):
             T = transform_at(times, poses, frame.stamp)
