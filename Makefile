@@ -16,9 +16,8 @@ export OPENBLAS_NUM_THREADS := 1
 demo: $(VENV)/.base  ## the whole loop against a simulated robot
 	$(BIN)/instep demo
 
-test: check  ## style, types, import contract, tests, examples, a report of size and repetition
+test: check  ## style, types, import contract, budgets, tests, examples
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-	-$(BIN)/python -m benchmarks structure --quick
 
 test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs

@@ -35,6 +35,15 @@ BUDGETS: dict[str, tuple[int, int]] = {
 """Package -> modules and lines at most; "" holds the files beside the packages. A larger one needs a changelog line."""
 TOTALS = {"modules": 280, "src": 75_000, "tests": 30_000, "benchmarks": 11_000, "docs": 4_500}
 """Modules and lines at most."""
+CEILINGS: dict[str, int] = {
+    "modules": 283, "lines": 85_300, "lines of tests": 34_600, "lines of benchmarks": 14_200, "lines of docs": 4_610,
+    "modules of app": 36, "lines of app": 10_180, "lines of core": 2_960, "lines of data": 7_100,
+    "lines of gap": 3_020, "lines of lab": 3_940, "lines of physics": 4_000, "modules of policy": 18,
+    "lines of policy": 5_600, "modules of reconstruct": 30, "lines of reconstruct": 9_220, "lines of report": 2_320,
+    "lines of splat": 7_180, "modules of tune": 35, "lines of tune": 11_280, "lines of twin": 6_520,
+    "private functions called once, at most 8 lines": 224, "repeated passages": 99,
+}  # fmt: skip
+"""Numbers that still miss their goal: `make test` fails if one grows. Lower them as they fall."""
 PARAMETERS, FUNCTION_LINES, SMALL_LINES = 6, 60, 8
 SENTENCE_WORDS, CELL_WORDS = 30, 25
 Function = ast.FunctionDef | ast.AsyncFunctionDef
